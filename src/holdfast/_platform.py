@@ -1,0 +1,107 @@
+"""What differs between operating systems, in one place, each with a fallback.
+
+A clock that also counts the time a machine was suspended, the file lock behind SQLite's turns, fork
+hooks, and the kinds of file system. Everything else in the house asks here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+HOST = socket.gethostname()
+
+_NETWORK_FILE_SYSTEMS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",
+    "lustre", "beegfs", "ocfs2", "gfs2", "fuse.s3fs", "fuse.gcsfuse", "webdav", "fuse.rclone", "virtiofs",
+}  # fmt: skip
+
+
+def _choose_clock() -> Callable[[], float]:
+    """CLOCK_BOOTTIME goes on while the machine sleeps; a lease does too. Elsewhere the monotonic clock must do."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    if boottime is not None:
+        with suppress(OSError):
+            time.clock_gettime(boottime)
+            return lambda: time.clock_gettime(boottime)
+    return time.monotonic
+
+
+elapsed = _choose_clock()
+"""Seconds since some fixed moment; never steps, and counts suspended time where the system can tell."""
+
+
+def host_clock() -> int:
+    """The host's wall clock in microseconds."""
+    return time.time_ns() // 1_000
+
+
+def after_fork_in_child(hook: Callable[[], None]) -> None:
+    """Run the hook in every child that `fork` makes of this process. Without fork there is nothing to do."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=hook)
+
+
+class FileLock:
+    """An exclusive lock between processes on one small file. The kernel drops it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        self._fd = os.open(path, flags, 0o666)
+
+    def try_lock(self) -> bool:
+        """Take the lock if it is free."""
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                _windows_lock(self._fd, lock=True)
+        except OSError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        else:
+            _windows_lock(self._fd, lock=False)
+
+    def close(self) -> None:
+        """Close the file; a lock that is held goes with it."""
+        os.close(self._fd)
+
+
+def _windows_lock(fd: int, *, lock: bool) -> None:
+    import msvcrt  # noqa: PLC0415  (only Windows has it)
+
+    mode: int = getattr(msvcrt, "LK_NBLCK" if lock else "LK_UNLCK")
+    os.lseek(fd, 0, os.SEEK_SET)
+    getattr(msvcrt, "locking")(fd, mode, 1)  # noqa: B009  (unknown to type checkers elsewhere)
+
+
+def network_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
+    """Name the network file system that the path lies on, if it does and this can be told."""
+    if not sys.platform.startswith("linux"):
+        return None
+    best, kind = "", ""
+    with suppress(OSError):
+        for line in mounts.read_text(errors="replace").splitlines():
+            fields = line.split()
+            if len(fields) < 3:  # noqa: PLR2004
+                continue
+            point = fields[1].replace("\\040", " ")
+            below = str(path) == point or str(path).startswith(point.rstrip("/") + "/")
+            if below and len(point) >= len(best):
+                best, kind = point, fields[2]
+    return kind if kind in _NETWORK_FILE_SYSTEMS else None

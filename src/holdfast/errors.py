@@ -1,0 +1,144 @@
+"""Every error that Holdfast raises, in one tree.
+
+An error tells what happened, what it means for the caller's data, and what to do next. `retryable`
+says that the same call may succeed later without any change; `ambiguous` says that the store may or
+may not have carried the command out. All of them survive pickling, so they cross the boundary of
+Celery or multiprocessing with their fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+def _rebuild(kind: type[HoldfastError], message: str, fields: dict[str, Any]) -> HoldfastError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(fields)
+    return error
+
+
+class HoldfastError(Exception):
+    """Something went wrong in Holdfast."""
+
+    retryable: ClassVar[bool] = False
+    ambiguous: bool = False
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or " ".join((type(self).__doc__ or "").split()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+class InvalidKey(HoldfastError, ValueError):
+    """The key is not 1-512 bytes of UTF-8 without control characters."""
+
+
+class InvalidOption(HoldfastError, ValueError):
+    """An option has a value that it cannot have."""
+
+
+class InvalidDuration(InvalidOption):
+    """A duration is a number of seconds, a timedelta, or text such as "5 minutes"."""
+
+
+class LockTimeout(HoldfastError, TimeoutError):
+    """The lock was not free within the time that the caller was ready to wait."""
+
+    retryable = True
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        key: str = "",
+        holder: str | None = None,
+        age: float | None = None,
+        position: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.holder = holder
+        self.age = age
+        self.position = position
+
+
+class WouldDeadlock(HoldfastError):
+    """This task or thread holds the lock already and would wait for itself."""
+
+
+class LeaseLost(HoldfastError):
+    """The lease ended before its work did: another holder may be at work. Do not write without a fence."""
+
+    def __init__(self, message: str | None = None, *, key: str = "", token: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+        self.token = token
+        self.reason = reason
+
+
+class NotHeld(HoldfastError):
+    """What should be released is not held by this caller."""
+
+
+class KindMismatch(HoldfastError):
+    """The key is in use as another kind of lock. Use another key, or the same kind everywhere."""
+
+    def __init__(self, message: str | None = None, *, key: str = "", wanted: str = "", found: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+        self.wanted = wanted
+        self.found = found
+
+
+class NeverFits(HoldfastError, ValueError):
+    """The weight asked for is larger than all the permits there are: waiting would never end."""
+
+
+class StaleToken(HoldfastError):
+    """A newer holder has been here: the write was refused and nothing was written."""
+
+    def __init__(self, message: str | None = None, *, resource: str = "", offered: int = 0, highest: int = 0) -> None:
+        super().__init__(
+            message
+            or f"{resource!r} was written under the token {highest}; the offered token {offered} is older. "
+            "Nothing was written. The lease behind it has ended: take the lock again and read afresh."
+        )
+        self.resource = resource
+        self.offered = offered
+        self.highest = highest
+
+
+class ClientClosed(HoldfastError):
+    """The client is closed. Make a new one."""
+
+
+class StoreError(HoldfastError):
+    """The store could not do what it was asked to."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer. Where `ambiguous` is true the command may have been carried out."""
+
+    retryable = True
+
+    def __init__(self, message: str | None = None, *, ambiguous: bool = False) -> None:
+        super().__init__(message)
+        self.ambiguous = ambiguous
+
+
+class StoreUnusable(StoreError):
+    """The store was reached, but it is not one that this version can work with."""
+
+
+class StoreNotInstalled(StoreError):
+    """No store answers to this URL scheme, or its driver is not installed."""
+
+
+class RecordUnreadable(StoreError):
+    """A stored record cannot be read by this version. It was left as it is."""
+
+    def __init__(self, message: str | None = None, *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key

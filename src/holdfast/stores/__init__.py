@@ -1,0 +1,1 @@
+"""One file a store; the registry finds it by its URL's scheme."""

@@ -1,0 +1,94 @@
+"""The contract of a store, on one page.
+
+A store is a place where records live, bound to one namespace; a connection is one way into it. In essence
+there is one method, `Connection.execute(commands) -> outcomes`: each command is atomic by itself and
+independent of its neighbours, and the batch is one trip where the server allows it. A command is answered
+by an outcome, never by an exception that would take its neighbours along. An exception of `execute` speaks
+of the whole batch: a `StoreError`, whose `ambiguous` says whether the batch may have been carried out.
+The specification of each command is its docstring in `commands.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from ..commands import Command
+from ..rules.outcomes import Outcome
+
+Role = Literal["commands", "heartbeats", "queries"]
+Hint = Callable[[Collection[str] | None], None]
+"""Called from any thread with the attempts that may have been granted; None: somebody, look for yourself."""
+
+Clock = Callable[[], int]
+"""Microseconds of wall-clock time."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store can and cannot promise."""
+
+    durable: bool
+    """An answered command survives the loss of power."""
+    shared: bool
+    """Other processes see the same records."""
+    server_clock: bool
+    """`now` comes from one clock for all clients, not from the clients' hosts."""
+    notifies: bool
+    """Waiters are told of a grant; without it they only ask again from time to time."""
+
+
+class Connection(Protocol):
+    """One way into a store. Used by one thread at a time; never shared across a fork."""
+
+    def execute(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Carry out the commands in their order, and answer each at its own place.
+
+        `now` is the store's clock, read within the atomic step. After the step has been made durable, the
+        attempts in the outcomes' `woken` are sent hints. Raises `StoreError` for the batch as a whole.
+        """
+
+    def close(self) -> None:
+        """Give the connection's resources back. Safe to call twice, and after an error in the middle."""
+
+
+class Watch(Protocol):
+    """A running subscription to hints."""
+
+    def expect(self, id: str, *, eager: bool) -> None:
+        """Say that this attempt waits; `eager` for the head of a queue, which may be polled for often."""
+
+    def forget(self, id: str) -> None:
+        """Say that this attempt waits no longer."""
+
+    def close(self) -> None:
+        """End the subscription and its thread, if it has one."""
+
+
+class Store(Protocol):
+    """Where the records of one namespace live."""
+
+    @property
+    def url(self) -> str:
+        """The address, without any password."""
+
+    @property
+    def identity(self) -> str:
+        """Equal for two stores of this process exactly if they are the same records."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can promise."""
+
+    def connect(self, role: Role) -> Connection:
+        """Open a connection. `heartbeats` go before the others wherever the store makes callers wait."""
+
+    def watch(self, channel: str, on_hint: Hint) -> Watch:
+        """Subscribe to hints for attempts whose id begins with `channel` and a dot.
+
+        A hint may be lost, late, doubled or wrong; nobody's safety rests on it.
+        """
+
+    def close(self) -> None:
+        """Give back what is shared between connections. The connections have been closed before."""

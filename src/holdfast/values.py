@@ -1,0 +1,112 @@
+"""Keys and durations as people write them, checked once at the surface.
+
+Inside the house a duration is an integer number of microseconds and a key is a checked string; this
+module is the only place where other forms are understood and refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from datetime import timedelta
+
+from .errors import InvalidDuration, InvalidKey, InvalidOption
+
+Duration = float | int | timedelta | str
+
+MICROSECONDS = 1_000_000
+MAX_KEY_BYTES = 512
+MIN_TTL_SECONDS = 0.1
+MAX_TTL_SECONDS = 366 * 86_400.0
+
+_UNITS = {
+    "ms": 0.001, "millisecond": 0.001, "milliseconds": 0.001,
+    "s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1,
+    "m": 60, "min": 60, "mins": 60, "minute": 60, "minutes": 60,
+    "h": 3_600, "hour": 3_600, "hours": 3_600,
+    "d": 86_400, "day": 86_400, "days": 86_400,
+    "w": 604_800, "week": 604_800, "weeks": 604_800,
+}  # fmt: skip
+_PART = re.compile(r"\s*(?:and\s+)?(\d+(?:\.\d+)?)\s*([a-z]+)\s*,?", re.IGNORECASE)
+_FORMS = 'give seconds (30, 0.5), a timedelta, or text such as "5 minutes" or "1 h 30 m"'
+
+
+def checked_key(key: str) -> str:
+    """Return the key, or raise `InvalidKey` with the reason.
+
+    >>> checked_key("invoice:42")
+    'invoice:42'
+    """
+    if not isinstance(key, str):
+        raise InvalidKey(f"a key is text, not {type(key).__name__}: {key!r}")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidKey(f"the key {key!r} is not valid Unicode text (a lone surrogate)") from None
+    if not size:
+        raise InvalidKey("a key may not be empty: name the thing that is locked, such as 'invoice:42'")
+    if size > MAX_KEY_BYTES:
+        raise InvalidKey(
+            f"the key {key[:40]!r}... has {size} bytes and may have {MAX_KEY_BYTES}: use a hash of the long part"
+        )
+    if not key.isprintable():
+        for character in key:
+            if unicodedata.category(character) == "Cc":
+                raise InvalidKey(f"the key {key!r} holds the control character {character!r}")
+    return key
+
+
+def seconds(value: Duration, *, what: str = "a duration") -> float:
+    """Return a duration in seconds.
+
+    >>> seconds("5 minutes"), seconds(0.5), seconds(timedelta(hours=1)), seconds("1 h 30 m")
+    (300.0, 0.5, 3600.0, 5400.0)
+    """
+    if isinstance(value, timedelta):
+        result = value.total_seconds()
+    elif isinstance(value, str):
+        result = _parse(value, what)
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidDuration(f"{what} cannot be {value!r}: {_FORMS}")
+    else:
+        result = float(value)
+    if math.isnan(result) or math.isinf(result) or result < 0:
+        raise InvalidDuration(f"{what} cannot be {value!r}: it must be a finite number that is not negative")
+    return result
+
+
+def _parse(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    total, end = 0.0, 0
+    for part in _PART.finditer(text):
+        unit = _UNITS.get(part[2].lower())
+        if part.start() != end or unit is None:
+            break
+        total += float(part[1]) * unit
+        end = part.end()
+    if end == 0 or text[end:].strip():
+        raise InvalidDuration(f"{what} cannot be {text!r}: {_FORMS}")
+    return total
+
+
+def checked_ttl(value: Duration, *, what: str = "ttl") -> int:
+    """Return a time to live in microseconds, between 0.1 s and 366 days.
+
+    >>> checked_ttl(30)
+    30000000
+    """
+    length = seconds(value, what=what)
+    if not MIN_TTL_SECONDS <= length <= MAX_TTL_SECONDS:
+        raise InvalidDuration(f"{what} cannot be {value!r}: it must lie between 0.1 seconds and 366 days")
+    return round(length * MICROSECONDS)
+
+
+def checked_count(value: int, *, what: str) -> int:
+    """Return a whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidOption(f"{what} cannot be {value!r}: it must be a whole number of at least 1")
+    return value
