@@ -6,6 +6,7 @@ hooks, and the kinds of file system. Everything else in the house asks here and 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -18,6 +19,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+_BUSY = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, getattr(errno, "EDEADLOCK", errno.EDEADLK)}
 
 HOST = socket.gethostname()
 
@@ -66,8 +69,10 @@ class FileLock:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             else:
                 _windows_lock(self._fd, lock=True)
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            raise
         return True
 
     def unlock(self) -> None:

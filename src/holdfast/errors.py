@@ -82,6 +82,10 @@ class NotHeld(HoldfastError):
     """What should be released is not held by this caller."""
 
 
+class HoldNotReleasable(HoldfastError):
+    """A hold is kept for its whole window and never given back early: let it run out."""
+
+
 class KindMismatch(HoldfastError):
     """The key is in use as another kind of lock. Use another key, or the same kind everywhere."""
 

@@ -106,14 +106,13 @@ def acquire(
     attempt changes the number of permits.
     """
     record, woken = settle(record, now, offers=offers)
-    for stone in record.tombstones:
-        if stone.id == id:
-            if stone.reason == "never_fits":
-                return record, out.TooHeavy(permits=record.permits, woken=woken)
-            return record, out.Gone(woken=woken)
     held = _find(record.holders, id)
     if held is not None:
         return _confirm(record, now, held, ttl=ttl, delay=delay, offers=offers, woken=woken)
+    stone = _find(record.tombstones, id)
+    if stone is not None:
+        never_fits = stone.reason == "never_fits"
+        return record, out.TooHeavy(permits=record.permits, woken=woken) if never_fits else out.Gone(woken=woken)
     if record.kind != kind and not record.idle:
         return record, out.Mismatch(found=record.kind, woken=woken)
     waiting = _find(record.waiters, id)
@@ -171,6 +170,7 @@ def _take_or_wait(
             expires_at=_ends(now, ttl),
             weight=me.weight,
             delay=me.delay,
+            unknown=me.unknown,
         )
         record, more = _change(
             record, now, offers, fence=token, holders=(*record.holders, grant), waiters=_without(record.waiters, me.id)
@@ -190,6 +190,7 @@ def _take_or_wait(
             now=now,
             retry_in=_until(_due_at(record.holders, record.waiters, record.closed_until, always=True), now),
             woken=woken,
+            permits_before=permits_before,
         )
     if position is None:
         position = len(record.waiters)
@@ -229,12 +230,12 @@ def _confirm(
 
 
 def renew(record: LockRecord, now: int, *, id: str, token: int | None, ttl: int | None, offers: bool = True) -> Step:
-    """Prolong a living grant of this attempt and token. What has ended stays ended."""
+    """Prolong a living grant of this attempt and token, which confirms an offer. What has ended stays ended."""
     record, woken = settle(record, now, offers=offers)
     held = _held_by(record, id, token)
     if held is None:
         return record, out.NotHeld(woken=woken)
-    longer = replace(held, ttl=ttl, expires_at=_ends(now, ttl))
+    longer = replace(held, ttl=ttl, expires_at=_ends(now, ttl), offered=False)
     record, more = _change(record, now, offers, holders=_put(record.holders, longer))
     return record, out.Renewed(floor=floor(record), expires_at=longer.expires_at, woken=woken + more)
 
@@ -281,10 +282,10 @@ def transfer(
 ) -> Step:
     """Give a living grant to another attempt in one step, under a new and higher token."""
     record, woken = settle(record, now, offers=offers)
-    target = _find(record.holders, to_id)
-    if target is not None and target.via == id:
-        return record, _transferred(record, target, woken)
     held = _held_by(record, id, token)
+    target = _find(record.holders, to_id)
+    if held is None and target is not None and target.via == id:
+        return record, _transferred(record, target, woken)
     if held is None:
         return record, out.NotHeld(woken=woken)
     if target is not None:
@@ -347,6 +348,8 @@ def removable(record: LockRecord, now: int, *, retention: int = RETENTION) -> bo
 def _change(record: LockRecord, now: int, offers: bool, **fields: object) -> tuple[LockRecord, tuple[str, ...]]:  # noqa: FBT001
     """Write the fields, then settle what follows from them."""
     changed, woken = settle(replace(record, **fields), now, offers=offers)
+    if changed == record:
+        return record, woken
     return replace(changed, version=record.version + 1), woken
 
 
@@ -381,9 +384,10 @@ def _living(things: tuple[_Mortal, ...], now: int) -> tuple[_Mortal, ...]:
         expires_at = thing.expires_at
         if expires_at is None:
             kept.append(thing)
-        elif expires_at > now:
-            latest = now + (thing.ttl or 0)
-            kept.append(thing if expires_at <= latest else replace(thing, expires_at=latest))
+        else:
+            ends = min(expires_at, now + (thing.ttl or 0))
+            if ends > now:
+                kept.append(thing if ends == expires_at else replace(thing, expires_at=ends))
     return tuple(kept)
 
 
@@ -397,6 +401,7 @@ def _offer(waiter: Waiter, token: int, now: int) -> Holder:
         expires_at=waiter.expires_at,
         weight=waiter.weight,
         offered=True,
+        delay=waiter.delay,
         unknown=waiter.unknown,
     )
 

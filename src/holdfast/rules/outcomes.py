@@ -38,12 +38,13 @@ class Queued(Outcome, frozen=True, kw_only=True):
 
 
 class Busy(Outcome, frozen=True, kw_only=True):
-    """The attempt was refused and left nothing behind. `waiting` others stand in the queue."""
+    """The attempt was refused and left nothing behind but its number of permits. `waiting` others are queued."""
 
     holders: tuple[Holder, ...]
     waiting: int
     now: int
     retry_in: int | None
+    permits_before: int | None = None
 
 
 class Renewed(Outcome, frozen=True, kw_only=True):

@@ -128,7 +128,7 @@ def decode(key: str, text: bytes | str) -> LockRecord:
         except msgspec.ValidationError:
             value = msgspec.json.decode(text)
             return msgspec.convert(_sink_unknown(value, LockRecord), LockRecord)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RecordUnreadable(
             f"the stored record of the lock {key!r} cannot be read ({error}). It was left untouched and the "
             "lock is refused. It may come from a newer version, or be damaged: upgrade, or inspect it by hand.",

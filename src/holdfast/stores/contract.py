@@ -90,5 +90,8 @@ class Store(Protocol):
         A hint may be lost, late, doubled or wrong; nobody's safety rests on it.
         """
 
+    def reopen(self) -> Store:
+        """The same store, opened anew for the child of a fork, which must not touch this one again."""
+
     def close(self) -> None:
         """Give back what is shared between connections. The connections have been closed before."""

@@ -1,0 +1,86 @@
+# Holdfast. `make` alone lists what can be done. Needs Python 3.11 or newer (with venv) and make, nothing else.
+
+PYTHON ?= python3
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
+RUNTIME := $(VENV)/.installed-runtime
+DEV := $(VENV)/.installed-dev
+BENCH := $(VENV)/.installed-bench
+
+PROOFS := counter permits clock waiters replies stalls
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint docs bench clean prove prove-fresh prove-rules prove-mutants $(PROOFS:%=prove-%)
+
+help:
+	@echo 'make demo          real worker processes, kill -9, a pause and a refused write, in a minute'
+	@echo 'make test          linters, types, docs and all tests'
+	@echo 'make lint          linters and types only'
+	@echo 'make docs          the documentation, into site/'
+	@echo 'make bench         the speed figures, each with pass or miss'
+	@echo 'make prove         every proof at full size; CONTRIBUTING.md tells what each one shows:'
+	@echo '                   prove-fresh prove-rules $(PROOFS:%=prove-%) prove-mutants'
+	@echo 'make clean         remove .venv, caches and what was built'
+
+demo: $(RUNTIME)
+	$(VENV)/bin/holdfast demo
+
+test: lint
+	@site=$$(mktemp -d) && { NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --site-dir "$$site"; code=$$?; rm -rf "$$site"; exit $$code; }
+	$(PY) -m pytest -rs
+
+lint: $(DEV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy --strict
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir site
+
+bench: $(BENCH)
+	$(PY) bench/run.py
+
+prove: prove-rules $(PROOFS:%=prove-%) prove-mutants prove-fresh
+
+prove-fresh:
+	$(PYTHON) scripts/prove_fresh.py
+
+prove-rules: $(DEV)
+	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
+
+prove-mutants: $(DEV)
+	$(PY) -m pytest -rs tests/mutants
+
+$(PROOFS:%=prove-%): prove-%: $(DEV)
+	$(PY) tests/proofs/$*.py --full
+
+clean:
+	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The environment. Each stamp is made again when pyproject.toml has changed.
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Holdfast needs Python 3.11 or newer, and '$(PYTHON)' is not (or is not there)."; \
+	  echo "Install one and name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; } >&2
+	@$(PYTHON) -c 'import venv, ensurepip' || { \
+	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; \
+	  exit 1; } >&2
+	$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(PIP) --upgrade 'pip>=25.1'
+
+$(RUNTIME): pyproject.toml | $(PY)
+	$(PIP) --editable '.[cli]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(PY)
+	$(PIP) --editable . --group dev
+	@touch $@ $(RUNTIME)
+
+$(BENCH): pyproject.toml | $(PY)
+	$(PIP) --editable '.[cli]' --group bench
+	@touch $@

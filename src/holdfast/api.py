@@ -1,0 +1,208 @@
+"""The two clients that people use: the same words in two colours, and nothing of substance.
+
+They stand above the locks because `Client.lock` returns a `Lock`; what both are made of is in `client.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from .client import BaseClient
+from .events import Events
+from .flag import Flag
+from .locks.admin import AsyncLocks, Locks
+from .locks.hold import hold
+from .locks.lease import AsyncLease, Lease
+from .locks.lock import AsyncLock, BaseLock, Lock
+from .locks.terms import Key, OnBusy, OnLost, checked_terms
+from .observe import LoggingSink
+from .runners import run, run_async
+from .values import Duration
+
+LockT = TypeVar("LockT", bound=BaseLock[Any])
+
+
+class _Words(BaseClient, Generic[LockT]):
+    """The words that both clients have, for the colour of lock that each gives out."""
+
+    _lock_type: type[LockT]
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = "default",
+        name: str | None = None,
+        retention: Duration = "7 days",
+    ) -> None:
+        super().__init__(url, namespace=namespace, name=name, retention=retention, events=Events(LoggingSink()))
+
+    def lock(
+        self,
+        key: Key,
+        *,
+        ttl: Duration = 30,
+        wait: Duration | None = None,
+        owner: str | None = None,
+        renew_every: Duration | None = None,
+        max_renew_failures: int = 3,
+        max_stall: Duration | None = None,
+        reentrant: bool = False,
+        on_lost: OnLost | None = None,
+        on_busy: OnBusy = "raise",
+        lock_delay: Duration = 0,
+    ) -> LockT:
+        """A lock that one holder has at a time.
+
+        It is renewed every `renew_every` (a third of `ttl`) while it is held, and given up after
+        `max_renew_failures` in a row, at its local deadline, or when its event loop has been stuck for
+        `max_stall` (ten times `ttl`). `wait=None` waits for ever, `wait=0` tries once. `owner` is who holds it,
+        for people. `on_lost` is called with the lease when it is lost. After an abnormal loss the key stays
+        closed for `lock_delay`. As a decorator, `key` may be a template over the arguments or a function of
+        them, and `on_busy="skip"` lets a call that finds the lock busy return None.
+        """
+        terms = checked_terms(
+            key,
+            kind="item",
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            renew_every=renew_every,
+            max_renew_failures=max_renew_failures,
+            max_stall=max_stall,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            on_busy=on_busy,
+            lock_delay=lock_delay,
+        )
+        return self._lock_type(self, terms)
+
+    def semaphore(
+        self,
+        key: Key,
+        *,
+        permits: int,
+        weight: int = 1,
+        ttl: Duration = 30,
+        wait: Duration | None = None,
+        owner: str | None = None,
+        renew_every: Duration | None = None,
+        max_renew_failures: int = 3,
+        max_stall: Duration | None = None,
+        on_lost: OnLost | None = None,
+        on_busy: OnBusy = "raise",
+        lock_delay: Duration = 0,
+    ) -> LockT:
+        """A number of permits, of which each holder takes `weight`; first come, first served.
+
+        Everyone who uses the key says the same `permits`; the newest caller's number counts, and a change of
+        it is reported. The other options are those of `lock`.
+        """
+        terms = checked_terms(
+            key,
+            kind="semaphore",
+            permits=permits,
+            weight=weight,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            renew_every=renew_every,
+            max_renew_failures=max_renew_failures,
+            max_stall=max_stall,
+            on_lost=on_lost,
+            on_busy=on_busy,
+            lock_delay=lock_delay,
+        )
+        return self._lock_type(self, terms)
+
+
+class Client(_Words[Lock]):
+    """Durable locks for synchronous code.
+
+    `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made.
+    Clients in one `namespace` see each other. `name` is who this is, for people. Records that nobody used for
+    `retention` are forgotten.
+
+    >>> with Client("memory://") as hf:
+    ...     with hf.lock("invoice:42", ttl=30, wait=10) as lease:
+    ...         lease.key
+    'invoice:42'
+    """
+
+    _lock_type = Lock
+
+    @property
+    def locks(self) -> Locks:
+        """Who holds what, and who waits."""
+        return Locks(self)
+
+    def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> Lease | None:
+        """Take the key for a whole window, or None while somebody has it. Never released early.
+
+        >>> with Client("memory://") as hf:
+        ...     bool(hf.hold("reconciler", ttl=60)), bool(hf.hold("reconciler", ttl=60))
+        (True, False)
+        """
+        return run(hold(self, key, ttl, owner, Lease), self.works.lanes)
+
+    def close(self) -> None:
+        """Release what is held (holds stay for their window), end every thread, close every connection."""
+        self._shut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient(_Words[AsyncLock]):
+    """Durable locks for asynchronous code. The options are those of `Client`.
+
+    >>> import asyncio
+    >>> async def main() -> str:
+    ...     async with AsyncClient("memory://") as hf:
+    ...         async with hf.lock("invoice:42", ttl=30, wait=10) as lease:
+    ...             return lease.key
+    >>> asyncio.run(main())
+    'invoice:42'
+    """
+
+    _lock_type = AsyncLock
+
+    @property
+    def locks(self) -> AsyncLocks:
+        """Who holds what, and who waits."""
+        return AsyncLocks(self)
+
+    async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
+        """Take the key for a whole window, or None while somebody has it. Never released early."""
+        return await run_async(hold(self, key, ttl, owner, AsyncLease), self.works.lanes)
+
+    async def close(self) -> None:
+        """Release what is held (holds stay for their window), end every thread, close every connection."""
+        done = Flag()
+
+        def shut() -> None:
+            try:
+                self._shut()
+            finally:
+                done.set()
+
+        # Closing waits for threads; a thread of its own keeps the loop free, and is gone afterwards.
+        closer = threading.Thread(target=shut, name="holdfast-closer", daemon=True)
+        closer.start()
+        await done.wait_async()
+        closer.join()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,5 @@
+"""`python -m holdfast.cli`."""
+
+from . import main
+
+main()

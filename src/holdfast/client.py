@@ -1,0 +1,252 @@
+"""What a client is made of: a store, three lanes, a keeper, and the flags of those who wait.
+
+`BaseClient` is everything that the synchronous and the asynchronous client have in common; locks are built on
+it, and the two public classes in `api.py` only add the words. Nothing is opened before it is needed. After
+a fork the child starts with nothing: what its parent opened and holds stays the parent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import os
+import secrets
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from . import _platform
+from .commands import Abandon, Acquire, Command, Release
+from .errors import ClientClosed, HoldfastError, InvalidOption
+from .events import Events
+from .flag import Flag
+from .held import Held
+from .keeper import Keeper, Pulse
+from .lane import Lane
+from .rules import outcomes as out
+from .rules.lock import RETENTION
+from .rules.record import Label
+from .runners import Lanes
+from .stores import open_store, redacted
+from .stores.contract import Role, Store, Watch
+from .values import MICROSECONDS, Duration, checked_key, seconds
+
+DEFAULT_URL = "sqlite:///holdfast.db"
+ROLES: tuple[Role, ...] = ("commands", "heartbeats", "queries")
+FAREWELL = 30 * MICROSECONDS
+"""For how long an attempt that was given up by closing its client is kept from coming back."""
+
+
+class Works:
+    """The moving parts of a client in one process: made when first needed, never carried across a fork."""
+
+    def __init__(self, store: Store, events: Events, retention: int) -> None:
+        self.store = store
+        self.channel = secrets.token_hex(8)
+        self.lanes: Lanes = {role: Lane(partial(store.connect, role), role) for role in ROLES}
+        self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
+        self._events = events
+        self._attempts = itertools.count(1)
+        self._waiting: dict[str, tuple[str, Flag]] = {}
+        self._watch: Watch | None = None
+        self._watching = threading.Lock()
+        self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
+
+    def new_attempt(self) -> str:
+        """The id of one attempt: never used before, by anyone. Its channel is where hints are sent."""
+        return f"{self.channel}.{next(self._attempts)}"
+
+    def pulse(self) -> Pulse | None:
+        """The pulse of the running event loop, if there is one."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        return self._pulses.setdefault(loop, Pulse(loop))
+
+    # -- the desk of waiting flows ----------------------------------------------------------------------
+
+    def listen(self, command: Acquire) -> Flag:
+        """A flag that is set when there is a hint for the attempt."""
+        self.keeper.start()  # so that a finaliser never has to
+        flag = Flag()
+        self._waiting[command.id] = (command.key, flag)
+        return flag
+
+    def expect(self, id: str, *, eager: bool) -> bool:
+        """The attempt waits. True if hints begin to flow only now."""
+        fresh = False
+        if self._watch is None:
+            with self._watching:
+                if self._watch is None:
+                    self._watch = self.store.watch(self.channel, self._hinted)
+                    fresh = True
+        self._watch.expect(id, eager=eager)
+        return fresh
+
+    def forget(self, id: str) -> None:
+        """The attempt waits no longer. May run in a finaliser, so the watch is told by the keeper."""
+        self._waiting.pop(id, None)
+        if self._watch is not None:
+            watch = self._watch
+            self.keeper.soon(lambda: watch.forget(id))
+
+    def give_back(self, command: Abandon) -> None:
+        """Give an attempt up, without waiting for it."""
+        self.keeper.give_back(command)
+
+    def long_wait(self, command: Acquire, waited: float, outcome: out.Queued) -> None:
+        """Say that somebody has waited for long, and for whom."""
+        holder = str(outcome.holders[0].label) if outcome.holders else ""
+        self._events.emit(
+            "wait_long",
+            key=command.key,
+            owner=command.label.name,
+            waited=waited,
+            holder=holder,
+            position=outcome.position,
+        )
+
+    def _hinted(self, ids: Collection[str] | None) -> None:
+        for attempt in list(self._waiting) if ids is None else ids:
+            waiting = self._waiting.get(attempt)
+            if waiting is not None:
+                waiting[1].set()
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def shut(self, give_back: list[Held]) -> None:
+        """Release what is held, leave the queues, and end every thread and connection."""
+        ended = [held for held in give_back if held.end()]
+        waiting = list(self._waiting.items())
+        farewell: list[Command] = [Release(key=held.key, id=held.id, token=held.token) for held in ended]
+        farewell += [Abandon(key=key, id=attempt, ttl=FAREWELL) for attempt, (key, _) in waiting]
+        if farewell:
+            with suppress(HoldfastError):  # it expires by itself, then
+                self.lanes["commands"].call(farewell)  # in this thread: a process that ends can start no other
+        self.keeper.stop()
+        for lane in self.lanes.values():
+            lane.close()
+        for _, (_, flag) in waiting:  # they find the lanes closed
+            flag.set()
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
+        self.store.close()
+
+
+class BaseClient:
+    """What `Client` and `AsyncClient` have in common."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = "default",
+        name: str | None = None,
+        retention: Duration = RETENTION / MICROSECONDS,
+        events: Events | None = None,
+    ) -> None:
+        self._url = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL
+        self._namespace = checked_key(namespace)
+        self._name = name or _process_name()
+        self.retention = round(seconds(retention, what="retention") * MICROSECONDS)
+        if self.retention < MICROSECONDS:
+            raise InvalidOption("retention cannot be less than a second: tokens must not meet their own past")
+        self.events = events or Events()
+        self._lock = threading.Lock()
+        self._works: Works | None = None
+        self._store: Store | None = None
+        self._closed = False
+        self._open()
+        _clients.add(self)
+
+    @property
+    def url(self) -> str:
+        """The store's address, without any password."""
+        return redacted(self._url) if self._store is None else self._store.url
+
+    @property
+    def namespace(self) -> str:
+        """The part of the store that this client sees."""
+        return self._namespace
+
+    @property
+    def works(self) -> Works:
+        """The moving parts; for the locks that are built on this client."""
+        return self._works or self._open()
+
+    def label(self, owner: str | None) -> Label:
+        """Who this is, for people."""
+        return Label(name=owner or self._name, host=_platform.HOST, pid=os.getpid())
+
+    def _open(self) -> Works:
+        with self._lock:
+            if self._closed:
+                raise ClientClosed
+            if self._works is None:
+                if self._store is None:
+                    store = open_store(self._url, namespace=self._namespace)
+                else:
+                    store = self._store.reopen()
+                self._store = store
+                self._works = Works(store, self.events, self.retention)
+                self.events.emit("store_opened", url=store.url, namespace=self._namespace)
+            return self._works
+
+    def _shut(self) -> None:
+        with self._lock:
+            works, self._works, self._closed = self._works, None, True
+        _clients.discard(self)
+        if works is not None:
+            works.shut(works.keeper.kept())
+
+    def _forked(self) -> None:
+        """This is a child now: leave everything that is open to the parent, and begin afresh when needed."""
+        if self._works is not None:
+            _left_to_parent.append(self._works)
+        self._works = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"namespace={self._namespace!r}"
+        return f"<{type(self).__name__} {self.url} {state}>"
+
+    def __del__(self) -> None:
+        works = getattr(self, "_works", None)
+        if works is not None:
+            with suppress(RuntimeError):  # too late for a thread: the process is about to end
+                threading.Thread(target=works.shut, args=(works.keeper.kept(),), daemon=True).start()
+            warnings.warn(
+                f"{self!r} was not closed: use `with`, or call close()", ResourceWarning, stacklevel=2, source=self
+            )
+
+
+def _process_name() -> str:
+    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
+    return name or "python"
+
+
+_clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
+_left_to_parent: list[Works] = []
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._forked()  # noqa: SLF001
+
+
+def _at_exit() -> None:
+    for client in list(_clients):
+        with suppress(Exception):
+            client._shut()  # noqa: SLF001
+
+
+_platform.after_fork_in_child(_after_fork)
+atexit.register(_at_exit)

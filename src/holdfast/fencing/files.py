@@ -1,0 +1,219 @@
+"""The fence around one file: check, memory and rename under one file lock.
+
+Beside `data.json` lie `data.json.fence` (the highest floor), `data.json.fence.lock` (held for the moment of
+a replacement) and, while one is under way, `data.json.fence.tmp` and `data.json.fence.new`. The floor is
+durable before the new content can be seen: a writer that dies in between leaves the old content, whole, and
+a fence that already refuses older tokens. What a dead writer left over is removed by the next one. Only
+writers that go through `fenced_replace` are fenced, and the sidecar files must not be deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from .._platform import FileLock, after_fork_in_child, elapsed
+from ..errors import InvalidOption, StaleToken, StoreUnavailable, StoreUnusable
+from ..values import Duration, seconds
+from .tokens import MAX_TOKEN, Fenced, Offer, checked_offer
+
+LOCK_WAIT_SECONDS = 10
+_RETRY_SECONDS = (0.000_5, 0.001_5)
+_NEW_FILE_MODE = 0o666  # less the umask
+
+_held: set[FileLock] = set()
+
+
+class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `<name>.fence` holds. Being JSON, a truncated one cannot be mistaken for a lower floor."""
+
+    holdfast_fence: int
+    floor: int
+
+
+def fenced_replace(
+    path: str | os.PathLike[str],
+    data: bytes | bytearray | memoryview | str,
+    lease_or_token: Fenced | int,
+    *,
+    wait: Duration = LOCK_WAIT_SECONDS,
+) -> None:
+    """Replace the content of a file (text as UTF-8), unless somebody newer has done so.
+
+    A token at or above the highest floor seen for the file is accepted, and its floor is remembered; a
+    lower one raises `StaleToken`, and nothing was written. When the call returns, the content is on disk.
+    Whenever it is interrupted, by kill -9 too, the file holds the old or the new content, whole, and no
+    older token is accepted afterwards. An existing file keeps its mode; a symbolic link is followed.
+
+    Give the lease; a bare token is right for exclusive locks only. Other writers of the file are waited
+    for, at most `wait` seconds; then `StoreUnavailable` (retryable, not ambiguous) says that one of them
+    hangs. An `OSError` of the file system comes through as it is, and the old content is in place.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = Path(folder.name, "report.txt")
+    >>> fenced_replace(file, "42", 1_700_000_000_000_002)
+    >>> fenced_replace(file, "41", 1_700_000_000_000_001)
+    Traceback (most recent call last):
+        ...
+    holdfast.errors.StaleToken: ...
+    >>> file.read_text()
+    '42'
+    >>> folder.cleanup()
+    """
+    offer = checked_offer(lease_or_token)
+    content = data.encode() if isinstance(data, str) else _checked_bytes(data)
+    patience = seconds(wait, what="wait")
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InvalidOption(f"fenced_replace replaces a file, and {str(target)!r} is a folder")
+    with _locked(_beside(target, ".fence.lock"), patience):
+        _replace(target, content, offer)
+
+
+def _checked_bytes(data: object) -> memoryview:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InvalidOption(f"the new content of a file is bytes or text, not {type(data).__name__}")
+    return memoryview(data).cast("B")
+
+
+def _beside(target: Path, suffix: str) -> Path:
+    return target.with_name(target.name + suffix)
+
+
+def _replace(target: Path, content: bytes | memoryview, offer: Offer) -> None:
+    """The step itself, under the lock. The order of the lines is the promise."""
+    highest = _remembered(target)
+    if offer.token < highest:
+        raise StaleToken(resource=str(target), offered=offer.token, highest=highest)
+    draft = _beside(target, ".fence.tmp")
+    try:
+        _write_durably(draft, content, like=target)
+        if offer.floor > highest:
+            _remember(target, offer.floor)
+        _sync_folder(target.parent)  # also for a floor that a killed writer left unsynced
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    try:
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"the new content of {str(target)!r} is in place, but the system could not confirm that it is on "
+            f"disk ({error}): after a power cut the old content may be back. Write it again.",
+            ambiguous=True,
+        ) from error
+
+
+def _remembered(target: Path) -> int:
+    """The highest floor so far, 0 where the file was never fenced."""
+    fence = _beside(target, ".fence")
+    try:
+        text = fence.read_bytes()
+    except FileNotFoundError:
+        return 0
+    try:
+        memory = msgspec.json.decode(text, type=_Memory)
+        if memory.holdfast_fence == 1 and 1 <= memory.floor <= MAX_TOKEN:
+            return memory.floor
+        reason = "it is from another version, or was changed by hand"
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason = str(error)
+    raise StoreUnusable(
+        f"the fence {str(fence)!r} cannot be read ({reason}). Nothing was written, because older tokens could "
+        "no longer be told. Stop the writers, make sure that no old one is left, delete that file, start again."
+    )
+
+
+def _remember(target: Path, floor: int) -> None:
+    fresh = _beside(target, ".fence.new")
+    try:
+        memory = msgspec.json.encode(_Memory(holdfast_fence=1, floor=floor)) + b"\n"
+        _write_durably(fresh, memory, like=_beside(target, ".fence"))
+        fresh.replace(_beside(target, ".fence"))
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _write_durably(path: Path, content: bytes | memoryview, *, like: Path) -> None:
+    """Write a new file and bring it to disk, with the mode and (where allowed) the owner of `like`."""
+    path.unlink(missing_ok=True)  # left over by a writer that was killed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    fd = os.open(path, flags, _NEW_FILE_MODE)
+    try:
+        _copy_mode(fd, like)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _copy_mode(fd: int, like: Path) -> None:
+    try:
+        old, new = like.stat(), os.fstat(fd)
+    except FileNotFoundError:
+        return
+    if hasattr(os, "fchown") and (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        with suppress(PermissionError):
+            os.fchown(fd, old.st_uid, old.st_gid)
+    if hasattr(os, "fchmod"):
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to disk. Windows has no such call; a rename is journaled there."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _locked(path: Path, patience: float) -> Iterator[None]:
+    lock = FileLock(path)
+    _held.add(lock)
+    try:
+        _take(lock, path, patience)
+        try:
+            yield
+        finally:
+            lock.unlock()
+    finally:
+        _held.discard(lock)
+        lock.close()
+
+
+def _take(lock: FileLock, path: Path, patience: float) -> None:
+    give_up = elapsed() + patience
+    while not lock.try_lock():
+        if elapsed() >= give_up:
+            raise StoreUnavailable(
+                f"another process has kept the file lock {str(path)!r} for {patience:g} s, though a replacement "
+                "takes milliseconds: it may be stopped (SIGSTOP, a debugger) or its disk hangs. Nothing was "
+                f"written. `fuser {path}` names the process; then try again."
+            )
+        time.sleep(random.uniform(*_RETRY_SECONDS))
+
+
+def _forget_after_fork() -> None:
+    """A forked child must not keep another thread's file lock alive after its parent's death."""
+    for lock in tuple(_held):
+        lock.close()
+    _held.clear()
+
+
+after_fork_in_child(_forget_after_fork)

@@ -1,0 +1,72 @@
+"""The fence within a transaction of the user's own SQLite database.
+
+Check and memory are one conditional upsert, and it needs the write lock: from then until the transaction
+ends no other connection can write, so nobody can slip in between the check and the commit. A transaction
+that has read before is stopped by SQLite itself (`database is locked`) if the file has changed since.
+Connection errors and busy errors come through as sqlite3 raises them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from ..errors import InvalidOption, StaleToken
+from .tokens import Offer
+
+# `main.`: a temporary table of the same name must not stand in for the fence.
+CREATE = """
+CREATE TABLE IF NOT EXISTS main.holdfast_fences (
+    resource TEXT PRIMARY KEY NOT NULL,
+    floor INTEGER NOT NULL CHECK (typeof(floor) = 'integer')
+)
+"""
+REMEMBER = """
+INSERT INTO main.holdfast_fences AS fence (resource, floor) VALUES (:resource, :floor)
+ON CONFLICT (resource) DO UPDATE SET floor = max(fence.floor, excluded.floor) WHERE fence.floor <= :token
+"""
+HIGHEST = "SELECT floor FROM main.holdfast_fences WHERE resource = :resource"
+
+
+def guard(connection: sqlite3.Connection, resource: str, offer: Offer) -> None:
+    """Check and remember within the connection's transaction, opening it where the connection's mode allows.
+
+    A transaction that the guard opened is rolled back by it when it refuses or fails: there is nothing of
+    the user's in it. One that was open already is left open, as it was, for the user to roll back.
+    """
+    opened = _open_transaction(connection)
+    try:
+        _remember(connection, resource, offer)
+    except BaseException:
+        if opened:
+            connection.rollback()
+        raise
+
+
+def _open_transaction(connection: sqlite3.Connection) -> bool:
+    """Make sure that there is a transaction; tell whether it was opened here."""
+    if connection.in_transaction:
+        return False
+    if connection.isolation_level is None or getattr(connection, "autocommit", -1) is True:
+        raise InvalidOption(
+            "guard needs an open transaction: this connection commits each statement by itself, so the check "
+            'and your writes would be apart and protect nothing. Execute "BEGIN IMMEDIATE" first, call guard, '
+            "write, and commit."
+        )
+    # CREATE TABLE alone would not open one, and a plain BEGIN would leave the write lock for later.
+    connection.execute("BEGIN EXCLUSIVE" if connection.isolation_level.upper() == "EXCLUSIVE" else "BEGIN IMMEDIATE")
+    return True
+
+
+def _remember(connection: sqlite3.Connection, resource: str, offer: Offer) -> None:
+    """Remember the floor, or raise `StaleToken` with the highest that stands in the way."""
+    values = {"resource": resource, "token": offer.token, "floor": offer.floor}
+    cursor = connection.cursor()
+    try:
+        cursor.row_factory = None  # the user's may make anything of a row
+        cursor.execute(CREATE)
+        cursor.execute(REMEMBER, values)
+        if cursor.rowcount != 1:
+            (highest,) = cursor.execute(HIGHEST, values).fetchone()
+            raise StaleToken(resource=resource, offered=offer.token, highest=highest)
+    finally:
+        cursor.close()

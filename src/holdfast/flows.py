@@ -1,0 +1,197 @@
+"""The waiting, without I/O: generators that yield "submit this" and "wait for that, at most so long".
+
+`runners.py` drives them, from a thread or from an event loop, so nothing is written twice. A flow that is
+cancelled, timed out, closed or interrupted in the middle gives back what it may have got.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ._platform import elapsed
+from .commands import Abandon, Acquire, Command, LockCommand
+from .errors import KindMismatch, LockTimeout, NeverFits, StoreUnavailable
+from .flag import Flag
+from .held import local_deadline
+from .rules import outcomes as out
+from .rules.record import Holder
+from .stores.contract import Role
+from .values import MICROSECONDS
+
+RESEND_AFTER = (0.05, 0.2, 0.6, 1.5)
+"""Seconds between the attempts to reach a store that did not answer; jittered, then the error is raised."""
+SIGNS_OF_LIFE = 3
+"""A waiter shows itself this many times within the time that its place is kept."""
+LONG_WAIT = 30.0
+"""Seconds of waiting after which it is said aloud, once."""
+SOONEST_LOOK = 0.005
+"""No waiter looks again sooner than this, except when it is told to."""
+STAGGER = 0.05
+"""How much later each further place in the queue looks for an expired holder, so that they do not all come."""
+
+T = TypeVar("T")
+
+
+class Submit(NamedTuple):
+    """Send this command; the answer is its outcome."""
+
+    command: Command
+    role: Role = "commands"
+
+
+class Wait(NamedTuple):
+    """Wait until the flag is set, for at most so many seconds; the answer is whether it is set."""
+
+    flag: Flag
+    timeout: float | None
+
+
+Flow = Generator[Submit | Wait, Any, T]
+
+
+class Desk(Protocol):
+    """What a waiting flow needs of its client."""
+
+    def listen(self, command: Acquire) -> Flag:
+        """A flag that is set when there is a hint for the attempt."""
+
+    def expect(self, id: str, *, eager: bool) -> bool:
+        """The attempt waits from now on. True if hints were not flowing before: look once more."""
+
+    def forget(self, id: str) -> None:
+        """The attempt waits no longer."""
+
+    def give_back(self, command: Abandon) -> None:
+        """Send this without waiting, and see to it that it arrives."""
+
+    def long_wait(self, command: Acquire, waited: float, outcome: out.Queued) -> None:
+        """Somebody has waited for long."""
+
+
+class Grant(NamedTuple):
+    """A grant, and the local moment before it was asked for: its ttl counts from there."""
+
+    outcome: out.Granted
+    sent: float
+
+
+def send(command: Command, *, until: float | None = None, role: Role = "commands") -> Flow[tuple[out.Outcome, bool]]:
+    """Submit; where the store does not answer, submit again. Also tells whether an earlier try is ambiguous.
+
+    `until` ends the tries early, but never while it is unknown what an earlier one did.
+    """
+    ambiguous = False
+    for pause in RESEND_AFTER:
+        try:
+            return (yield Submit(command, role)), ambiguous
+        except StoreUnavailable as error:
+            ambiguous = ambiguous or error.ambiguous
+            if until is not None and elapsed() + pause >= until and not ambiguous:
+                raise
+        yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
+    try:
+        return (yield Submit(command, role)), ambiguous
+    except StoreUnavailable as error:
+        error.ambiguous = ambiguous or error.ambiguous
+        raise
+
+
+def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = False) -> Flow[Grant]:
+    """Take a lock, waiting for at most `wait` seconds (None: for ever; 0: try once).
+
+    A grant whose time ran out on the way here is asked for again: the same attempt gets its full ttl.
+    """
+    started = elapsed()
+    until = None if wait is None else started + wait
+    trace = True  # whether the store may know of this attempt
+    hint = desk.listen(command)
+    try:
+        while True:
+            hint.clear()
+            sent = elapsed()
+            outcome, _ = yield from send(command, until=until)
+            now = elapsed()
+            if isinstance(outcome, out.Granted):
+                if command.ttl is None or now < local_deadline(sent, command.ttl):
+                    return Grant(outcome, sent)
+                if until is None or now < until:
+                    continue
+                raise timed_out(command, (), 0, None)  # noqa: TRY301  (one place gives back)
+            if not isinstance(outcome, out.Queued):
+                trace = False
+                raise refusal(command, outcome)  # noqa: TRY301
+            if desk.expect(command.id, eager=outcome.position == 0):
+                continue
+            if not told and now - started >= LONG_WAIT:
+                told = True
+                desk.long_wait(command, now - started, outcome)
+            if until is not None and now >= until:
+                yield from send(_abandon(command))
+                trace = False
+                raise timed_out(command, outcome.holders, outcome.now, outcome.position)  # noqa: TRY301
+            pause = _look_again_in(command, outcome)
+            if not told:
+                pause = min(pause, max(SOONEST_LOOK, started + LONG_WAIT - now))
+            yield Wait(hint, pause if until is None else min(pause, until - now))
+    except BaseException:
+        if trace:
+            desk.give_back(_abandon(command))
+        raise
+    finally:
+        desk.forget(command.id)
+
+
+def _look_again_in(command: Acquire, outcome: out.Queued) -> float:
+    """When to ask again without a hint: for a sign of life, or when something in the way may have expired."""
+    kept = command.waiter_ttl or 10 * MICROSECONDS
+    sign_of_life = kept / MICROSECONDS / SIGNS_OF_LIFE * random.uniform(0.8, 1.0)
+    if outcome.recheck_in is None:
+        return sign_of_life
+    expiry = outcome.recheck_in / MICROSECONDS + SOONEST_LOOK + STAGGER * outcome.position
+    return min(sign_of_life, expiry)
+
+
+def _abandon(command: Acquire) -> Abandon:
+    ttl = max(command.ttl or 0, command.waiter_ttl or 0, 10 * MICROSECONDS)
+    return Abandon(key=command.key, id=command.id, ttl=ttl)
+
+
+def release(command: LockCommand) -> Flow[bool]:
+    """Give a grant back. False if it was not held any more when the first try arrived.
+
+    After an ambiguous try, "not held" is what a successful one looks like from here.
+    """
+    outcome, ambiguous = yield from send(command)
+    return isinstance(outcome, out.Released) or ambiguous
+
+
+def refusal(command: Acquire, outcome: out.Outcome) -> Exception:
+    """The error that tells a caller why it does not get the lock."""
+    if isinstance(outcome, out.Busy):
+        return timed_out(command, outcome.holders, outcome.now, None)
+    if isinstance(outcome, out.Mismatch):
+        return KindMismatch(
+            f"the key {command.key!r} is in use as a lock of kind {outcome.found!r}, not {command.kind!r}: "
+            "use another key, or the same kind everywhere",
+            key=command.key,
+            wanted=command.kind,
+            found=outcome.found,
+        )
+    if isinstance(outcome, out.TooHeavy):
+        return NeverFits(
+            f"a weight of {command.weight} never fits into the {outcome.permits} permits of {command.key!r}"
+        )
+    return LockTimeout(f"the attempt to take {command.key!r} had been given up already: try again", key=command.key)
+
+
+def timed_out(command: Acquire, holders: tuple[Holder, ...], now: int, position: int | None) -> LockTimeout:
+    """The error for a lock that was not free in time, with who holds it and for how long."""
+    holder = str(holders[0].label) if holders else None
+    age = max(0, now - holders[0].since) / MICROSECONDS if holders else None
+    by = f"held by {holder} for {age:.1f} s" if holders else "not handed over yet"
+    place = "" if position is None else f"; this caller was at place {position + 1} in the queue"
+    return LockTimeout(
+        f"{command.key!r} was not free in time: {by}{place}", key=command.key, holder=holder, age=age, position=position
+    )

@@ -1,0 +1,324 @@
+"""Heartbeats, off the user's event loop: one thread a client renews everything in one statement.
+
+The keeper has its own lane and connection, so a blocked loop, a CPU-bound step or an exhausted pool costs a
+healthy holder nothing. While a renewal is under way it goes on watching the deadlines: a store that does
+not answer must not delay the news that a lease is lost. It stops renewing what nobody looks after any
+more: a lease that was dropped, one whose loop is closed or stuck for longer than `max_stall`, one whose
+thread has ended. It also carries out what finalisers must not do themselves, and sees to it that abandoned
+attempts are really given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from ._platform import elapsed
+from .commands import Abandon, Cleanup, Failed, Renew, Swept
+from .errors import HoldfastError
+from .events import Events
+from .held import Held
+from .lane import Lane
+from .rules import outcomes as out
+from .values import MICROSECONDS
+
+EARLY = 0.25
+"""A lease is renewed up to this part of its interval early, to go along with the others."""
+IDLE = 60.0
+"""Seconds after which the keeper looks around although nothing is due."""
+FIRST_CLEANUP = (60.0, 600.0)
+CLEANUP_EVERY = 3_600.0
+JOIN_SECONDS = 15.0
+RETRY_DEBT = 1.0
+"""Seconds until something that could not be given back is tried again."""
+
+_log = logging.getLogger("holdfast")
+
+
+class Pulse:
+    """The heartbeat of an event loop, as the keeper hears it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asked_at: float | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the loop is closed for good."""
+        return self._loop.is_closed()
+
+    def silent_for(self, now: float) -> float:
+        """For how long the loop has owed an answer; asks it if nothing is owed."""
+        if self._asked_at is None:
+            self._asked_at = now
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._answer)
+        return now - self._asked_at
+
+    def _answer(self) -> None:
+        self._asked_at = None
+
+
+class Kept:
+    """A lease in the keeper's care, and who looks after it: an event loop (by its pulse) or a thread."""
+
+    __slots__ = ("dropped", "held", "interval", "max_failures", "max_stall", "neglected", "pulse", "renew_at", "thread")
+
+    def __init__(
+        self,
+        held: Held,
+        *,
+        interval: float,
+        max_failures: int,
+        max_stall: float,
+        pulse: Pulse | None,
+        since: float,
+    ) -> None:
+        self.held = held
+        self.interval = interval
+        self.max_failures = max_failures
+        self.max_stall = max_stall
+        self.pulse = pulse
+        self.thread = threading.current_thread() if pulse is None else None
+        self.renew_at = since + interval
+        self.dropped = False  # set by the finaliser of the user's handle
+        self.neglected = ""
+
+    def why_neglected(self, now: float) -> str:
+        """Why nobody looks after this lease any more; empty while somebody does."""
+        if self.dropped:
+            return "it was dropped without being released"
+        if self.pulse is not None:
+            if self.pulse.stopped:
+                return "its event loop is closed"
+            silent = self.pulse.silent_for(now)
+            if silent > self.max_stall:
+                return f"its event loop has been stuck for {silent:.1f} s (max_stall is {self.max_stall:g} s)"
+        elif self.thread is not None and not self.thread.is_alive():
+            return "the thread that took it has ended"
+        return ""
+
+
+class _Debt:
+    """An attempt that must be given back, until it has expired by itself."""
+
+    __slots__ = ("command", "retry_at", "until")
+
+    def __init__(self, command: Abandon, until: float) -> None:
+        self.command = command
+        self.until = until
+        self.retry_at = until
+
+
+class Keeper:
+    """One thread that keeps the leases of one client alive, and tells when one is lost."""
+
+    def __init__(self, heartbeats: Lane, commands: Lane, events: Events, retention: int) -> None:
+        self._heartbeats = heartbeats
+        self._commands = commands
+        self._events = events
+        self._retention = retention
+        self._kept: dict[str, Kept] = {}
+        self._debts: dict[str, _Debt] = {}
+        self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._wake_at = 0.0
+        self._renewing = False
+        self._stopping = False
+        self._clean_at = elapsed() + random.uniform(*FIRST_CLEANUP)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Make sure that the thread runs."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._stopping:
+                    thread = threading.Thread(target=self._serve, name="holdfast-keeper", daemon=True)
+                    thread.start()
+                    self._thread = thread
+
+    def keep(self, kept: Kept) -> None:
+        """Renew this lease until it ends."""
+        self._kept[kept.held.id] = kept
+        self.start()
+        if min(kept.renew_at, kept.held.deadline) < self._wake_at:
+            self._mail.put(None)
+
+    def drop(self, held: Held) -> None:
+        """This lease is over."""
+        self._kept.pop(held.id, None)
+
+    def kept(self) -> list[Held]:
+        """The leases in the keeper's care."""
+        return [kept.held for kept in list(self._kept.values())]
+
+    def soon(self, errand: Callable[[], None]) -> None:
+        """Run this on the keeper's thread. Never waits and takes no lock, so a finaliser may call it."""
+        self._mail.put(errand)
+
+    def give_back(self, command: Abandon) -> None:
+        """Send an Abandon, and again until it is answered or pointless. Safe in a finaliser."""
+        self._mail.put(lambda: self._owe(command))
+
+    def stop(self) -> None:
+        """End the thread; what was mailed before is done before."""
+        with self._lock:
+            self._stopping = True
+            thread = self._thread
+        self._mail.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._wake_at = self._look_around()
+                errand = self._mail.get(timeout=max(0.001, self._wake_at - elapsed()))
+                while True:
+                    if errand is not None:
+                        errand()
+                    errand = self._mail.get_nowait()
+            except Empty:
+                if self._stopping:
+                    return
+            except Exception:  # (a fault here must not end everybody's heartbeats)
+                _log.exception("the keeper stumbled and goes on")
+
+    def _look_around(self) -> float:
+        """Lose what is over, renew what is due, and tell when to look again."""
+        now = elapsed()
+        wake_at = now + IDLE
+        due: list[Kept] = []
+        for kept in list(self._kept.values()):
+            held = kept.held
+            if held.state != "held":
+                self._kept.pop(held.id, None)
+                continue
+            if now >= held.deadline:
+                self._lose(kept, kept.neglected or "its time ran out before a renewal was answered")
+                continue
+            wake_at = min(wake_at, held.deadline)
+            if kept.neglected:
+                continue
+            if reason := kept.why_neglected(now):
+                self._neglect(kept, reason)
+                continue
+            if kept.renew_at <= now + kept.interval * EARLY:
+                due.append(kept)
+            else:
+                wake_at = min(wake_at, kept.renew_at)
+            if kept.pulse is not None:
+                wake_at = min(wake_at, now + kept.max_stall)
+        if due and not self._renewing:
+            self._renew(due, now)
+        wake_at = min(wake_at, self._pay_debts(now))
+        if now >= self._clean_at:
+            self._clean_at = now + CLEANUP_EVERY
+            self._clean("")
+        return wake_at
+
+    def _renew(self, due: list[Kept], sent: float) -> None:
+        commands = [Renew(key=kept.held.key, id=kept.held.id, token=kept.held.token, ttl=kept.held.ttl) for kept in due]
+
+        def done(outcomes: list[out.Outcome] | None, error: HoldfastError | None) -> None:
+            self._renewing = False
+            for place, kept in enumerate(due):
+                self._judge(kept, sent, None if outcomes is None else outcomes[place], error)
+            self._mail.put(None)
+
+        self._renewing = True
+        for kept in due:
+            kept.renew_at = sent + kept.interval
+        if not self._heartbeats.enqueue(commands, done):
+            self._renewing = False
+
+    def _judge(self, kept: Kept, sent: float, outcome: out.Outcome | None, error: HoldfastError | None) -> None:
+        """Renewed, lost or unknown; unknown never prolongs anything."""
+        held = kept.held
+        if isinstance(outcome, out.Renewed) and outcome.expires_at is not None:
+            held.renewed(sent, held.ttl, outcome.expires_at, outcome.floor)
+        elif self._kept.get(held.id) is not kept:  # its holder is giving it back at this moment
+            return
+        elif isinstance(outcome, out.NotHeld):
+            self._lose(kept, "the store gave it to somebody else, or it was released by force")
+        elif held.state == "held":
+            held.failures += 1
+            trouble = outcome.error if isinstance(outcome, Failed) else error
+            self._events.emit(
+                "renewal_unknown",
+                key=held.key,
+                owner=held.owner,
+                token=held.token,
+                failures=held.failures,
+                error=str(trouble),
+            )
+            if held.failures >= kept.max_failures:
+                self._lose(kept, f"{held.failures} renewals in a row failed: {trouble}")
+
+    def _lose(self, kept: Kept, reason: str) -> None:
+        self._kept.pop(kept.held.id, None)
+        kept.held.lose(reason)
+
+    def _neglect(self, kept: Kept, reason: str) -> None:
+        """Renew no longer; the lease is lost when its time runs out."""
+        kept.neglected = reason
+        held = kept.held
+        self._events.emit("lease_neglected", key=held.key, owner=held.owner, token=held.token, reason=reason)
+        if kept.dropped:  # its finaliser has warned
+            return
+        with suppress(ResourceWarning):  # where warnings are errors, this thread is not the one to fail
+            warnings.warn(f"the lease on {held.key!r} is not renewed any more: {reason}", ResourceWarning, stacklevel=2)
+
+    # -- what others leave to it ----------------------------------------------------------------------
+
+    def _owe(self, command: Abandon) -> None:
+        now = elapsed()
+        self._debts[command.id] = debt = _Debt(command, now + command.ttl / MICROSECONDS)
+        self._pay(debt)
+
+    def _pay(self, debt: _Debt) -> None:
+        command = debt.command
+
+        def done(outcomes: list[out.Outcome] | None, error: HoldfastError | None) -> None:
+            if outcomes is not None and isinstance(outcomes[0], out.Abandoned):
+                self._debts.pop(command.id, None)
+                return
+            self._events.emit("give_back_failed", key=command.key, attempt=command.id, error=str(error))
+            debt.retry_at = elapsed() + RETRY_DEBT
+            self._mail.put(None)
+
+        debt.retry_at = debt.until
+        if not self._commands.enqueue((command,), done):
+            self._debts.pop(command.id, None)
+
+    def _pay_debts(self, now: float) -> float:
+        """Send again what was not answered; after one ttl it has expired by itself. Tells when to look again."""
+        wake_at = now + IDLE
+        for debt in list(self._debts.values()):
+            if now >= debt.until:
+                self._debts.pop(debt.command.id, None)
+            elif now >= debt.retry_at:
+                self._pay(debt)
+            wake_at = min(wake_at, debt.retry_at)
+        return wake_at
+
+    def _clean(self, after: str) -> None:
+        def done(outcomes: list[out.Outcome] | None, _error: HoldfastError | None) -> None:
+            if outcomes is None or not isinstance(outcomes[0], Swept):
+                return
+            swept = outcomes[0]
+            if swept.changed:
+                self._events.emit("records_removed", removed=swept.changed)
+            following = swept.next
+            if following is not None:
+                self._mail.put(lambda: self._clean(following))
+
+        self._commands.enqueue((Cleanup(after=after, retention=self._retention),), done)

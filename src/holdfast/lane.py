@@ -1,0 +1,299 @@
+"""The lane between callers and a store: it sends what has gathered while the last batch was under way.
+
+There is no timer and no added wait: one caller gets a plain round trip, a thousand share one commit.
+Submitting is safe from any thread and any number of event loops. A synchronous caller that finds the lane
+idle runs the batch itself, once, and leaves what came in meanwhile to the lane's thread. If it is
+interrupted in the middle, the connection is thrown away and the others are told that their outcome is
+ambiguous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+
+from .commands import Command, Failed
+from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable
+from .rules.outcomes import Outcome
+from .stores.contract import Connection
+
+MAX_BATCH = 1_000
+JOIN_SECONDS = 15.0
+
+Done = Callable[[list[Outcome] | None, HoldfastError | None], None]
+
+
+class _Parcel:
+    """Some commands of one caller, and what to do with the answer. `error` goes to all of them."""
+
+    __slots__ = ("commands", "done")
+
+    def __init__(self, commands: Sequence[Command], done: Done | None) -> None:
+        self.commands = commands
+        self.done = done
+
+    def deliver(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+        if self.done is not None:
+            self.done(outcomes, error)
+
+
+class _Call(_Parcel):
+    """The parcel of a thread that waits for its outcomes."""
+
+    __slots__ = ("_bell", "error", "outcomes")
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        super().__init__(commands, None)
+        self.outcomes: list[Outcome] | None = None
+        self.error: HoldfastError | None = None
+        self._bell: threading.Lock | None = None
+
+    @property
+    def unanswered(self) -> bool:
+        return self.outcomes is None and self.error is None
+
+    def will_wait(self) -> None:
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def wait(self) -> None:
+        if self._bell is not None:
+            self._bell.acquire()
+
+    def deliver(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+        self.outcomes = outcomes
+        self.error = error
+        if self._bell is not None:
+            self._bell.release()
+
+    def answers(self) -> list[Outcome]:
+        if self.error is not None:
+            raise self.error
+        assert self.outcomes is not None  # noqa: S101  (delivered without an error)
+        return self.outcomes
+
+
+class _Promise(_Parcel):
+    """The parcel of an event loop that awaits one outcome. Delivered together with its loop's others."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, command: Command, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__((command,), None)
+        self.loop = loop
+        self.future: asyncio.Future[Outcome] = loop.create_future()
+
+    def settle(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        elif outcomes is not None:
+            self.future.set_result(outcomes[0])
+
+
+def answer(outcome: Outcome) -> Outcome:
+    """The outcome, unless it is the failure of this one command: then its error is raised."""
+    if type(outcome) is Failed:
+        raise copy.copy(outcome.error)
+    return outcome
+
+
+_THREAD = object()
+
+
+class Lane:
+    """One queue, at most one batch under way, one connection."""
+
+    def __init__(self, connect: Callable[[], Connection], name: str) -> None:
+        self._connect = connect
+        self._name = name
+        self._connection: Connection | None = None
+        self._mutex = threading.Lock()
+        self._queue: list[_Parcel] = []
+        self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
+        self._thread: threading.Thread | None = None
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._outbox: dict[asyncio.AbstractEventLoop, list[_Promise]] = {}
+        self._closed = False
+        self._ended = threading.Event()
+
+    # -- ways in ------------------------------------------------------------------------------------
+
+    def run(self, command: Command) -> Outcome:
+        """Send one command from this thread and wait for its outcome."""
+        return answer(self.call((command,))[0])
+
+    def call(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Send commands from this thread and wait for their outcomes, be they failures or not."""
+        call = _Call(commands)
+        batch: list[_Parcel] = []
+        try:
+            with self._mutex:
+                if self._closed:
+                    raise ClientClosed
+                if self._runner is None:
+                    self._runner = call
+                    batch, self._queue = [*self._queue, call], []
+                else:
+                    call.will_wait()
+                    self._queue.append(call)
+            if batch:
+                self._send(batch)
+        finally:
+            if self._runner is call:
+                if call.unanswered:  # interrupted on the way to the store
+                    _deliver(batch, None, _interrupted())
+                self._hand_on()
+        call.wait()
+        return call.answers()
+
+    async def submit(self, command: Command) -> Outcome:
+        """Send one command from this event loop and await its outcome.
+
+        What a loop submits within one turn of its own goes out together.
+        """
+        if self._closed:
+            raise ClientClosed
+        loop = asyncio.get_running_loop()
+        promise = _Promise(command, loop)
+        waiting = self._outbox.get(loop)
+        if waiting is None:
+            self._outbox[loop] = [promise]
+            loop.call_soon(self._post, loop)
+        else:
+            waiting.append(promise)
+        return answer(await promise.future)
+
+    def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
+        """Send commands without waiting. `done` is called from another thread. False if the lane is closed."""
+        with self._mutex:
+            if self._closed:
+                return False
+            self._queue.append(_Parcel(commands, done))
+            self._rouse()
+        return True
+
+    def close(self) -> None:
+        """Send what has gathered, end the thread, close the connection. Later calls raise `ClientClosed`."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            self._rouse(even_if_empty=True)
+        if self._thread is not threading.current_thread():
+            self._ended.wait(JOIN_SECONDS)
+            if self._thread is not None:
+                self._thread.join(JOIN_SECONDS)
+
+    # -- the work -----------------------------------------------------------------------------------
+
+    def _post(self, loop: asyncio.AbstractEventLoop) -> None:
+        promises = [promise for promise in self._outbox.pop(loop, ()) if not promise.future.done()]
+        with self._mutex:
+            if not self._closed:
+                self._queue.extend(promises)
+                self._rouse()
+                return
+        for promise in promises:
+            promise.settle(None, ClientClosed())
+
+    def _rouse(self, *, even_if_empty: bool = False) -> None:
+        """Make the thread look at the queue. Called with the mutex held."""
+        if self._runner is None and (self._queue or even_if_empty):
+            if not self._queue and self._thread is None:  # closed, and never needed a thread
+                self._drop_connection()
+                self._ended.set()
+                return
+            self._runner = _THREAD
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"holdfast-{self._name}", daemon=True)
+                self._thread.start()
+            self._wake.put(None)
+
+    def _hand_on(self) -> None:
+        """Leave the lane to its thread if there is more to do, else to the next caller."""
+        with self._mutex:
+            self._runner = None
+            self._rouse(even_if_empty=self._closed)
+
+    def _serve(self) -> None:
+        while True:
+            self._wake.get()
+            while True:
+                with self._mutex:
+                    batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+                    if not batch:
+                        self._runner = None
+                        if self._closed:
+                            self._drop_connection()
+                            self._ended.set()
+                            return
+                        break
+                self._send(batch)
+
+    def _send(self, batch: list[_Parcel]) -> None:
+        """Execute the batch and deliver every answer. Nothing that happens leaves a parcel without one."""
+        outcomes: list[Outcome] | None = None
+        error: HoldfastError | None = None
+        try:
+            commands = [command for parcel in batch for command in parcel.commands]
+            if self._connection is None:
+                self._connection = self._connect()
+            outcomes = self._connection.execute(commands)
+        except StoreError as raised:
+            error = raised
+        except Exception as raised:  # (a driver's surprise must reach the callers, not end the lane)
+            error = StoreUnavailable(f"the store failed: {type(raised).__name__}: {raised}", ambiguous=True)
+            error.__cause__ = raised
+        finally:
+            if outcomes is None:
+                self._drop_connection()
+                error = error or _interrupted()
+            _deliver(batch, outcomes, error)
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+
+def _interrupted() -> StoreUnavailable:
+    return StoreUnavailable(
+        "the caller that was sending this command was interrupted: it may have been carried out", ambiguous=True
+    )
+
+
+def _twin(error: HoldfastError | None) -> HoldfastError | None:
+    """The same error for one more caller: two threads must not share one traceback."""
+    if error is None:
+        return None
+    twin = copy.copy(error)
+    twin.__cause__ = error.__cause__
+    return twin
+
+
+def _deliver(batch: list[_Parcel], outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Promise, list[Outcome] | None]]] = {}
+    start = 0
+    for parcel in batch:
+        end = start + len(parcel.commands)
+        mine = None if outcomes is None else outcomes[start:end]
+        start = end
+        if isinstance(parcel, _Promise):
+            by_loop.setdefault(parcel.loop, []).append((parcel, mine))
+        else:
+            parcel.deliver(mine, _twin(error))
+    for loop, promises in by_loop.items():
+        with suppress(RuntimeError):  # that loop was closed: its flows have given up what they asked for
+            loop.call_soon_threadsafe(_settle_all, promises, error)
+
+
+def _settle_all(promises: list[tuple[_Promise, list[Outcome] | None]], error: HoldfastError | None) -> None:
+    for promise, outcomes in promises:
+        promise.settle(outcomes, _twin(error))

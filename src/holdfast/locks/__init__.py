@@ -1,0 +1,1 @@
+"""What users hold: locks, semaphores, holds, and the leases that they yield."""

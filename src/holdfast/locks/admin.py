@@ -1,0 +1,208 @@
+"""Looking at locks, and putting a stuck one right: for operators, dashboards and the curious."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from ..client import BaseClient
+from ..commands import Cleanup, ForceRelease, Inspect, ListLocks, Page, Swept
+from ..errors import InvalidOption
+from ..flows import Flow, Submit, send
+from ..rules import outcomes as out
+from ..rules.record import EMPTY, Holder, LockRecord, Waiter
+from ..runners import run, run_async
+from ..values import MICROSECONDS, checked_key
+
+
+class HolderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds: for how long already, and how long still. `offered` waits for the holder's confirmation."""
+
+    owner: str
+    host: str
+    pid: int
+    token: int
+    weight: int
+    since: datetime
+    age: float
+    time_left: float | None
+    offered: bool
+
+
+class WaiterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Who waits, and for how long already. Position 0 is next."""
+
+    owner: str
+    host: str
+    pid: int
+    position: int
+    weight: int
+    since: datetime
+    age: float
+
+
+class ForcedInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The last forced release: when, by whom, why, and who was put out."""
+
+    at: datetime
+    by: str
+    reason: str
+    holders: tuple[str, ...]
+
+
+class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One lock as it is now. `error` is set when its record cannot be read."""
+
+    key: str
+    kind: str = ""
+    permits: int = 1
+    fence: int = 0
+    holders: tuple[HolderInfo, ...] = ()
+    waiters: tuple[WaiterInfo, ...] = ()
+    forced: ForcedInfo | None = None
+    error: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether anybody holds it."""
+        return bool(self.holders)
+
+
+def _time(moment: int) -> datetime:
+    return datetime.fromtimestamp(moment / MICROSECONDS, UTC)
+
+
+def _age(since: int, now: int) -> float:
+    return max(0, now - since) / MICROSECONDS
+
+
+def _holder(holder: Holder, now: int) -> HolderInfo:
+    return HolderInfo(
+        owner=holder.label.name,
+        host=holder.label.host,
+        pid=holder.label.pid,
+        token=holder.token,
+        weight=holder.weight,
+        since=_time(holder.since),
+        age=_age(holder.since, now),
+        time_left=None if holder.expires_at is None else max(0, holder.expires_at - now) / MICROSECONDS,
+        offered=holder.offered,
+    )
+
+
+def _waiter(waiter: Waiter, position: int, now: int) -> WaiterInfo:
+    return WaiterInfo(
+        owner=waiter.label.name,
+        host=waiter.label.host,
+        pid=waiter.label.pid,
+        position=position,
+        weight=waiter.weight,
+        since=_time(waiter.since),
+        age=_age(waiter.since, now),
+    )
+
+
+def _info(key: str, record: LockRecord | None, now: int, error: str = "") -> LockInfo:
+    record = record or EMPTY
+    forced = record.forced
+    return LockInfo(
+        key=key,
+        kind=record.kind if record != EMPTY else "",
+        permits=record.permits,
+        fence=record.fence,
+        holders=tuple(_holder(holder, now) for holder in record.holders),
+        waiters=tuple(_waiter(waiter, place, now) for place, waiter in enumerate(record.waiters)),
+        forced=None
+        if forced is None
+        else ForcedInfo(at=_time(forced.at), by=forced.by, reason=forced.reason, holders=forced.holders),
+        error=error,
+    )
+
+
+class BaseLocks:
+    """The flows of looking and of putting right."""
+
+    def __init__(self, client: BaseClient) -> None:
+        self._client = client
+
+    def _list(self, prefix: str) -> Flow[list[LockInfo]]:
+        found: list[LockInfo] = []
+        after: str | None = ""
+        while after is not None:
+            page, _ = yield from send(ListLocks(prefix=prefix, after=after), role="queries")
+            assert isinstance(page, Page)  # noqa: S101  (the command's only answer)
+            found += [
+                _info(item.key, item.record, page.now, item.error)
+                for item in page.items
+                if item.error or (item.record is not None and not item.record.idle)
+            ]
+            after = page.next
+        return found
+
+    def _inspect(self, key: str) -> Flow[LockInfo]:
+        seen, _ = yield from send(Inspect(key=checked_key(key)), role="queries")
+        assert isinstance(seen, out.Seen)  # noqa: S101  (the command's only answer)
+        return _info(key, seen.record, seen.now)
+
+    def _force_release(self, key: str, reason: str) -> Flow[tuple[HolderInfo, ...]]:
+        if not reason or not reason.strip():
+            raise InvalidOption("a forced release needs a reason: it is kept with the lock for those who ask later")
+        by = str(self._client.label(None))
+        done = yield Submit(ForceRelease(key=checked_key(key), by=by, reason=reason))
+        assert isinstance(done, out.ForceReleased)  # noqa: S101  (the command's only answer)
+        self._client.events.emit(
+            "force_released", key=key, by=by, reason=reason, holders=[str(holder.label) for holder in done.holders]
+        )
+        now = max((holder.since for holder in done.holders), default=0)
+        return tuple(_holder(holder, now) for holder in done.holders)
+
+    def _cleanup(self) -> Flow[int]:
+        removed, after = 0, ""
+        while True:
+            swept, _ = yield from send(Cleanup(after=after, retention=self._client.retention))
+            assert isinstance(swept, Swept)  # noqa: S101  (the command's only answer)
+            removed += swept.changed
+            if swept.next is None:
+                return removed
+            after = swept.next
+
+
+class Locks(BaseLocks):
+    """`client.locks`: who holds what, and who waits."""
+
+    def list(self, prefix: str = "") -> list[LockInfo]:
+        """Every lock that is held or waited for, in order of its key."""
+        return run(self._list(prefix), self._client.works.lanes)
+
+    def inspect(self, key: str) -> LockInfo:
+        """One lock: its holders with token, age and time left, its waiters in order. Changes nothing."""
+        return run(self._inspect(key), self._client.works.lanes)
+
+    def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
+        """Put every holder out. Kept with the lock: who did it and why. The fence stays, the queue moves up."""
+        return run(self._force_release(key, reason), self._client.works.lanes)
+
+    def cleanup(self) -> int:
+        """Remove records that nobody has used for longer than the client's retention. Returns how many."""
+        return run(self._cleanup(), self._client.works.lanes)
+
+
+class AsyncLocks(BaseLocks):
+    """`client.locks` of an asynchronous client."""
+
+    async def list(self, prefix: str = "") -> list[LockInfo]:
+        """Every lock that is held or waited for, in order of its key."""
+        return await run_async(self._list(prefix), self._client.works.lanes)
+
+    async def inspect(self, key: str) -> LockInfo:
+        """One lock: its holders with token, age and time left, its waiters in order. Changes nothing."""
+        return await run_async(self._inspect(key), self._client.works.lanes)
+
+    async def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
+        """Put every holder out. Kept with the lock: who did it and why. The fence stays, the queue moves up."""
+        return await run_async(self._force_release(key, reason), self._client.works.lanes)
+
+    async def cleanup(self) -> int:
+        """Remove records that nobody has used for longer than the client's retention. Returns how many."""
+        return await run_async(self._cleanup(), self._client.works.lanes)

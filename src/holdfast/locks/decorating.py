@@ -1,0 +1,121 @@
+"""A lock around a function: its key from its arguments, checked when the function is decorated."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import string
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from ..errors import InvalidKey, LockTimeout
+from ..values import checked_key
+from .terms import Key, OnBusy
+
+if TYPE_CHECKING:
+    from .lock import AsyncLock, Lock
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guarded(
+    function: Callable[P, R],
+    key: Key,
+    on_busy: OnBusy,
+    sync_lock: Callable[[str], Lock],
+    async_lock: Callable[[str], AsyncLock],
+) -> Callable[P, R]:
+    """The function, behind a lock. With `on_busy="skip"` a call that finds it busy returns None."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{function.__qualname__} is a generator: its body runs after the call has returned and the lock is "
+            "free again. Take the lock inside it with a `with` block."
+        )
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(f"a lock guards functions, not {function!r}")
+    key_of = _key_maker(function, key)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def guarded_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            lock = async_lock(key_of(args, kwargs))
+            try:
+                await lock.__aenter__()
+            except LockTimeout:
+                if on_busy == "skip":
+                    return None
+                raise
+            async with _Entered(lock):
+                return await function(*args, **kwargs)
+
+        return cast("Callable[P, R]", guarded_async)
+
+    @functools.wraps(function)
+    def guarded_sync(*args: P.args, **kwargs: P.kwargs) -> Any:
+        lock = sync_lock(key_of(args, kwargs))
+        try:
+            lock.__enter__()
+        except LockTimeout:
+            if on_busy == "skip":
+                return None
+            raise
+        with _Entered(lock):
+            return function(*args, **kwargs)
+
+    return guarded_sync
+
+
+class _Entered:
+    """A block whose lock was entered before, so that only the taking may be skipped, never the body's errors."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *what: object) -> None:
+        self._lock.__exit__(*what)
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *what: object) -> None:
+        await self._lock.__aexit__(*what)
+
+
+def _key_maker(function: Callable[..., Any], key: Key) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    """How a call's arguments become its key. Mistakes show now, not at the first call."""
+    name = getattr(function, "__qualname__", repr(function))
+    if callable(key):
+        maker = key
+
+        def from_callable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+            return checked_key(maker(*args, **kwargs))
+
+        return from_callable
+    signature = inspect.signature(function)
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(key) if field is not None]
+    except ValueError as error:
+        raise InvalidKey(f"the key {key!r} is not a template over the arguments of {name}: {error}") from None
+    if not fields:
+        fixed = checked_key(key.format())
+        return lambda _args, _kwargs: fixed
+    known = set(signature.parameters)
+    for field in fields:
+        root = field.split(".")[0].split("[")[0]
+        if root not in known:
+            raise InvalidKey(
+                f"the key {key!r} names {root or 'a position'!r}, which is no argument of {name}: "
+                f"it has {', '.join(sorted(known)) or 'none'}"
+            )
+
+    def from_template(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return checked_key(key.format(**bound.arguments))
+
+    return from_template

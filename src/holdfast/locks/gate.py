@@ -1,0 +1,96 @@
+"""The local gate: callers of one process meet here first and go to the store one at a time.
+
+There is one gate for each exclusive lock that is in use in this process, whatever the thread, the event loop
+or the client. It opens when the lease behind it has ended or is lost. It never passes a lease on: the next
+caller goes to the store like anyone else, behind the waiters of other processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from .._platform import after_fork_in_child
+from ..flag import Flag
+from ..held import Held
+
+Context = object
+"""Who is calling: the running task, or else the thread."""
+
+
+def current_context() -> Context:
+    """The running task, or else this thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task if task is not None else threading.current_thread()
+
+
+class Turn:
+    """One caller's turn at a gate. `open` is set when it may go to the store."""
+
+    __slots__ = ("address", "context", "depth", "held", "label", "lease", "open", "since")
+
+    def __init__(self, address: tuple[str, str], context: Context, label: str, since: float) -> None:
+        self.address = address
+        self.context = context
+        self.label = label
+        self.since = since
+        self.open = Flag()
+        self.held: Held | None = None  # the grant whose end opens the gate
+        self.lease: Callable[[], object] = lambda: None  # a weak reference: a gate keeps nothing alive
+        self.depth = 1
+
+
+class Gates:
+    """All the gates of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: dict[tuple[str, str], deque[Turn]] = {}  # the first of each is inside
+
+    def inside(self, address: tuple[str, str]) -> Turn | None:
+        """Whose turn it is."""
+        with self._lock:
+            queue = self._queues.get(address)
+            return queue[0] if queue else None
+
+    def enter(self, turn: Turn) -> int:
+        """Queue up. Returns how many are before; with none the turn is open."""
+        with self._lock:
+            queue = self._queues.setdefault(turn.address, deque())
+            queue.append(turn)
+            before = len(queue) - 1
+        if not before:
+            turn.open.set()
+        return before
+
+    def leave(self, turn: Turn) -> None:
+        """Leave, from inside or from the queue. Leaving twice is harmless."""
+        following = None
+        with self._lock:
+            queue = self._queues.get(turn.address)
+            if queue is None or turn not in queue:
+                return
+            first = queue[0] is turn
+            queue.remove(turn)
+            if not queue:
+                del self._queues[turn.address]
+            elif first:
+                following = queue[0]
+        if following is not None:
+            following.open.set()
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def reset(self) -> None:
+        """Forget everything: this is the child of a fork, which holds nothing."""
+        self.__init__()  # type: ignore[misc]
+
+
+gates = Gates()
+after_fork_in_child(gates.reset)

@@ -1,0 +1,23 @@
+"""The TTL hold: taken for a whole window, never renewed, never released early.
+
+For loops that run in many replicas: whoever gets the hold does this window's round. Each call is a new
+owner, so a second call within the window gets nothing, also in the same process.
+"""
+
+from __future__ import annotations
+
+from ..client import BaseClient
+from ..errors import LockTimeout
+from ..flows import Flow
+from ..values import Duration
+from .taking import LeaseT, take
+from .terms import checked_terms
+
+
+def hold(client: BaseClient, key: str, ttl: Duration, owner: str | None, kind: type[LeaseT]) -> Flow[LeaseT | None]:
+    """Take the hold, or return None while somebody has it."""
+    terms = checked_terms(key, kind="hold", ttl=ttl, wait=0, owner=owner)
+    try:
+        return (yield from take(client, terms, 0, kind))
+    except LockTimeout:
+        return None

@@ -1,0 +1,344 @@
+"""The lease: what a holder has in hand.
+
+`Lease` and `AsyncLease` are thin; what they share is `BaseLease`, and the truth about the grant is in `Held`.
+The flows of giving back, renewing and handing over are here, written once. A lease that is forgotten is no
+longer renewed, with a ResourceWarning, and ends when its time runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+import weakref
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Self
+
+from .. import flows
+from .._platform import elapsed
+from ..client import BaseClient
+from ..commands import Abandon, Release, Renew, Transfer
+from ..errors import HoldNotReleasable, LeaseLost, StoreUnavailable
+from ..flows import Flow
+from ..held import Held
+from ..keeper import Kept, Pulse
+from ..rules import outcomes as out
+from ..runners import run, run_async
+from ..values import checked_key
+from .gate import Turn, gates
+from .terms import Terms
+
+
+class Lost:
+    """Whether a lease is lost, for threads."""
+
+    def __init__(self, held: Held, *, renewed: bool) -> None:
+        self._held = held
+        self._renewed = renewed
+
+    def is_set(self) -> bool:
+        """Whether it is lost now."""
+        return self._held.state != "ended" and not self._held.valid
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the lease is lost, for at most `timeout` seconds. Returns whether it is."""
+        self._held.lost.wait(self._patience(timeout))
+        return self.is_set()
+
+    def _patience(self, timeout: float | None) -> float | None:
+        """A hold is nobody's to watch: it ends by the clock."""
+        if self._renewed:
+            return timeout
+        left = self._held.remaining() + 0.001
+        return left if timeout is None else min(timeout, left)
+
+
+class AsyncLost(Lost):
+    """Whether a lease is lost, for event loops."""
+
+    async def wait(self, timeout: float | None = None) -> bool:  # type: ignore[override]  # noqa: ASYNC109
+        """Wait until the lease is lost, for at most `timeout` seconds. Returns whether it is."""
+        await self._held.lost.wait_async(self._patience(timeout))
+        return self.is_set()
+
+
+class BaseLease:
+    """What both kinds of lease have in common."""
+
+    def __init__(self, client: BaseClient, terms: Terms, held: Held, turn: Turn | None) -> None:
+        self._client = client
+        self._works = client.works
+        self._terms = terms
+        self._held = held
+        self._turn = turn
+        self._kept: Kept | None = None
+
+    @property
+    def key(self) -> str:
+        """What is locked."""
+        return self._held.key
+
+    @property
+    def owner(self) -> str:
+        """Who holds it, for people."""
+        return self._held.owner
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of every earlier grant of this key."""
+        return self._held.token
+
+    @property
+    def floor(self) -> int:
+        """The lowest token among the living holders when this was last confirmed; what a guard remembers."""
+        return self._held.floor
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it expires in the store unless it is renewed, by the store's clock, in UTC."""
+        return self._held.expiry()
+
+    def remaining(self) -> float:
+        """Seconds for which it may still be acted upon without another renewal."""
+        return self._held.remaining()
+
+    @property
+    def valid(self) -> bool:
+        """Whether it may be acted upon now. A promise with assumptions: the fence is the guarantee."""
+        return self._held.valid
+
+    def check(self) -> None:
+        """Raise `LeaseLost` unless the lease may be acted upon now."""
+        if not self._held.judge():
+            raise self._loss()
+
+    def __repr__(self) -> str:
+        state = f"{self.remaining():.1f} s left" if self.valid else self._held.state
+        return f"<{type(self).__name__} {self.key!r} owner={self.owner!r} token={self.token} {state}>"
+
+    def __del__(self) -> None:
+        kept = getattr(self, "_kept", None)
+        if kept is not None and kept.held.state == "held" and not kept.held.inherited:
+            kept.dropped = True
+            warnings.warn(
+                f"the lease on {kept.held.key!r} was dropped without being released: it is no longer renewed and "
+                "ends when its time runs out. Use `with`, or keep the lease and release it.",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    # -- the flows ------------------------------------------------------------------------------------
+
+    def _start(self, sent: float, pulse: Pulse | None) -> None:
+        """Renew from now on, and be loud when it is lost."""
+        terms, held = self._terms, self._held
+        if terms.kind == "hold":  # it simply ends with its window
+            return
+        held.when_over(_teller(weakref.ref(self), self._client, self._turn, terms))
+        if self._turn is not None:
+            self._turn.held, self._turn.lease = held, weakref.ref(self)
+        self._kept = Kept(
+            held,
+            interval=terms.renew_every,
+            max_failures=terms.max_renew_failures,
+            max_stall=terms.max_stall,
+            pulse=pulse,
+            since=sent,
+        )
+        self._works.keeper.keep(self._kept)
+
+    def _give(self) -> Flow[None]:
+        """Give the lease back. Raises `LeaseLost` if it was lost before."""
+        held, turn = self._held, self._turn
+        if self._terms.kind == "hold":
+            raise HoldNotReleasable
+        if held.state == "ended":
+            return
+        if turn is not None and turn.depth > 1 and held.judge():
+            turn.depth -= 1
+            return
+        self.check()
+        self._works.keeper.drop(held)
+        try:
+            kept = yield from flows.release(Release(key=held.key, id=held.id, token=held.token))
+        except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
+            self._works.keeper.soon(lambda: _just_end(held))
+            self._works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+            raise
+        except BaseException:
+            held.end()
+            self._works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+            raise
+        if not kept:
+            held.lose("it was gone when it was to be released")
+            raise self._loss()
+        held.end()
+        self._client.events.emit("lease_released", key=held.key, owner=held.owner, token=held.token)
+
+    def _prolong(self) -> Flow[None]:
+        held = self._held
+        self.check()
+        sent = elapsed()
+        outcome, _ = yield from flows.send(Renew(key=held.key, id=held.id, token=held.token, ttl=held.ttl))
+        if not isinstance(outcome, out.Renewed) or outcome.expires_at is None:
+            held.lose("the store gave it to somebody else, or it was released by force")
+            raise self._loss()
+        held.renewed(sent, held.ttl, outcome.expires_at, outcome.floor)
+        self.check()
+
+    def _hand_over(self, to_owner: str) -> Flow[Self]:
+        """This lease ends and its successor begins, under a higher token, with nobody in between."""
+        held, works = self._held, self._works
+        checked_key(to_owner)
+        self.check()
+        works.keeper.drop(held)
+        to_id, sent = works.new_attempt(), elapsed()
+        command = Transfer(
+            key=held.key,
+            id=held.id,
+            token=held.token,
+            to_id=to_id,
+            to_label=self._client.label(to_owner),
+            ttl=held.ttl,
+        )
+        try:
+            outcome, _ = yield from flows.send(command)
+        except BaseException as error:
+            if isinstance(error, StoreUnavailable) and not error.ambiguous and self._kept is not None:
+                works.keeper.keep(self._kept)
+                raise
+            held.lose("it is not known whether it was handed over")
+            works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+            works.give_back(Abandon(key=held.key, id=to_id, ttl=held.ttl))
+            raise
+        if not isinstance(outcome, out.Transferred) or outcome.expires_at is None:
+            held.lose("it was gone when it was to be handed over")
+            raise self._loss()
+        successor = type(self)(
+            self._client,
+            self._terms,
+            Held(
+                key=held.key,
+                id=to_id,
+                owner=to_owner,
+                token=outcome.token,
+                floor=outcome.floor,
+                ttl=held.ttl,
+                sent=sent,
+                expires_at=outcome.expires_at,
+            ),
+            self._turn,
+        )
+        successor._start(sent, None if self._kept is None else self._kept.pulse)  # noqa: SLF001
+        held.end()
+        self._client.events.emit("lease_transferred", key=held.key, owner=held.owner, token=outcome.token, to=to_owner)
+        return successor
+
+    def _loss(self) -> LeaseLost:
+        held = self._held
+        if held.inherited:
+            reason = "it belongs to the process that this one was forked from"
+        else:
+            reason = held.reason or ("it was released" if held.state == "ended" else "its time ran out")
+        return LeaseLost(
+            f"the lease on {held.key!r} (token {held.token}) is lost: {reason}. Another holder may be at work: "
+            "stop, and let the fence refuse what is under way.",
+            key=held.key,
+            token=held.token,
+            reason=reason,
+        )
+
+
+class Lease(BaseLease):
+    """A lease in synchronous code.
+
+    >>> from holdfast import Client
+    >>> with Client("memory://") as hf, hf.lock("invoice:42", ttl=30) as lease:
+    ...     lease.valid, lease.token > 0
+    (True, True)
+    """
+
+    @property
+    def lost(self) -> Lost:
+        """`is_set()` tells whether the lease is lost, `wait()` blocks until it is."""
+        return Lost(self._held, renewed=self._terms.kind != "hold")
+
+    def renew(self) -> None:
+        """Prolong the lease by its ttl now. Raises `LeaseLost` if that is not possible any more."""
+        run(self._prolong(), self._works.lanes)
+
+    def release(self) -> None:
+        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before."""
+        run(self._give(), self._works.lanes)
+
+    def transfer(self, to_owner: str) -> Lease:
+        """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
+        return run(self._hand_over(to_owner), self._works.lanes)
+
+
+class AsyncLease(BaseLease):
+    """A lease in asynchronous code."""
+
+    @property
+    def lost(self) -> AsyncLost:
+        """`is_set()` tells whether the lease is lost, `await wait()` returns when it is."""
+        return AsyncLost(self._held, renewed=self._terms.kind != "hold")
+
+    async def renew(self) -> None:
+        """Prolong the lease by its ttl now. Raises `LeaseLost` if that is not possible any more."""
+        await run_async(self._prolong(), self._works.lanes)
+
+    async def release(self) -> None:
+        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before."""
+        await run_async(self._give(), self._works.lanes)
+
+    async def transfer(self, to_owner: str) -> AsyncLease:
+        """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
+        return await run_async(self._hand_over(to_owner), self._works.lanes)
+
+
+def _just_end(held: Held) -> None:
+    held.end()
+
+
+def _teller(
+    lease: weakref.ref[BaseLease], client: BaseClient, turn: Turn | None, terms: Terms
+) -> Callable[[Held], None]:
+    """What happens when a lease is over: the gate opens; if it was lost, that is told and the user called."""
+    try:
+        loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+    kind: type[BaseLease] = type(lease())  # type: ignore[assignment]
+
+    def call_back(held: Held) -> None:
+        try:
+            result: Any = terms.on_lost(lease() or kind(client, terms, held, turn)) if terms.on_lost else None
+            if asyncio.iscoroutine(result) and loop is not None:
+                task = loop.create_task(result)
+                _callbacks.add(task)
+                task.add_done_callback(_callbacks.discard)
+        except Exception as error:  # (the user's callback must not stop the keeper)
+            client.events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
+
+    def tell(held: Held) -> None:
+        if turn is not None and turn.held is held:
+            gates.leave(turn)
+        if held.state != "lost":
+            return
+        client.events.emit("lease_lost", key=held.key, owner=held.owner, token=held.token, reason=held.reason)
+        if terms.on_lost is None:
+            return
+        if loop is not None and issubclass(kind, AsyncLease):
+            try:
+                loop.call_soon_threadsafe(call_back, held)
+            except RuntimeError:  # the loop is closed: nobody is left to be told
+                return
+        else:
+            call_back(held)
+
+    return tell
+
+
+_callbacks: set[asyncio.Task[Any]] = set()

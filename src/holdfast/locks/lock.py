@@ -1,0 +1,213 @@
+"""Locks and semaphores, in two colours: thin, typed, and the same flows beneath.
+
+A lock object may be shared between threads and tasks; each of them has its own lease. As a context manager
+it yields the lease; as a decorator it guards a function, sync or async, whose signature is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from msgspec.structs import replace
+
+from ..client import BaseClient
+from ..errors import LeaseLost, LockTimeout, NotHeld, StoreError, WouldDeadlock
+from ..flows import Flow
+from ..held import Held
+from ..runners import run, run_async
+from ..values import Duration
+from .decorating import guarded
+from .gate import Context, current_context
+from .lease import AsyncLease, BaseLease, Lease
+from .taking import take
+from .terms import Terms, checked_wait
+
+P = ParamSpec("P")
+R = TypeVar("R")
+L = TypeVar("L", bound=BaseLease)
+
+
+class _AsGiven:
+    """The wait that the lock was made with."""
+
+
+AS_GIVEN = _AsGiven()
+
+
+class BaseLock(Generic[L]):
+    """What both colours of a lock have in common: its terms, and who in this process holds it through it."""
+
+    _lease_type: type[L]
+
+    def __init__(self, client: BaseClient, terms: Terms) -> None:
+        self._client = client
+        self._terms = terms
+        self._mine: dict[Context, list[L]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def key(self) -> str:
+        """What is locked."""
+        return self._terms.key if isinstance(self._terms.key, str) else repr(self._terms.key)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} ttl={self._terms.ttl / 1e6:g}>"
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Guard a function: each call takes the lock, for the key that its arguments say."""
+        return guarded(function, self._terms.key, self._terms.on_busy, self._sync_twin, self._async_twin)
+
+    def _sync_twin(self, key: str) -> Lock:
+        return Lock(self._client, replace(self._terms, key=key))
+
+    def _async_twin(self, key: str) -> AsyncLock:
+        return AsyncLock(self._client, replace(self._terms, key=key))
+
+    def _take(self, wait: Duration | _AsGiven | None) -> Flow[L]:
+        patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
+        lease = yield from take(self._client, self._terms, patience, self._lease_type)
+        with self._lock:
+            self._mine.setdefault(current_context(), []).append(lease)
+        return lease
+
+    def _pop(self) -> L:
+        """The lease that this task or thread took last through this lock."""
+        context = current_context()
+        with self._lock:
+            mine = self._mine.get(context)
+            if not mine:
+                raise NotHeld(f"this task or thread did not take {self.key!r} through this lock object")
+            lease = mine.pop()
+            if not mine:
+                del self._mine[context]
+            return lease
+
+
+class Lock(BaseLock[Lease]):
+    """A lock, or a number of permits, in synchronous code."""
+
+    _lease_type = Lease
+
+    def acquire(self, wait: Duration | _AsGiven | None = AS_GIVEN) -> Lease:
+        """Take the lock, waiting as long as `wait` says (None: for ever, 0: try once), or raise `LockTimeout`."""
+        return run(self._take(wait), self._client.works.lanes)
+
+    def try_acquire(self) -> Lease | None:
+        """Take the lock if it is free now, else None."""
+        try:
+            return self.acquire(wait=0)
+        except (LockTimeout, WouldDeadlock):
+            return None
+
+    def release(self) -> None:
+        """Give back what this thread took last through this lock."""
+        self._pop().release()
+
+    def __enter__(self) -> Lease:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        lease = self._pop()
+        try:
+            lease.release()
+        except LeaseLost:
+            if error is None or isinstance(error, Exception):
+                raise
+        except StoreError:
+            # The work is done and was covered. The keeper goes on giving the lease back, and says so.
+            pass
+
+
+class AsyncLock(BaseLock[AsyncLease]):
+    """A lock, or a number of permits, in asynchronous code."""
+
+    _lease_type = AsyncLease
+
+    def __init__(self, client: BaseClient, terms: Terms) -> None:
+        super().__init__(client, terms)
+        self._blocks: dict[AsyncLease, _Block] = {}
+
+    async def acquire(self, wait: Duration | _AsGiven | None = AS_GIVEN) -> AsyncLease:
+        """Take the lock, waiting as long as `wait` says (None: for ever, 0: try once), or raise `LockTimeout`."""
+        return await run_async(self._take(wait), self._client.works.lanes)
+
+    async def try_acquire(self) -> AsyncLease | None:
+        """Take the lock if it is free now, else None."""
+        try:
+            return await self.acquire(wait=0)
+        except (LockTimeout, WouldDeadlock):
+            return None
+
+    async def release(self) -> None:
+        """Give back what this task took last through this lock."""
+        await self._pop().release()
+
+    async def __aenter__(self) -> AsyncLease:
+        lease = await self.acquire()
+        if lease not in self._blocks:  # a reentrant block within a block changes nothing
+            self._blocks[lease] = _Block(lease)
+        self._blocks[lease].depth += 1
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        lease = self._pop()
+        block = self._blocks[lease]
+        block.depth -= 1
+        if not block.depth:
+            del self._blocks[lease]
+            block.leave(error)
+        try:
+            await lease.release()
+        except LeaseLost:
+            if error is None or isinstance(error, Exception):
+                raise
+        except StoreError:
+            # The work is done and was covered. The keeper goes on giving the lease back, and says so.
+            pass
+
+
+class _Block:
+    """The inside of an `async with`: cancelled when its lease is lost, as `asyncio.timeout` does it."""
+
+    def __init__(self, lease: AsyncLease) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  (we are inside a coroutine)
+        self.depth = 0
+        self._task: asyncio.Task[Any] = task
+        self._loop = asyncio.get_running_loop()
+        self._cancelling = task.cancelling()
+        self._inside = True
+        self._fired = False
+        self._lease = lease
+        lease._held.when_over(self._alarm)  # noqa: SLF001  (leases and locks are one house)
+
+    def _alarm(self, held: Held) -> None:
+        if held.state != "lost":
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._fire)
+        except RuntimeError:  # the loop is closed, and the block with it
+            return
+
+    def _fire(self) -> None:
+        """Cancel the task, unless it has left the block already."""
+        if self._inside:
+            self._fired = True
+            self._task.cancel()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave the block; our own cancellation becomes `LeaseLost`, anybody else's stays what it is."""
+        self._inside = False
+        if not self._fired:
+            return
+        ours_alone = self._task.uncancel() <= self._cancelling
+        if ours_alone and isinstance(error, asyncio.CancelledError):
+            raise self._lease._loss() from error  # noqa: SLF001

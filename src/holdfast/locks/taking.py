@@ -1,0 +1,127 @@
+"""Taking a lock, without I/O: the local gate, the store, and a lease in the keeper's care."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from .. import flows
+from .._platform import elapsed
+from ..client import BaseClient
+from ..commands import Acquire
+from ..errors import InvalidOption, LockTimeout, WouldDeadlock
+from ..flows import LONG_WAIT, Flow, Wait
+from ..held import Held
+from .gate import Turn, current_context, gates
+from .lease import AsyncLease, BaseLease
+from .terms import WAITER_TTL, Terms
+
+LeaseT = TypeVar("LeaseT", bound=BaseLease)
+
+
+def take(client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT]) -> Flow[LeaseT]:
+    """Take the lock, or raise `LockTimeout`, `WouldDeadlock` or what the store refuses it with."""
+    if not isinstance(terms.key, str):
+        raise InvalidOption("a key that is a function of the arguments is for decorators; here it must be text")
+    if not terms.exclusive:
+        return (yield from _take_from_store(client, terms, wait, kind, None, told=False))
+    turn = Turn((client.works.store.identity, terms.key), current_context(), str(client.label(terms.owner)), elapsed())
+    inside = gates.inside(turn.address)
+    if inside is not None and inside.context is turn.context:
+        lease = inside.lease()
+        if terms.reentrant and isinstance(lease, kind) and lease.valid:
+            inside.depth += 1
+            return lease
+        raise WouldDeadlock(
+            f"this task or thread holds {terms.key!r} already and would wait for itself: "
+            "pass the lease on, or say reentrant=True"
+        )
+    before = gates.enter(turn)
+    try:
+        told = False
+        if before:
+            wait, told = yield from _wait_at_gate(client, terms, turn, wait, before)
+        return (yield from _take_from_store(client, terms, wait, kind, turn, told=told))
+    except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
+        client.works.keeper.soon(lambda: gates.leave(turn))
+        raise
+    except BaseException:
+        gates.leave(turn)
+        raise
+
+
+def _wait_at_gate(
+    client: BaseClient, terms: Terms, turn: Turn, wait: float | None, before: int
+) -> Flow[tuple[float | None, bool]]:
+    """Wait for the other callers of this process. Returns the rest of the time, and whether a long wait was told."""
+    told = False
+    while not turn.open.is_set():
+        waited = elapsed() - turn.since
+        inside = gates.inside(turn.address)
+        holder = inside.label if inside is not None else ""
+        if wait is not None and waited >= wait:
+            age = None if inside is None else elapsed() - inside.since
+            raise LockTimeout(
+                f"{terms.key!r} was not free in time: held in this process by {holder}"
+                + ("" if age is None else f" for {age:.1f} s")
+                + ("" if wait == 0 else f"; this caller was at place {before} in the queue of its process"),
+                key=str(terms.key),
+                holder=holder or None,
+                age=age,
+                position=before - 1,
+            )
+        if not told and waited >= LONG_WAIT:
+            told = True
+            client.events.emit(
+                "wait_long", key=terms.key, owner=turn.label, waited=waited, holder=holder, position=before - 1
+            )
+        pause = None if told else max(0.001, LONG_WAIT - waited)
+        if wait is not None:
+            pause = wait - waited if pause is None else min(pause, wait - waited)
+        yield Wait(turn.open, pause)
+    return (None if wait is None else max(0.0, wait - (elapsed() - turn.since))), told
+
+
+def _take_from_store(
+    client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT], turn: Turn | None, *, told: bool
+) -> Flow[LeaseT]:
+    works = client.works
+    label = client.label(terms.owner)
+    started = elapsed()
+    command = Acquire(
+        key=str(terms.key),
+        id=works.new_attempt(),
+        label=label,
+        kind=terms.kind,
+        permits=terms.permits,
+        weight=terms.weight,
+        ttl=terms.ttl,
+        queue=wait != 0,
+        waiter_ttl=WAITER_TTL,
+        delay=terms.lock_delay,
+    )
+    grant = yield from flows.acquire(works, command, wait, told=told)
+    outcome = grant.outcome
+    lease = kind(
+        client,
+        terms,
+        Held(
+            key=command.key,
+            id=command.id,
+            owner=label.name,
+            token=outcome.token,
+            floor=outcome.floor,
+            ttl=terms.ttl,
+            sent=grant.sent,
+            expires_at=outcome.expires_at or 0,
+        ),
+        turn,
+    )
+    if turn is not None:
+        turn.since = elapsed()
+    lease._start(grant.sent, works.pulse() if issubclass(kind, AsyncLease) else None)  # noqa: SLF001
+    if outcome.permits_before is not None:
+        client.events.emit("permits_changed", key=command.key, before=outcome.permits_before, after=terms.permits)
+    client.events.emit(
+        "lease_acquired", key=command.key, owner=label.name, token=outcome.token, waited=elapsed() - started
+    )
+    return lease

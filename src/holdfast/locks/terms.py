@@ -1,0 +1,98 @@
+"""What was asked for: the checked options of one lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from ..errors import InvalidOption
+from ..rules.record import Kind
+from ..values import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
+
+OnBusy = Literal["raise", "skip"]
+Key = str | Callable[..., str]
+OnLost = Callable[[Any], object]
+
+WAITER_TTL = 10 * MICROSECONDS
+"""How long a waiter's place is kept after its last sign of life: a dead one delays the others by no more."""
+RENEWALS = 3
+"""A lease is renewed this many times within its ttl."""
+STALLS = 10
+"""An event loop may be stuck for this many ttls before its leases are given up."""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a lock, checked. Lengths are microseconds where the store sees them, else seconds."""
+
+    key: Key
+    kind: Kind
+    permits: int
+    weight: int
+    ttl: int
+    wait: float | None
+    owner: str | None
+    renew_every: float
+    max_renew_failures: int
+    max_stall: float
+    reentrant: bool
+    on_lost: OnLost | None
+    on_busy: OnBusy
+    lock_delay: int
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether only one can hold it, so that callers of one process may meet at a gate."""
+        return self.kind == "item"
+
+
+def checked_terms(
+    key: Key,
+    *,
+    kind: Kind,
+    permits: int = 1,
+    weight: int = 1,
+    ttl: Duration,
+    wait: Duration | None,
+    owner: str | None,
+    renew_every: Duration | None = None,
+    max_renew_failures: int = 3,
+    max_stall: Duration | None = None,
+    reentrant: bool = False,
+    on_lost: OnLost | None = None,
+    on_busy: OnBusy = "raise",
+    lock_delay: Duration = 0,
+) -> Terms:
+    """Check every option at once, so that a mistake shows where it was made."""
+    length = checked_ttl(ttl)
+    every = length / RENEWALS if renew_every is None else checked_ttl(renew_every, what="renew_every")
+    if every >= length:
+        raise InvalidOption(f"renew_every={renew_every!r} is not shorter than ttl={ttl!r}: the lease would end first")
+    if checked_count(weight, what="weight") > checked_count(permits, what="permits"):
+        raise InvalidOption(f"weight={weight} never fits into permits={permits}")
+    if on_busy not in ("raise", "skip"):
+        raise InvalidOption(f"on_busy cannot be {on_busy!r}: it is 'raise' or 'skip'")
+    if owner is not None:
+        checked_key(owner)
+    return Terms(
+        key=key if callable(key) else checked_key(key),
+        kind=kind,
+        permits=permits,
+        weight=weight,
+        ttl=length,
+        wait=checked_wait(wait),
+        owner=owner,
+        renew_every=every / MICROSECONDS,
+        max_renew_failures=checked_count(max_renew_failures, what="max_renew_failures"),
+        max_stall=length * STALLS / MICROSECONDS if max_stall is None else seconds(max_stall, what="max_stall"),
+        reentrant=reentrant,
+        on_lost=on_lost,
+        on_busy=on_busy,
+        lock_delay=round(seconds(lock_delay, what="lock_delay") * MICROSECONDS),
+    )
+
+
+def checked_wait(wait: Duration | None) -> float | None:
+    """None waits for ever, 0 tries once."""
+    return None if wait is None else seconds(wait, what="wait")

@@ -1,0 +1,5 @@
+"""Sinks: where events go. Each is a callable that takes an `Event`."""
+
+from .logs import LoggingSink
+
+__all__ = ["LoggingSink"]

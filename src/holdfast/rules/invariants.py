@@ -1,0 +1,416 @@
+"""The statements that must always hold of a lock, whatever happened to it.
+
+`violations` looks at one settled record; `step_violations` looks at one step: the record before and after,
+what was asked and what was answered. Both return sentences, and none is good news. They say what `rules.lock`
+promises in other words and share no code with it, so tests, simulations and drills can hold them against the
+rules and against every store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from . import outcomes as out
+from .lock import MAX_TOMBSTONES
+from .record import Holder, LockRecord, Tombstone, Waiter
+
+MAX_TOKEN = 2**53 - 1
+
+_Mortal = TypeVar("_Mortal", Holder, Waiter, Tombstone)
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in plain values, because the commands live a layer above. `verb` is the command's name."""
+
+    verb: str
+    id: str = ""
+    token: int | None = None
+    to_id: str = ""
+
+    @classmethod
+    def of(cls, command: object) -> Asked:
+        """Read what matters off any command of a lock.
+
+        >>> Asked.of(Asked(verb="", id="a", token=7))
+        Asked(verb='Asked', id='a', token=7, to_id='')
+        """
+        return cls(
+            verb=type(command).__name__,
+            id=getattr(command, "id", ""),
+            token=getattr(command, "token", None),
+            to_id=getattr(command, "to_id", ""),
+        )
+
+
+class _Change:
+    """One step, and what follows from it that several statements need."""
+
+    __slots__ = (
+        "after", "answer", "asked", "before", "direct", "fresh", "holding", "left", "named", "now", "queue", "stones"
+    )  # fmt: skip
+
+    def __init__(self, before: LockRecord, asked: Asked, after: LockRecord, answer: out.Outcome, now: int) -> None:
+        self.before, self.asked, self.after, self.answer, self.now = before, asked, after, answer, now
+        self.holding = {holder.id: holder for holder in _living(before.holders, now)}
+        self.queue = {waiter.id: waiter for waiter in _living(before.waiters, now)}
+        self.stones = {stone.id: stone for stone in _living(before.tombstones, now)}
+        tokens = {holder.token for holder in before.holders}
+        self.fresh = [holder for holder in after.holders if holder.token not in tokens]
+        staying = {waiter.id for waiter in after.waiters}
+        self.left = [waiter for waiter in self.queue.values() if waiter.id not in staying]
+        # Whom this step was entitled to touch, and the one it granted to other than by an offer.
+        self.named: set[str] = set()
+        if isinstance(answer, out.Granted | out.Queued | out.Renewed | out.Released | out.Abandoned):
+            self.named = {asked.id}
+        elif isinstance(answer, out.Transferred) and answer.token not in tokens:
+            self.named = {asked.id, asked.to_id}
+        elif isinstance(answer, out.ForceReleased):
+            self.named = {*self.holding, *answer.woken}
+        self.direct = ""
+        if isinstance(answer, out.Granted | out.Transferred) and answer.token not in tokens:
+            self.direct = asked.to_id or asked.id
+            if isinstance(answer, out.Granted) and asked.id in answer.woken:
+                self.direct = ""
+
+
+def violations(record: LockRecord, now: int, *, offers: bool = True) -> list[str]:
+    """What is wrong with a record that was settled at `now`. Without `offers` the head of the queue may fit."""
+    found = [text for check in _STATE for text in check(record)]
+    found += _nothing_outlives_its_time(record, now)
+    if offers:
+        found += _nobody_waits_in_vain(record)
+    return found
+
+
+def step_violations(
+    before: LockRecord, asked: Asked, after: LockRecord, answer: out.Outcome, now: int, *, stored: bool = False
+) -> list[str]:
+    """What is wrong with one step of a command that may write.
+
+    `stored` records were read back from a store, so what is unchanged is equal but not the same object.
+    """
+    change = _Change(before, asked, after, answer, now)
+    found = [text for check in _STEPS for text in check(change)]
+    if not stored and after is not before and after == before:
+        found.append("nothing changed, but it is not the very record that was given")
+    return found
+
+
+def _ids_and_tokens_are_unique(record: LockRecord) -> Iterator[str]:
+    ids = [one.id for one in _everyone(record)]
+    stones = [stone.id for stone in record.tombstones]
+    if len(set(ids)) != len(ids) or len(set(stones)) != len(stones):
+        yield f"an attempt stands in the record twice: {ids} {stones}"
+    if not {waiter.id for waiter in record.waiters}.isdisjoint(stones):
+        yield "an attempt that must not come back waits"
+    tokens = [holder.token for holder in record.holders]
+    if any(later <= earlier for earlier, later in pairwise(tokens)):
+        yield f"holders do not stand in the order of their tokens: {tokens}"
+    if tokens and not 0 < min(tokens) <= max(tokens) <= record.fence:
+        yield f"a token lies outside 1..fence {record.fence}: {tokens}"
+    if record.fence > MAX_TOKEN:
+        yield f"the fence {record.fence} does not fit into 53 bits"
+
+
+def _nothing_outlives_its_time(record: LockRecord, now: int) -> Iterator[str]:
+    mortals: list[Holder | Waiter | Tombstone] = [*record.holders, *record.waiters, *record.tombstones]
+    for thing in mortals:
+        if (thing.ttl is None) != (thing.expires_at is None):
+            yield f"{thing.id} has an end without a ttl, or a ttl without an end"
+        elif thing.ttl is not None and thing.expires_at is not None:
+            if thing.expires_at <= now:
+                yield f"{thing.id} ended at {thing.expires_at} and is still there at {now}"
+            if thing.expires_at > now + thing.ttl:
+                yield f"{thing.id} lives until {thing.expires_at}, beyond {now} + {thing.ttl}"
+    if bool(record.closed_until) != bool(record.closed_for):
+        yield "closed_until and closed_for contradict each other"
+    if record.closed_until and not now < record.closed_until <= now + record.closed_for:
+        yield f"closed until {record.closed_until}, outside {now} + {record.closed_for}"
+
+
+def _sizes_are_sound(record: LockRecord) -> Iterator[str]:
+    if record.permits < 1 or any(one.weight < 1 for one in _everyone(record)):
+        yield "permits and weights are at least one"
+    if any(waiter.weight > record.permits for waiter in record.waiters):
+        yield "somebody waits who can never fit"
+    if len(record.tombstones) > MAX_TOMBSTONES:
+        yield f"more than {MAX_TOMBSTONES} tombstones"
+
+
+def _due_is_the_next_end(record: LockRecord) -> Iterator[str]:
+    due = None
+    if record.waiters:
+        moments = {one.expires_at for one in _everyone(record)} | {record.closed_until or None}
+        due = min((moment for moment in moments if moment is not None), default=None)
+    if record.due_at != due:
+        yield f"due at {record.due_at}, but the next thing to end while somebody waits is at {due}"
+
+
+def _nobody_waits_in_vain(record: LockRecord) -> Iterator[str]:
+    if record.waiters and not record.closed_until and record.waiters[0].weight <= record.permits - _load(record):
+        yield f"a lost wake-up: {record.waiters[0].id} waits though it would fit"
+
+
+def _fence_counts_every_grant(c: _Change) -> Iterator[str]:
+    """Every grant takes the next token: above the fence before it, and not behind the clock."""
+    grants = len(c.answer.woken) + bool(c.direct)
+    fence = max(c.before.fence + 1, c.now) + grants - 1 if grants else c.before.fence
+    if c.after.fence != fence:
+        yield f"the fence went from {c.before.fence} to {c.after.fence}, not to {fence}, by {grants} grants at {c.now}"
+    for holder in c.fresh:
+        if holder.token <= c.before.fence or holder.token < c.now:
+            yield f"{holder.id} got the token {holder.token}: fence {c.before.fence}, clock {c.now}"
+    if _floor(c.after.holders, c.after.fence) < _floor(c.holding.values(), c.before.fence):
+        yield "the floor fell"
+
+
+def _grants_fit(c: _Change) -> Iterator[str]:
+    load = _load(c.after)
+    given = c.direct if c.asked.verb == "Transfer" else ""
+    if any(holder.id != given for holder in c.fresh):
+        if load > c.after.permits:
+            yield f"a grant took the load to {load} of {c.after.permits}"
+    elif load > sum(holder.weight for holder in c.holding.values()):
+        yield f"the load rose to {load} though nothing was granted"
+
+
+def _grants_come_from_the_head(c: _Change) -> Iterator[str]:
+    """First in, first out: whoever was granted is a beginning of the queue, with a newcomer as its end."""
+    woken = c.answer.woken
+    passed_over = {w.id for w in c.left if w.weight > c.after.permits} | (
+        {c.asked.id, c.asked.to_id} if isinstance(c.answer, out.Abandoned | out.Transferred) else set()
+    )
+    line = [one for one in c.queue if one in woken or one not in passed_over]
+    granted = list(woken)
+    if c.direct and c.asked.verb == "Acquire":
+        granted.append(c.direct)
+        if c.direct not in line:
+            line.append(c.direct)
+    if granted != line[: len(granted)]:
+        yield f"granted to {granted} while the line was {line}"
+
+
+def _woken_are_the_new_offers(c: _Change) -> Iterator[str]:
+    offered = [holder.id for holder in c.fresh if holder.offered]
+    if offered != [one for one in c.answer.woken if one in offered]:
+        yield f"offers to {offered}, but woken are {c.answer.woken}"
+    others = {holder.id for holder in c.fresh if not holder.offered} | (set(c.answer.woken) - set(offered))
+    if not others <= c.named:
+        yield f"granted or woken without being asked for or offered: {others - c.named}"
+
+
+def _offers_live_as_long_as_their_waiter(c: _Change) -> Iterator[str]:
+    for holder in c.fresh:
+        waiter = c.queue.get(holder.id)
+        if not holder.offered:
+            continue
+        if waiter is None:
+            yield f"an offer to {holder.id}, who did not wait"
+        elif (holder.ttl, holder.expires_at) != (waiter.ttl, _lowered(waiter, c.now).expires_at):
+            yield f"the offer to {holder.id} lives until {holder.expires_at}, its waiter until {waiter.expires_at}"
+        elif (holder.label, holder.weight, holder.delay, holder.unknown) != (
+            waiter.label, waiter.weight, waiter.delay, waiter.unknown
+        ):  # fmt: skip
+            yield f"the offer to {holder.id} is not what it waited for"
+
+
+def _only_the_named_change(c: _Change) -> Iterator[str]:
+    """Time ends and lowers; nothing else happens to a holder but by its own command, and the dead stay dead."""
+    kept = {holder.token: holder for holder in c.after.holders}
+    for holder in c.before.holders:
+        late = kept.get(holder.token)
+        if holder.id not in c.holding:
+            if late is not None:
+                yield f"{holder.id} had ended and was revived under its old token"
+        elif late is None:
+            if holder.id not in c.named:
+                yield f"{holder.id} lost a living grant by a step that did not name it"
+        elif holder.id not in c.named:
+            if late != _lowered(holder, c.now):
+                yield f"{holder.id} was changed by a step that did not name it"
+        elif _identity(late) != _identity(holder) or (late.offered and not holder.offered):
+            yield f"{holder.id} did not keep what is its own: {late}"
+
+
+def _only_by_right(c: _Change) -> Iterator[str]:
+    """Renew, release and transfer need the attempt and its token; a `lease` may be named by its owner alone."""
+    if not isinstance(c.answer, out.Renewed | out.Released | out.Transferred | out.NotHeld):
+        return
+    held = c.holding.get(c.asked.id)
+    right = held is not None and c.asked.token == held.token
+    if c.asked.token is None:
+        right = c.before.kind == "lease" and held is not None
+    if c.asked.id in c.answer.woken:
+        return  # offered within this very step, under a token that the record before does not show
+    if isinstance(c.answer, out.NotHeld):
+        if right:
+            yield f"{c.asked.id} holds, and was told that it does not"
+    elif c.named and not right:
+        yield f"{c.asked.verb} of {c.asked.id} was done without the right id and token"
+
+
+def _queue_keeps_its_order(c: _Change) -> Iterator[str]:
+    ids = [waiter.id for waiter in c.after.waiters]
+    line = [one for one in c.queue if one in ids]
+    if isinstance(c.answer, out.Queued) and c.asked.id not in c.queue:
+        line.append(c.asked.id)
+    if ids != line:
+        yield f"the queue is {ids}, and should be {line}"
+    for waiter in c.after.waiters:
+        early = c.queue.get(waiter.id)
+        if early is not None and waiter != _lowered(early, c.now):
+            kept = (early.since, early.weight, early.unknown) == (waiter.since, waiter.weight, waiter.unknown)
+            if waiter.id not in c.named or not kept:
+                yield f"the place of {waiter.id} was changed: {waiter}"
+    stones = {stone.id for stone in c.after.tombstones if stone.reason == "never_fits"}
+    for waiter in c.left:
+        never_fits = waiter.weight > c.after.permits and waiter.id in stones
+        if not (waiter.id in c.answer.woken or waiter.id in c.named or never_fits):
+            yield f"{waiter.id} lost its place for no reason"
+
+
+def _tombstones_hold(c: _Change) -> Iterator[str]:
+    after = {stone.id: stone for stone in c.after.tombstones}
+    for stone in c.stones.values():
+        kept = after.get(stone.id)
+        if kept is None and len(after) < MAX_TOMBSTONES:
+            yield f"the tombstone of {stone.id} was lost"
+        elif kept is not None and stone.id not in c.named and kept != _lowered(stone, c.now):
+            yield f"the tombstone of {stone.id} was changed"
+    if c.asked.verb == "Acquire" and c.asked.id in c.stones and c.asked.id not in c.holding:
+        if not isinstance(c.answer, out.Gone | out.TooHeavy):
+            yield f"{c.asked.id} came back from the dead: {c.answer}"
+    elif isinstance(c.answer, out.Gone):
+        yield f"{c.asked.id} was refused as gone, and never was"
+
+
+def _closed_by_a_loss_alone(c: _Change) -> Iterator[str]:
+    """The lock-delay counts from the end of a confirmed grant that was never given back."""
+    until, length = c.before.closed_until, c.before.closed_for
+    for holder in c.before.holders:
+        if holder.expires_at is not None and holder.expires_at <= c.now and holder.delay and not holder.offered:
+            until, length = max(until, holder.expires_at + holder.delay), max(length, holder.delay)
+    until = min(until, c.now + length)
+    if c.after.closed_until != (until if until > c.now else 0):
+        yield f"closed until {c.after.closed_until}, and should be until {until} (now {c.now})"
+    if c.after.closed_until and (c.answer.woken or (c.direct and c.asked.verb == "Acquire")):
+        yield "a grant was made while the key was closed"
+
+
+def _shape_changes_by_a_new_attempt_alone(c: _Change) -> Iterator[str]:
+    before, after, answer = c.before, c.after, c.answer
+    told = getattr(answer, "permits_before", None)
+    fresh_attempt = c.asked.id not in c.holding and c.asked.id not in c.queue
+    if (before.kind, before.permits) != (after.kind, after.permits):
+        if not (isinstance(answer, out.Granted | out.Queued | out.Busy) and fresh_attempt):
+            yield f"kind or permits were changed by {c.asked.verb} of {c.asked.id}"
+        if before.kind != after.kind and (c.holding or c.queue):
+            yield "the kind changed under somebody's feet"
+    if told != (before.permits if before.permits != after.permits and (before.fence or answer.woken) else None):
+        yield f"permits went from {before.permits} to {after.permits}, and the answer says {told}"
+    if before.forced != after.forced and not isinstance(answer, out.ForceReleased):
+        yield "the note of a forced release was changed"
+    if before.unknown != after.unknown:
+        yield "fields of another version were lost"
+    if before != after and before.version >= after.version:
+        yield "the record changed and its version did not rise"
+    elif before.version != after.version and before == replace(after, version=before.version):
+        yield "the version rose though nothing changed"
+
+
+def _grants_are_told_truly(c: _Change) -> Iterator[str]:
+    answer, after = c.answer, c.after
+    if isinstance(answer, out.Granted | out.Renewed | out.Transferred):
+        holder = next((h for h in after.holders if h.id == (c.asked.to_id or c.asked.id)), None)
+        if holder is None:
+            yield f"{answer} was told to one who does not hold"
+            return
+        if holder.offered or holder.expires_at != answer.expires_at:
+            yield f"the holder is {holder}, the answer {answer}"
+        if answer.floor != min(h.token for h in after.holders):
+            yield f"the floor is {answer.floor}, the tokens are {[h.token for h in after.holders]}"
+        if not isinstance(answer, out.Renewed) and (holder.token, holder.since) != (answer.token, answer.since):
+            yield f"the holder is {holder}, the answer {answer}"
+    held = c.holding.get(c.asked.id)
+    if c.asked.verb == "Acquire" and held and not (isinstance(answer, out.Granted) and answer.token == held.token):
+        yield f"a re-send of {c.asked.id} did not get its own grant again: {answer}"
+    if isinstance(answer, out.Transferred) and (
+        any(one.id == c.asked.id for one in _everyone(after)) or (c.named and c.asked.to_id in c.holding)
+    ):
+        yield "a transfer left its giver in, or took from a target that held"
+
+
+def _refusals_are_told_truly(c: _Change) -> Iterator[str]:
+    answer, after = c.answer, c.after
+    if isinstance(answer, out.Queued) and (
+        answer.position >= len(after.waiters)
+        or after.waiters[answer.position].id != c.asked.id
+        or answer.recheck_in != (None if after.due_at is None else after.due_at - c.now)
+        or answer.holders != after.holders
+    ):
+        yield f"{c.asked.id} was told {answer}, the queue is {after.waiters}"
+    if isinstance(answer, out.Busy) and (answer.holders, answer.waiting) != (after.holders, len(after.waiters)):
+        yield f"the answer {answer} does not tell who is in the way"
+    if isinstance(answer, out.Released | out.Abandoned) and any(one.id == c.asked.id for one in _everyone(after)):
+        yield f"{c.asked.id} is still there"
+    if isinstance(answer, out.Abandoned) and all(stone.id != c.asked.id for stone in after.tombstones):
+        yield f"{c.asked.id} was given up without a tombstone"
+    if isinstance(answer, out.Mismatch) and (answer.found != after.kind or after.idle):
+        yield "refused for a kind that is not in use"
+    if isinstance(answer, out.TargetHolds) and c.asked.to_id not in {holder.id for holder in after.holders}:
+        yield "refused for a target that does not hold"
+    if isinstance(answer, out.ForceReleased) and answer.holders and after.forced is None:
+        yield "a forced release left no note"
+
+
+_STATE: tuple[Callable[[LockRecord], Iterator[str]], ...] = (
+    _ids_and_tokens_are_unique,
+    _sizes_are_sound,
+    _due_is_the_next_end,
+)
+_STEPS: tuple[Callable[[_Change], Iterator[str]], ...] = (
+    _fence_counts_every_grant,
+    _grants_fit,
+    _grants_come_from_the_head,
+    _woken_are_the_new_offers,
+    _offers_live_as_long_as_their_waiter,
+    _only_the_named_change,
+    _only_by_right,
+    _queue_keeps_its_order,
+    _tombstones_hold,
+    _closed_by_a_loss_alone,
+    _shape_changes_by_a_new_attempt_alone,
+    _grants_are_told_truly,
+    _refusals_are_told_truly,
+)
+
+
+def _everyone(record: LockRecord) -> list[Holder | Waiter]:
+    return [*record.holders, *record.waiters]
+
+
+def _living(things: tuple[_Mortal, ...], now: int) -> list[_Mortal]:
+    return [thing for thing in things if thing.expires_at is None or thing.expires_at > now]
+
+
+def _lowered(thing: _Mortal, now: int) -> _Mortal:
+    if thing.ttl is None or thing.expires_at is None or thing.expires_at <= now + thing.ttl:
+        return thing
+    return replace(thing, expires_at=now + thing.ttl)
+
+
+def _identity(holder: Holder) -> tuple[object, ...]:
+    return holder.id, holder.label, holder.token, holder.weight, holder.via, holder.unknown
+
+
+def _floor(holders: Iterable[Holder], fence: int) -> int:
+    return min((holder.token for holder in holders), default=fence)
+
+
+def _load(record: LockRecord) -> int:
+    return sum(holder.weight for holder in record.holders)

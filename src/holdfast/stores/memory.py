@@ -1,0 +1,238 @@
+"""`memory://`: the rules under a mutex, and the model that every other store is compared with.
+
+`memory://` is private to whoever opened it; `memory://name` is shared by all who open that name in this
+process, as long as one of them is open. Nothing outlives the process, and a forked child starts empty.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from typing import TYPE_CHECKING
+from weakref import WeakSet, WeakValueDictionary
+
+from .._platform import after_fork_in_child
+from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, SettleDue, Swept
+from ..errors import InvalidKey, InvalidOption, StoreUnusable
+from ..rules import lock
+from ..rules.outcomes import Outcome
+from ..rules.record import EMPTY, LockRecord
+from ..values import checked_key
+from .contract import Capabilities, Clock, Hint, Role
+from .shared import at_least_one, failed, listed, woken_by_channel
+
+if TYPE_CHECKING:
+    from .contract import Connection, Store, Watch
+
+CAPABILITIES = Capabilities(durable=False, shared=False, server_clock=False, notifies=True)
+
+_private = count(1)
+_registry_lock = threading.Lock()
+_named: WeakValueDictionary[str, _Space] = WeakValueDictionary()
+_living: WeakSet[_Space] = WeakSet()
+
+
+def open_memory(url: str, *, namespace: str, clock: Clock) -> Store:
+    """Open `memory://` (private) or `memory://name` (shared within the process)."""
+    name = url.partition("://")[2]
+    if not name:
+        return MemoryStore(url="memory://", identity=f"memory:#{next(_private)}", space=_Space(), clock=clock)
+    try:
+        checked_key(name)
+    except InvalidKey as error:
+        raise InvalidOption(f"memory://name needs a name that could be a key: {error}") from None
+    identity = f"memory://{name}#{namespace}"
+    with _registry_lock:
+        space = _named.get(identity)
+        if space is None:
+            space = _named[identity] = _Space()
+    return MemoryStore(url=f"memory://{name}", identity=identity, space=space, clock=clock)
+
+
+class _Space:
+    """The records of one namespace, and who wants to hear of them."""
+
+    def __init__(self) -> None:
+        self.clear()
+        _living.add(self)
+
+    def clear(self) -> None:
+        """Forget everything, under a fresh mutex: the old one may be held by a thread that a fork left behind."""
+        self.mutex = threading.Lock()
+        self.records: dict[str, LockRecord] = {}
+        self.watches: dict[str, list[MemoryWatch]] = {}
+        self._sorted: list[str] | None = []
+
+    def put(self, key: str, record: LockRecord) -> None:
+        if key not in self.records:
+            self._sorted = None
+        self.records[key] = record
+
+    def remove(self, key: str) -> None:
+        del self.records[key]
+        self._sorted = None
+
+    def keys_after(self, after: str, prefix: str = "") -> Iterator[str]:
+        """The keys with the prefix, those after `after`, in order."""
+        if self._sorted is None:
+            self._sorted = sorted(self.records)
+        keys = self._sorted
+        start = max(bisect_right(keys, after), bisect_left(keys, prefix))
+        for place in range(start, len(keys)):
+            if not keys[place].startswith(prefix):
+                return
+            yield keys[place]
+
+
+def _reset_after_fork() -> None:
+    global _registry_lock  # noqa: PLW0603  (the old one may be held by a thread that is not in this process)
+    _registry_lock = threading.Lock()
+    for space in list(_living):
+        space.clear()
+
+
+after_fork_in_child(_reset_after_fork)
+
+
+class MemoryStore:
+    """One way to the records of a space."""
+
+    def __init__(self, *, url: str, identity: str, space: _Space, clock: Clock) -> None:
+        self.url = url
+        self.identity = identity
+        self.capabilities = CAPABILITIES
+        self._space: _Space | None = space
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore {self.identity}>"
+
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (nobody waits here, so no role goes first)
+        """Open a connection."""
+        return MemoryConnection(self._open_space(), self._clock)
+
+    def watch(self, channel: str, on_hint: Hint) -> Watch:
+        """Subscribe to hints. They are given by the thread whose command made the grant, outside the mutex."""
+        return MemoryWatch(self._open_space(), channel, on_hint)
+
+    def reopen(self) -> Store:
+        """Open it for the child of a fork, in which it is empty."""
+        return MemoryStore(url=self.url, identity=self.identity, space=self._open_space(), clock=self._clock)
+
+    def close(self) -> None:
+        """Let go of the records; the last one to do so forgets them."""
+        self._space = None
+
+    def _open_space(self) -> _Space:
+        if self._space is None:
+            raise StoreUnusable("this memory store is closed: open a new one")
+        return self._space
+
+
+class MemoryWatch:
+    """A subscription within the process."""
+
+    def __init__(self, space: _Space, channel: str, on_hint: Hint) -> None:
+        self._space, self._channel, self.on_hint = space, channel, on_hint
+        with space.mutex:
+            space.watches.setdefault(channel, []).append(self)
+
+    def expect(self, id: str, *, eager: bool) -> None:
+        """Nothing to prepare: hints are direct."""
+
+    def forget(self, id: str) -> None:
+        """Nothing to undo."""
+
+    def close(self) -> None:
+        """End the subscription."""
+        with self._space.mutex:
+            watches = self._space.watches.get(self._channel, [])
+            if self in watches:
+                watches.remove(self)
+            if not watches:
+                self._space.watches.pop(self._channel, None)
+
+
+class MemoryConnection:
+    """Runs the rules, one batch under one holding of the mutex."""
+
+    def __init__(self, space: _Space, clock: Clock) -> None:
+        self._space: _Space | None = space
+        self._clock = clock
+
+    def execute(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Carry the commands out in their order."""
+        space = self._space
+        if space is None:
+            raise StoreUnusable("this connection is closed: open a new one")
+        outcomes: list[Outcome] = []
+        with space.mutex:
+            now = self._clock()
+            for command in commands:
+                try:
+                    outcomes.append(_answer(space, command, now))
+                except Exception as error:  # a bad command fails alone
+                    outcomes.append(failed(command, error))
+            woken = woken_by_channel(outcomes)
+            told = [(watch, ids) for channel, ids in woken.items() for watch in space.watches.get(channel, ())]
+        for watch, ids in told:
+            watch.on_hint(ids)
+        return outcomes
+
+    def close(self) -> None:
+        """Let go of the records."""
+        self._space = None
+
+
+def _answer(space: _Space, command: Command, now: int) -> Outcome:
+    if isinstance(command, LockCommand):
+        before = space.records.get(command.key, EMPTY)
+        after, outcome = command.apply(before, now)
+        if after is not before:
+            space.put(command.key, after)
+        return outcome
+    if isinstance(command, ListLocks):
+        return _list(space, command, now)
+    if isinstance(command, SettleDue):
+        return _settle_due(space, command, now)
+    if isinstance(command, Cleanup):
+        return _clean_up(space, command, now)
+    raise TypeError(f"{type(command).__name__} is not a command that this store knows")
+
+
+def _list(space: _Space, command: ListLocks, now: int) -> Page:
+    limit = at_least_one(command.limit)
+    keys = list(islice(space.keys_after(command.after, command.prefix), limit + 1))
+    items = tuple(listed(key, space.records[key], now) for key in keys[:limit])
+    return Page(items=items, next=keys[limit - 1] if len(keys) > limit else None, now=now)
+
+
+def _settle_due(space: _Space, command: SettleDue, now: int) -> Swept:
+    limit = at_least_one(command.limit)
+    due = sorted(
+        (record.due_at, key)
+        for key, record in space.records.items()
+        if record.due_at is not None and record.due_at <= now
+    )
+    changed = 0
+    woken: tuple[str, ...] = ()
+    for _, key in due[:limit]:
+        before = space.records[key]
+        after, more = lock.settle(before, now)
+        if after is not before:
+            space.put(key, after)
+            changed += 1
+        woken += more
+    following = due[limit - 1][1] if len(due) > limit else None
+    return Swept(seen=len(due[:limit]), changed=changed, next=following, woken=woken)
+
+
+def _clean_up(space: _Space, command: Cleanup, now: int) -> Swept:
+    limit = at_least_one(command.limit)
+    keys = list(islice(space.keys_after(command.after), limit + 1))
+    gone = [key for key in keys[:limit] if lock.removable(space.records[key], now, retention=command.retention)]
+    for key in gone:
+        space.remove(key)
+    return Swept(seen=len(keys[:limit]), changed=len(gone), next=keys[limit - 1] if len(keys) > limit else None)

@@ -1,0 +1,289 @@
+"""One batch of commands inside one SQLite transaction.
+
+Records are read as text, decided upon by the rules, and written back only where a rule changed them. A
+crowd of renewals is decided by SQLite itself, in one statement that is equal to the rule for the
+simple case and leaves every other case to the rule. The caller owns the transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import get_args
+
+import msgspec
+
+from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, Renew, SettleDue, Swept
+from ..errors import RecordUnreadable
+from ..rules import lock
+from ..rules.outcomes import Outcome, Renewed
+from ..rules.record import EMPTY, Kind, LockRecord, decode, encode
+from .shared import at_least_one, end_of_prefix, failed, listed
+
+FEW_KEYS = 8
+"""Up to here one SELECT a key is cheaper than one SELECT over a JSON list of keys."""
+MANY_RENEWALS = 8
+"""From here on the one statement is cheaper than reading, deciding and writing each record."""
+MAX_INTEGER = 2**63 - 1
+MAX_TTL = 2**53
+
+LOAD = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
+LOAD_MANY = (
+    "SELECT locks.key, record FROM json_each(?2) AS wanted CROSS JOIN locks "
+    "WHERE locks.namespace = ?1 AND locks.key = wanted.value"
+)
+SAVE = (
+    "INSERT INTO locks (namespace, key, record, due_at) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = excluded.due_at"
+)
+DUE = "SELECT key, record FROM locks WHERE namespace = ? AND due_at <= ? ORDER BY due_at, key"
+AFTER = "SELECT key, record FROM locks WHERE namespace = ? AND key > ? AND key < ? ORDER BY key LIMIT ?"
+FROM = "SELECT key, record FROM locks WHERE namespace = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
+REMOVE = "DELETE FROM locks WHERE namespace = ? AND key = ?"
+BEYOND_ALL_TEXT = b""
+"""SQLite sorts any blob after any text, so this is the end of a range that has none."""
+
+# The payload is a list of [key, ttl, [id, token, null, ...]]; the inner list is what the paths of SIMPLE must yield.
+# Simple is a record with exactly one holder, the right one, confirmed, neither expired nor stretched by a clock
+# step, not renewed at this very moment already, and with nothing else in it that time could change.
+# The namespace is compared with an expression of the payload's row: otherwise the planner walks through the
+# whole namespace and searches the payload for each of its rows.
+SIMPLE = ("$.holders[0].id", "$.holders[0].token")
+ABSENT = (
+    "$.holders[1]",
+    "$.holders[0].offered",
+    "$.holders[0].unknown",
+    "$.waiters",
+    "$.tombstones",
+    "$.closed_until",
+    "$.closed_for",
+    "$.due_at",
+    "$.unknown",
+)
+NOTHING = (None,) * len(ABSENT)
+RENEW = f"""
+    UPDATE locks SET record = json_set(record,
+        '$.version', json_extract(record, '$.version') + 1,
+        '$.holders[0].ttl', json_extract(asked.value, '$[1]'),
+        '$.holders[0].expires_at', ?3 + json_extract(asked.value, '$[1]'))
+    FROM json_each(?2) AS asked
+    WHERE locks.namespace = iif(asked.value IS NULL, NULL, ?1)
+      AND locks.key = json_extract(asked.value, '$[0]')
+      AND locks.due_at IS NULL
+      AND CASE WHEN json_valid(record) THEN
+              json_extract(record, {", ".join(f"'{path}'" for path in SIMPLE + ABSENT)})
+              = json_extract(asked.value, '$[2]')
+          AND json_extract(record, '$.holders[0].expires_at')
+              BETWEEN ?3 + 1 AND ?3 + json_extract(record, '$.holders[0].ttl')
+          AND json_extract(record, '$.holders[0].expires_at') IS NOT ?3 + json_extract(asked.value, '$[1]')
+          AND json_type(record, '$.version') = 'integer'
+          AND coalesce(json_extract(record, '$.kind'), 'item') IN ({", ".join(f"'{kind}'" for kind in get_args(Kind))})
+      END
+    RETURNING key
+"""  # noqa: S608  (paths and kinds are ours)
+
+_encoder = msgspec.json.Encoder()
+
+
+class Batch:
+    """The commands of one transaction, and the time at which all of them happen."""
+
+    __slots__ = ("_db", "_namespace", "_now", "changed")
+
+    def __init__(self, db: sqlite3.Connection, namespace: str, now: int) -> None:
+        self._db, self._namespace, self._now = db, namespace, now
+        self.changed = False
+
+    def run(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Answer each command at its own place. What was asked of many keys sees all that came before it."""
+        try:
+            _encoder.encode(commands)
+        except Exception:  # text or numbers that no store can hold
+            return self._run_apart(commands)
+        outcomes: list[Outcome] = []
+        start = 0
+        for place, command in enumerate(commands):
+            if not isinstance(command, LockCommand) or type(command.key) is not str:
+                outcomes += self._run_locks(commands[start:place])  # type: ignore[arg-type]
+                outcomes.append(self._sweep(command))
+                start = place + 1
+        rest = commands[start:] if start else commands
+        return outcomes + self._run_locks(rest) if outcomes else self._run_locks(rest)  # type: ignore[arg-type]
+
+    def _run_apart(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Answer one by one, so that a command that cannot even be written down fails alone."""
+        outcomes: list[Outcome] = []
+        for command in commands:
+            try:
+                _encoder.encode(command)
+                outcomes += self.run([command])
+            except sqlite3.Error:
+                raise
+            except Exception as error:  # a bad command fails alone
+                outcomes.append(failed(command, error))
+        return outcomes
+
+    # ---------------------------------------------------------------- commands about one key
+
+    def _run_locks(self, commands: Sequence[LockCommand]) -> list[Outcome]:
+        if len(commands) == 1:
+            return [self._run_one(commands[0])]
+        outcomes: list[Outcome | None] = [None] * len(commands)
+        if len(commands) >= MANY_RENEWALS:
+            self._renew_natively(commands, outcomes)
+        open_places = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        texts = self._load({commands[place].key for place in open_places})
+        records: dict[str, LockRecord] = {}
+        written: dict[str, tuple[str, str, str, int | None]] = {}
+        now = self._now
+        for place in open_places:
+            command = commands[place]
+            key = command.key
+            try:
+                before = records.get(key)
+                if before is None:
+                    text = texts.get(key)
+                    before = records[key] = EMPTY if text is None else decode(key, text)
+                after, outcome = command.apply(before, now)
+                if after is not before:
+                    written[key] = self._row(key, after)
+                    records[key] = after
+            except Exception as error:  # a bad command fails alone
+                outcome = failed(command, error)
+            outcomes[place] = outcome
+        if written:
+            self.changed = True
+            self._db.executemany(SAVE, written.values())
+        return outcomes  # type: ignore[return-value]  # every place is filled by now
+
+    def _run_one(self, command: LockCommand) -> Outcome:
+        """The same for a batch of one, which is the way of a caller who is alone."""
+        found = self._db.execute(LOAD, (self._namespace, command.key)).fetchone()
+        try:
+            before = EMPTY if found is None else decode(command.key, found[0])
+            after, outcome = command.apply(before, self._now)
+            row = None if after is before else self._row(command.key, after)
+        except Exception as error:  # a bad command fails alone
+            return failed(command, error)
+        if row is not None:
+            self.changed = True
+            self._db.execute(SAVE, row)
+        return outcome
+
+    def _row(self, key: str, record: LockRecord) -> tuple[str, str, str, int | None]:
+        due_at = record.due_at
+        if due_at is not None and due_at > MAX_INTEGER:
+            raise OverflowError("a time lies beyond what can be stored")
+        return self._namespace, key, encode(record).decode(), due_at
+
+    def _load(self, keys: set[str]) -> dict[str, str]:
+        if len(keys) > FEW_KEYS:
+            wanted = _encoder.encode(sorted(keys)).decode()  # sorted, to walk the tree in its own order
+            return dict(self._db.execute(LOAD_MANY, (self._namespace, wanted)).fetchall())
+        texts = {}
+        for key in keys:
+            found = self._db.execute(LOAD, (self._namespace, key)).fetchone()
+            if found is not None:
+                texts[key] = found[0]
+        return texts
+
+    def _renew_natively(self, commands: Sequence[LockCommand], outcomes: list[Outcome | None]) -> None:
+        """Fill in the outcomes of the simple renewals; leave the rest to the rule.
+
+        Only keys that are asked for once in this batch are taken, so that the order of the commands on one key
+        is kept, and only values that SQLite and the rule understand alike.
+        """
+        asked = {
+            command.key: (place, command)
+            for place, command in enumerate(commands)
+            if type(command) is Renew
+            and type(command.token) is int
+            and (command.ttl is None or (type(command.ttl) is int and 0 < command.ttl < MAX_TTL))
+        }
+        if len(asked) < MANY_RENEWALS:
+            return
+        if len(asked) < len(commands):
+            for key, count in Counter(command.key for command in commands).items():
+                if count > 1:
+                    asked.pop(key, None)
+        # Sorted, to walk the tree in its own order. SQLite compares the inner lists as text.
+        rows = [(key, asked[key][1]) for key in sorted(asked)]
+        payload = _encoder.encode([(key, c.ttl, (c.id, c.token, *NOTHING)) for key, c in rows]).decode()
+        now = self._now
+        for (key,) in self._db.execute(RENEW, (self._namespace, payload, now)).fetchall():
+            self.changed = True
+            place, command = asked[key]
+            ttl = command.ttl
+            outcomes[place] = Renewed(floor=command.token or 0, expires_at=None if ttl is None else now + ttl)
+
+    # ---------------------------------------------------------------- commands about many keys
+
+    def _sweep(self, command: Command) -> Outcome:
+        try:
+            if isinstance(command, ListLocks):
+                return self._list(command)
+            if isinstance(command, SettleDue):
+                return self._settle_due(command)
+            if isinstance(command, Cleanup):
+                return self._clean_up(command)
+            raise TypeError(f"{type(command).__name__} is not a command that this store can carry out")  # noqa: TRY301
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # a bad command fails alone
+            return failed(command, error)
+
+    def _page(self, after: str, limit: int, prefix: str = "") -> tuple[list[tuple[str, str]], str | None]:
+        """A page of rows, and the key after which the next one begins."""
+        end = end_of_prefix(prefix)
+        statement, start = (AFTER, after) if after >= prefix else (FROM, prefix)
+        limit = at_least_one(limit)
+        values = (self._namespace, start, BEYOND_ALL_TEXT if end is None else end, min(limit + 1, MAX_INTEGER))
+        rows = self._db.execute(statement, values).fetchall()
+        return rows[:limit], rows[limit - 1][0] if len(rows) > limit else None
+
+    def _list(self, command: ListLocks) -> Page:
+        rows, following = self._page(command.after, command.limit, command.prefix)
+        items = tuple(listed(key, _readable(key, text), self._now) for key, text in rows)
+        return Page(items=items, next=following, now=self._now)
+
+    def _settle_due(self, command: SettleDue) -> Swept:
+        limit = at_least_one(command.limit)
+        woken: tuple[str, ...] = ()
+        written = []
+        cursor = self._db.execute(DUE, (self._namespace, self._now))
+        # What cannot be read stays due for ever; it is passed over, or it would hide what comes after it.
+        due = ((key, record) for key, text in cursor if isinstance(record := _readable(key, text), LockRecord))
+        found = list(islice(due, limit + 1))
+        cursor.close()
+        for key, before in found[:limit]:
+            after, more = lock.settle(before, self._now)
+            if after is not before:
+                written.append(self._row(key, after))
+            woken += more
+        if written:
+            self.changed = True
+            self._db.executemany(SAVE, written)
+        following = found[limit - 1][0] if len(found) > limit else None
+        return Swept(seen=len(found[:limit]), changed=len(written), next=following, woken=woken)
+
+    def _clean_up(self, command: Cleanup) -> Swept:
+        rows, following = self._page(command.after, command.limit)
+        gone = [
+            (self._namespace, key)
+            for key, text in rows
+            if isinstance(record := _readable(key, text), LockRecord)
+            and lock.removable(record, self._now, retention=command.retention)
+        ]
+        if gone:
+            self.changed = True
+            self._db.executemany(REMOVE, gone)
+        return Swept(seen=len(rows), changed=len(gone), next=following)
+
+
+def _readable(key: str, text: str) -> LockRecord | RecordUnreadable:
+    try:
+        return decode(key, text)
+    except RecordUnreadable as error:
+        return error

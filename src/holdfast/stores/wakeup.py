@@ -1,0 +1,323 @@
+"""How a process on a SQLite file hears that one of its attempts was granted by another process.
+
+Each watch has a datagram socket `<db>-wake/<channel>`; whoever makes a grant sends the ids there, after the
+commit and after the turn was given back. A datagram wakes just the one process that it is for; watching
+the file (inotify, data_version) would wake all of them at every commit. Where there are no such sockets a
+thread asks `PRAGMA data_version`, often only while the head of a queue is expected. Hints may be
+lost: nobody's safety rests on them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import socket
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .._platform import after_fork_in_child
+from ..errors import HoldfastError
+from .contract import Hint
+from .sqlite_file import Handle
+from .turns import share_like
+
+MAX_SUN_PATH = 100
+"""Bytes of a socket's path: 104 on macOS, 108 on Linux."""
+MAX_DATAGRAM = 32_768
+CHECK_SECONDS = 5.0
+FRESH_SECONDS = 60.0
+POLL_SECONDS = 0.5
+EAGER_POLL_SECONDS = 0.01
+JOIN_SECONDS = 5.0
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_UNFINISHED = ".new-"
+
+log = logging.getLogger("holdfast.stores")
+
+_watches_lock = threading.Lock()
+_watches: dict[tuple[Path, str], list[_Watch]] = {}
+
+
+class Post:
+    """Sends hints for one file, and opens watches on it."""
+
+    def __init__(self, database: Path, *, poll: bool) -> None:
+        self._database = database
+        self._folder = Path(f"{database}-wake")
+        self._poll = poll or not hasattr(socket, "AF_UNIX")
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def watch(self, channel: str, on_hint: Hint) -> _Watch:
+        """Begin to listen on a channel."""
+        if not self._poll:
+            try:
+                return SocketWatch(self._database, channel, on_hint)
+            except OSError as error:
+                log.info("no wake-up socket beside %s (%s): polling instead", self._database, error)
+        return PollingWatch(self._database, channel, on_hint)
+
+    def tell(self, woken: Mapping[str, list[str]]) -> None:
+        """Send each channel its ids. Nothing that goes wrong here matters to the caller."""
+        for channel, ids in woken.items():
+            with _watches_lock:
+                near = list(_watches.get((self._folder, channel), ()))
+            for watch in near:
+                watch.hint(ids)
+            if not near and not self._poll:
+                self._send(channel, ids)
+
+    def _send(self, channel: str, ids: list[str]) -> None:
+        path = self._folder / _name(channel)
+        message = "\n".join(ids).encode()
+        if len(message) > MAX_DATAGRAM:
+            message = b""  # an empty one says: somebody, look for yourself
+        with self._lock:
+            try:
+                if self._socket is None:
+                    self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                    self._socket.settimeout(0)
+                with _short(path) as address:
+                    self._socket.sendto(message, address)
+            except OSError as error:
+                if error.errno == errno.ECONNREFUSED:  # whoever listened there is dead
+                    with suppress(OSError):
+                        path.unlink()
+
+    def close(self) -> None:
+        """Close the sender's socket."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+
+class _Watch:
+    """A subscription; other threads of this process give it their hints directly."""
+
+    def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
+        self._database, self._channel, self._on_hint = database, channel, on_hint
+        self._place = (Path(f"{database}-wake"), channel)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
+
+    def _start(self) -> None:
+        with _watches_lock:
+            _watches.setdefault(self._place, []).append(self)
+        self._thread.start()
+
+    def _leave(self) -> None:
+        self._closed.set()
+        with _watches_lock:
+            near = _watches.get(self._place, [])
+            if self in near:
+                near.remove(self)
+            if not near:
+                _watches.pop(self._place, None)
+
+    def _join(self) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def hint(self, ids: Collection[str] | None) -> None:
+        """Pass a hint on. A mistake in the callback must not end the thread, nor the sender's command."""
+        if self._closed.is_set():
+            return
+        try:
+            self._on_hint(ids)
+        except Exception:
+            log.exception("a callback for wake-up hints failed")
+
+    def expect(self, id: str, *, eager: bool) -> None:
+        """Nothing to prepare: a datagram comes by itself."""
+
+    def forget(self, id: str) -> None:
+        """Nothing to undo."""
+
+    def close(self) -> None:
+        """End the subscription and its thread."""
+        raise NotImplementedError
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of what belongs to the parent, without touching its files."""
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class SocketWatch(_Watch):
+    """Listens on a datagram socket beside the database."""
+
+    def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
+        super().__init__(database, channel, on_hint)
+        self._path = self._place[0] / _name(channel)
+        _sweep(self._place[0])
+        self._socket = self._bind()
+        self._start()
+
+    def _bind(self) -> socket.socket:
+        """Bind under a passing name, then rename: whoever sees the final name finds somebody listening there.
+
+        Between the making of the file and the moment it can be connected to lies a moment in which it looks
+        like the socket of a dead process.
+        """
+        folder = self._path.parent
+        if not folder.is_dir():
+            folder.mkdir(exist_ok=True)
+            share_like(self._database, folder)
+        unfinished = folder / f"{_UNFINISHED}{os.getpid()}-{threading.get_ident():x}"
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            bound.settimeout(CHECK_SECONDS)
+            with suppress(FileNotFoundError):
+                unfinished.unlink()
+            with _short(unfinished) as address:
+                bound.bind(address)
+            share_like(self._database, unfinished)
+            unfinished.rename(self._path)
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                message = self._socket.recv(MAX_DATAGRAM)
+            except TimeoutError:
+                self._rebind_if_missing()
+            except OSError:
+                if not self._closed.wait(POLL_SECONDS):
+                    self._rebind_if_missing()
+            else:
+                self.hint(message.decode(errors="replace").split("\n") if message else None)
+
+    def _rebind_if_missing(self) -> None:
+        if not self._path.exists() and self._database.exists():
+            with suppress(OSError):
+                fresh = self._bind()
+                old, self._socket = self._socket, fresh
+                old.close()
+
+    def close(self) -> None:
+        """End the thread, close the socket and remove its file."""
+        self._leave()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._join()
+        self._socket.close()
+        with suppress(OSError):
+            self._path.unlink()
+
+    def leave_to_parent(self) -> None:
+        """Close the copy of the socket; otherwise it would look alive after the parent's death."""
+        self._closed.set()
+        self._socket.close()
+
+
+class PollingWatch(_Watch):
+    """Asks the file whether anybody wrote, often only while the head of a queue is expected."""
+
+    def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
+        super().__init__(database, channel, on_hint)
+        self._handle = Handle(database)
+        self._eager: set[str] = set()
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._start()
+
+    def expect(self, id: str, *, eager: bool) -> None:
+        """Poll often from now on, if this attempt is the head of a queue."""
+        with self._lock:
+            (self._eager.add if eager else self._eager.discard)(id)
+        if eager:
+            self._changed.set()
+
+    def forget(self, id: str) -> None:
+        """Poll seldom again, if nobody else is the head of a queue."""
+        with self._lock:
+            self._eager.discard(id)
+
+    def _run(self) -> None:
+        seen: object = None
+        while not self._closed.is_set():
+            with suppress(sqlite3.Error, HoldfastError):  # whoever sends a command hears of it
+                with self._handle as db:
+                    # A connection that was opened anew counts from the start: then it is a change as well.
+                    version = (id(db), db.execute("PRAGMA data_version").fetchone()[0])
+                if seen not in (None, version):
+                    self.hint(None)
+                seen = version
+            if self._eager:
+                self._closed.wait(EAGER_POLL_SECONDS)
+            else:
+                self._changed.wait(POLL_SECONDS)
+                self._changed.clear()
+
+    def close(self) -> None:
+        """End the thread and close its connection."""
+        self._leave()
+        self._changed.set()
+        self._join()
+        self._handle.close()
+
+    def leave_to_parent(self) -> None:
+        """The thread is not in this process; its connection is seen to by its own hook."""
+        self._closed.set()
+
+
+def _name(channel: str) -> str:
+    """The file name of a channel. One that might leave the folder, or be too long, is replaced by its hash."""
+    if _PLAIN_NAME.fullmatch(channel):
+        return channel
+    return "h-" + hashlib.sha256(channel.encode(errors="replace")).hexdigest()[:32]
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """An address of the socket that fits; on Linux a long path goes by way of its folder's descriptor."""
+    if len(os.fsencode(path)) <= MAX_SUN_PATH or not sys.platform.startswith("linux"):
+        yield str(path)  # where it is too long, the call fails and the caller polls
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the sockets of processes that died without removing them."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        for path in list(folder.iterdir()):
+            with suppress(OSError):
+                if path.name.startswith(_UNFINISHED) and time.time() - path.stat().st_mtime < FRESH_SECONDS:
+                    continue
+                _remove_if_dead(probe, path)
+
+
+def _remove_if_dead(probe: socket.socket, path: Path) -> None:
+    try:
+        with _short(path) as address:
+            probe.connect(address)
+    except ConnectionRefusedError:
+        path.unlink()
+
+
+def _reset_after_fork() -> None:
+    global _watches_lock, _watches  # the lock may be held by a thread that is not in this process
+    inherited = [watch for near in _watches.values() for watch in near]
+    _watches_lock, _watches = threading.Lock(), {}
+    for watch in inherited:
+        watch.leave_to_parent()
+
+
+after_fork_in_child(_reset_after_fork)

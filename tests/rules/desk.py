@@ -1,0 +1,84 @@
+"""One record, one clock, and every step held against all the statements that must always hold."""
+
+from __future__ import annotations
+
+from holdfast.rules import lock
+from holdfast.rules.invariants import Asked, step_violations, violations
+from holdfast.rules.record import EMPTY, Label, LockRecord
+
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+T0 = 1_790_000_000 * SECOND  # tokens follow the clock, so test clocks start at values of our time
+TTL = 30 * SECOND
+PATIENCE = 5 * SECOND  # how long a waiter's place is kept after its last sign of life
+
+
+class Desk:
+    def __init__(self, record: LockRecord = EMPTY, *, offers: bool = True, now: int = T0):
+        self.record = record
+        self.now = now
+        self.offers = offers
+
+    def later(self, length: int) -> Desk:
+        """Let time pass, or step the clock back."""
+        self.now += length
+        return self
+
+    def acquire(
+        self, id, *, kind="item", permits=1, weight=1, ttl=TTL, queue=False, waiter_ttl=PATIENCE, delay=0, label=""
+    ):
+        return self._step(
+            Asked(verb="Acquire", id=id), lock.acquire, id=id, label=Label(label or id), kind=kind, permits=permits,
+            weight=weight, ttl=ttl, queue=queue, waiter_ttl=waiter_ttl, delay=delay,
+        )  # fmt: skip
+
+    def wait(self, id, **options):
+        return self.acquire(id, queue=True, **options)
+
+    def renew(self, id, token, *, ttl=TTL):
+        return self._step(Asked(verb="Renew", id=id, token=token), lock.renew, id=id, token=token, ttl=ttl)
+
+    def release(self, id, token):
+        return self._step(Asked(verb="Release", id=id, token=token), lock.release, id=id, token=token)
+
+    def abandon(self, id, *, ttl=TTL):
+        return self._step(Asked(verb="Abandon", id=id), lock.abandon, id=id, ttl=ttl)
+
+    def transfer(self, id, token, to_id, *, ttl=TTL):
+        asked = Asked(verb="Transfer", id=id, token=token, to_id=to_id)
+        return self._step(asked, lock.transfer, id=id, token=token, to_id=to_id, to_label=Label(to_id), ttl=ttl)
+
+    def force_release(self, *, by="operator", reason="stuck"):
+        return self._step(Asked(verb="ForceRelease"), lock.force_release, by=by, reason=reason)
+
+    def settle(self):
+        """Settle alone; returns whom it offered to."""
+        before = self.record
+        self.record, woken = lock.settle(before, self.now, offers=self.offers)
+        problems = violations(self.record, self.now, offers=self.offers)
+        assert not problems, problems
+        return woken
+
+    def holder(self, id):
+        return next((holder for holder in self.record.holders if holder.id == id), None)
+
+    def waiter(self, id):
+        return next((waiter for waiter in self.record.waiters if waiter.id == id), None)
+
+    @property
+    def holding(self) -> list[str]:
+        return [holder.id for holder in self.record.holders]
+
+    @property
+    def waiting(self) -> list[str]:
+        return [waiter.id for waiter in self.record.waiters]
+
+    def _step(self, asked, rule, **fields):
+        before = self.record
+        self.record, answer = rule(before, self.now, offers=self.offers, **fields)
+        problems = step_violations(before, asked, self.record, answer, self.now)
+        problems += violations(self.record, self.now, offers=self.offers)
+        assert not problems, problems
+        return answer

@@ -1,0 +1,260 @@
+"""Every interleaving of a few owners on one lock, up to a depth: nothing is left to chance.
+
+The search is breadth first over distinct states. A state is the record, the clock, and what each owner
+believes; two states are one when they differ only in names, in the size of tokens or in the time of day, which
+no rule can tell apart. Every step is held against all the statements of `rules.invariants`, and against the one
+that users pay for: whoever believes that it holds does hold, and there are never more of them than permits.
+
+An owner acquires (queueing or not, its reply possibly lost), renews, releases, abandons, transfers, crashes and
+starts afresh; late messages of its attempt before may still arrive; and time ticks.
+
+    python -m tests.rules.explorer --depth 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holdfast.commands import Abandon, Acquire, LockCommand, Release, Renew, Transfer
+from holdfast.rules import outcomes as out
+from holdfast.rules.invariants import Asked, step_violations, violations
+from holdfast.rules.record import EMPTY, Label, LockRecord
+
+from .desk import SECOND, T0
+
+TICK = SECOND
+TTL = 2 * TICK
+PATIENCE = 2 * TICK
+NOBODY = Label("owner")
+MUST_SEE = (
+    out.Granted, out.Queued, out.Busy, out.Renewed, out.Released, out.Abandoned, out.Transferred, out.NotHeld,
+    out.TargetHolds, out.Gone,
+)  # fmt: skip
+
+
+class Attempt(NamedTuple):
+    """What an owner knows of one attempt: the token it was told (0: none) and until when it believes to hold."""
+
+    id: str
+    token: int = 0
+    until: int = 0
+
+
+class Owner(NamedTuple):
+    current: Attempt
+    earlier: Attempt  # its late messages may still arrive; nobody believes in it any more
+    count: int = 1
+
+    def afresh(self) -> Owner:
+        name = self.current.id.partition(".")[0]
+        return Owner(Attempt(f"{name}.{self.count + 1}"), self.current._replace(until=0), self.count + 1)
+
+
+class State(NamedTuple):
+    record: LockRecord
+    now: int
+    owners: tuple[Owner, ...]
+
+
+class Report(NamedTuple):
+    depth: int
+    states: int
+    transitions: int
+    answers: Counter[str]
+    complete: bool  # no state was left to go on from: the depth did not cut anything off
+
+    def __str__(self) -> str:
+        seen = ", ".join(f"{count:,} {name}" for name, count in self.answers.most_common())
+        end = "complete" if self.complete else "cut"
+        return f"depth {self.depth} ({end}): {self.states:,} states, {self.transitions:,} transitions; {seen}"
+
+
+class Broken(AssertionError):
+    """A statement did not hold; the message tells it and the way there."""
+
+
+def explore(*, owners: int, permits: int, depth: int, trouble: bool = True) -> Report:
+    """Walk every way of up to `depth` steps. Without `trouble` no reply is lost, nobody crashes, nothing is late."""
+    start = State(EMPTY, T0, tuple(Owner(Attempt(f"{name}.1"), Attempt(f"{name}.0")) for name in "abcdefgh"[:owners]))
+    seen = {_normal(start, trouble=trouble)}
+    frontier: list[tuple[State, tuple[str, ...]]] = [(start, ())]
+    transitions, answers = 0, Counter[str]()
+    level = 0
+    while frontier and level < depth:
+        level += 1
+        ahead = []
+        for state, way in frontier:
+            for name, following, answer in _steps(state, permits, way, trouble=trouble):
+                transitions += 1
+                answers[type(answer).__name__] += 1
+                normal = _normal(following, trouble=trouble)
+                if normal not in seen:
+                    seen.add(normal)
+                    ahead.append((following, (*way, name)))
+        frontier = ahead
+    return Report(level, len(seen), transitions, answers, complete=not frontier)
+
+
+def _steps(
+    state: State, permits: int, way: tuple[str, ...], *, trouble: bool
+) -> Iterator[tuple[str, State, out.Outcome]]:
+    yield "tick", _checked(state._replace(now=state.now + TICK), permits, (*way, "tick")), out.Settled()
+    alive = {thing.id for thing in (*state.record.holders, *state.record.waiters)}
+    ghosts = alive - {owner.current.id for owner in state.owners}
+    for place, owner in enumerate(state.owners):
+        moves = [*_moves(owner, permits), *(_troubles(owner, state.owners, permits, ghosts) if trouble else ())]
+        for name, command, lost in moves:
+            told = f"{name} {owner.current.id}"
+            record, answer = command.apply(state.record, state.now)
+            problems = step_violations(state.record, Asked.of(command), record, answer, state.now)
+            problems += violations(record, state.now)
+            if problems:
+                raise Broken("\n".join([*problems, " -> ".join((*way, told)), f"{answer}", f"{record}"]))
+            after = _learn(state._replace(record=record), place, command, answer, lost=lost)
+            yield told, _checked(after, permits, (*way, told)), answer
+        if trouble and owner.current.id in alive and not ghosts:
+            told = f"crash of {owner.current.id}"
+            yield told, _put(state, place, owner.afresh()), out.Settled()
+
+
+Move = tuple[str, LockCommand, bool]  # its name, the command, and whether the reply is lost
+
+
+def _moves(owner: Owner, permits: int) -> Iterator[Move]:
+    me = owner.current
+    yield "wait", _acquire(me.id, permits, queue=True), False
+    yield "try", _acquire(me.id, permits, queue=False), False
+    yield "abandon", Abandon(key="k", id=me.id, ttl=TTL), False
+    if me.token:
+        yield "renew", Renew(key="k", id=me.id, token=me.token, ttl=TTL), False
+        yield "release", Release(key="k", id=me.id, token=me.token), False
+
+
+def _troubles(owner: Owner, owners: tuple[Owner, ...], permits: int, ghosts: set[str]) -> Iterator[Move]:
+    me, late = owner.current, owner.earlier
+    yield "wait, reply lost", _acquire(me.id, permits, queue=True), True
+    if not ghosts or late.id in ghosts:
+        yield "late wait", _acquire(late.id, permits, queue=True), True
+    if late.token:
+        yield "late renew", Renew(key="k", id=late.id, token=late.token, ttl=TTL), True
+        yield "late release", Release(key="k", id=late.id, token=late.token), True
+    for other in owners:
+        if me.token and other is not owner:
+            to = other.current.id
+            give = Transfer(key="k", id=me.id, token=me.token, to_id=to, to_label=NOBODY, ttl=TTL)
+            yield f"transfer to {to}", give, False
+
+
+def _acquire(id: str, permits: int, *, queue: bool) -> Acquire:
+    kind = "item" if permits == 1 else "semaphore"
+    return Acquire(key="k", id=id, label=NOBODY, kind=kind, permits=permits, ttl=TTL, queue=queue, waiter_ttl=PATIENCE)
+
+
+def _learn(state: State, place: int, command: LockCommand, answer: out.Outcome, *, lost: bool) -> State:
+    """What the owner makes of the answer. Who sends its grant away stops believing before the answer comes."""
+    owner = state.owners[place]
+    if lost:
+        return state
+    if isinstance(command, Release | Abandon):
+        return _put(state, place, owner.afresh())
+    if isinstance(command, Transfer):
+        if isinstance(answer, out.Transferred):
+            other = next(n for n, one in enumerate(state.owners) if one.current.id == command.to_id)
+            given = state.owners[other].current._replace(token=answer.token, until=state.now + TTL)
+            state = _put(state, other, state.owners[other]._replace(current=given))
+        return _put(state, place, owner.afresh())
+    if isinstance(answer, out.Granted):
+        granted = owner.current._replace(token=answer.token, until=state.now + TTL)
+        return _put(state, place, owner._replace(current=granted))
+    if isinstance(answer, out.Renewed):
+        return _put(state, place, owner._replace(current=owner.current._replace(until=state.now + TTL)))
+    return _put(state, place, owner._replace(current=owner.current._replace(until=0)))
+
+
+def _put(state: State, place: int, owner: Owner) -> State:
+    return state._replace(owners=(*state.owners[:place], owner, *state.owners[place + 1 :]))
+
+
+def _checked(state: State, permits: int, way: tuple[str, ...]) -> State:
+    """Exclusion: every believer is right, and they are not more than the permits."""
+    believers = [owner.current for owner in state.owners if owner.current.until > state.now]
+    holds = {(holder.id, holder.token): holder for holder in state.record.holders}
+    for believer in believers:
+        holder = holds.get((believer.id, believer.token))
+        if holder is None or holder.expires_at < believer.until:
+            raise Broken(f"{believer.id} believes that it holds, and does not: {' -> '.join(way)}\n{state.record}")
+    if len(believers) > permits:
+        raise Broken(f"{len(believers)} believe that they hold: {' -> '.join(way)}\n{state.record}")
+    return state
+
+
+def _normal(state: State, *, trouble: bool) -> tuple:
+    """The state without names, sizes of tokens and the time of day. Owners are told apart by what they have."""
+    record, now = state.record, state.now
+    things = (*record.holders, *record.waiters)
+    spot = {thing.id: number for number, thing in enumerate(things)}
+    stones = {stone.id: _left(stone.expires_at, now) for stone in record.tombstones}
+    tokens = {holder.token: number for number, holder in enumerate(record.holders)}
+    givers = {holder.via: number for number, holder in enumerate(record.holders) if holder.via}
+
+    def seen_by(attempt: Attempt) -> tuple[int, ...]:
+        return (
+            spot.get(attempt.id, -1),
+            stones.get(attempt.id, 0),
+            tokens.get(attempt.token, -1) if attempt.token else -2,
+            givers.get(attempt.id, -1),
+            _left(attempt.until, now),
+        )
+
+    return (
+        len(record.holders),
+        tuple([(_left(holder.expires_at, now), holder.offered) for holder in record.holders]),
+        tuple([_left(waiter.expires_at, now) for waiter in record.waiters]),
+        tuple(sorted([(seen_by(one.current), seen_by(one.earlier) if trouble else ()) for one in state.owners])),
+    )
+
+
+def _left(moment: int, now: int) -> int:
+    return max(0, moment - now)
+
+
+QUIET = {1: (1, 1), 2: (1, 1)}
+"""By permits: fewer states or transitions than these, of three owners at depth 8, are no proof."""
+
+
+def too_quiet(report: Report, permits: int) -> str:
+    states, transitions = QUIET[permits]
+    if report.states < states or report.transitions < transitions:
+        return f"too quiet: expected at least {states:,} states and {transitions:,} transitions"
+    unseen = [answer.__name__ for answer in MUST_SEE if not report.answers[answer.__name__]]
+    if permits == 1:
+        unseen = [name for name in unseen if name != "TargetHolds"]
+    return f"never answered: {', '.join(unseen)}" if unseen else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Explore every interleaving of owners on one lock.")
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--owners", type=int, default=3)
+    parser.add_argument("--plain", action="store_true", help="no lost replies, crashes, late messages and transfers")
+    parser.add_argument("--permits", type=int, choices=sorted(QUIET), action="append")
+    options = parser.parse_args()
+    failed = 0
+    for permits in options.permits or sorted(QUIET):
+        began = time.monotonic()
+        report = explore(owners=options.owners, permits=permits, depth=options.depth, trouble=not options.plain)
+        print(f"{options.owners} owners, {permits} permits, {report} ({time.monotonic() - began:.1f} s)")  # noqa: T201
+        quiet = too_quiet(report, permits)
+        if quiet:
+            print(quiet, file=sys.stderr)  # noqa: T201
+            failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

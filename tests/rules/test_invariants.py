@@ -1,0 +1,234 @@
+"""The statements themselves: each of them must speak up when what it says does not hold."""
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.rules import lock
+from holdfast.rules import outcomes as out
+from holdfast.rules.invariants import Asked, step_violations, violations
+from holdfast.rules.record import EMPTY, Forced, Holder, Label, LockRecord, Tombstone, Waiter
+
+from .desk import HOUR, PATIENCE, SECOND, T0, TTL, Desk
+
+A = Holder("a", Label("a"), token=T0, since=T0, ttl=TTL, expires_at=T0 + TTL)
+B = Holder("b", Label("b"), token=T0 + 1, since=T0, ttl=TTL, expires_at=T0 + TTL)
+W = Waiter("w", Label("w"), since=T0, ttl=PATIENCE, expires_at=T0 + PATIENCE)
+X = Waiter("x", Label("x"), since=T0, ttl=PATIENCE, expires_at=T0 + PATIENCE)
+STONE = Tombstone("t", ttl=TTL, expires_at=T0 + TTL)
+GOOD = LockRecord(
+    kind="semaphore", permits=2, fence=T0 + 1, version=5, holders=(A, B), waiters=(W, X), tombstones=(STONE,),
+    due_at=T0 + PATIENCE,
+)  # fmt: skip
+
+BROKEN = {
+    "twice": replace(GOOD, holders=(A, replace(B, id="a"))),
+    "stands in the record twice": replace(GOOD, waiters=(W, replace(X, id="a"))),
+    "stands in the record twice: ": replace(GOOD, tombstones=(STONE, STONE)),
+    "must not come back": replace(GOOD, tombstones=(replace(STONE, id="w"),)),
+    "order of their tokens": replace(GOOD, holders=(B, A)),
+    "order of their tokens: ": replace(GOOD, holders=(A, replace(B, token=T0))),
+    "outside 1..fence": replace(GOOD, fence=T0),
+    "53 bits": replace(GOOD, fence=2**53),
+    "an end without a ttl": replace(GOOD, holders=(replace(A, ttl=None), B)),
+    "a ttl without an end": replace(GOOD, waiters=(replace(W, expires_at=None), X)),
+    "is still there": replace(GOOD, holders=(replace(A, expires_at=T0), B)),
+    "w ended": replace(GOOD, waiters=(replace(W, expires_at=T0), X)),
+    "t ended": replace(GOOD, tombstones=(replace(STONE, expires_at=T0 - 1),)),
+    "lives until": replace(GOOD, holders=(replace(A, expires_at=T0 + TTL + 1), B)),
+    "contradict": replace(GOOD, closed_until=T0 + 1),
+    "closed until": replace(GOOD, closed_until=T0 + HOUR, closed_for=SECOND),
+    "at least one": replace(GOOD, waiters=(replace(W, weight=0), X)),
+    "at least one: permits": replace(GOOD, permits=0),
+    "can never fit": replace(GOOD, waiters=(replace(W, weight=3), X)),
+    "tombstones": replace(GOOD, tombstones=tuple(replace(STONE, id=f"t{number}") for number in range(65))),
+    "due at": replace(GOOD, due_at=None),
+    "due at: too late": replace(GOOD, due_at=T0 + PATIENCE + 1),
+    "due at: nobody waits": replace(GOOD, waiters=()),
+    "lost wake-up": replace(GOOD, holders=(A,)),
+}
+
+
+def test_a_sound_record_has_no_violations():
+    assert violations(GOOD, T0) == []
+    assert violations(EMPTY, T0) == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_record_is_told(name):
+    phrase = name.partition(":")[0]
+    assert any(phrase in text for text in violations(BROKEN[name], T0)), violations(BROKEN[name], T0)
+
+
+def test_without_offers_a_head_that_fits_is_no_lost_wake_up():
+    assert violations(BROKEN["lost wake-up"], T0, offers=False) == []
+
+
+def step(rule, asked, **fields):
+    return asked, *rule(GOOD, T0, **fields)
+
+
+def of(verb, **fields):
+    return Asked(verb=verb, **{name: value for name, value in fields.items() if name in ("id", "token", "to_id")})
+
+
+def release_a():
+    return step(lock.release, of("Release", id="a", token=T0), id="a", token=T0)
+
+
+def renew_a():
+    return step(lock.renew, of("Renew", id="a", token=T0), id="a", token=T0, ttl=2 * TTL)
+
+
+def queue_n():
+    return step(
+        lock.acquire, of("Acquire", id="n"), id="n", label=Label("n"), kind="semaphore", permits=2, weight=1, ttl=TTL,
+        queue=True, waiter_ttl=PATIENCE,
+    )  # fmt: skip
+
+
+def transfer_a():
+    fields = {"id": "a", "token": T0, "to_id": "x"}
+    return step(lock.transfer, of("Transfer", **fields), **fields, to_label=Label("x"), ttl=TTL)
+
+
+def abandon_a():
+    return step(lock.abandon, of("Abandon", id="a"), id="a", ttl=TTL)
+
+
+def force():
+    return step(lock.force_release, of("ForceRelease"), by="ada", reason="stuck")
+
+
+GOOD_STEPS = [release_a, renew_a, queue_n, transfer_a, abandon_a, force]
+
+
+@pytest.mark.parametrize("make", GOOD_STEPS)
+def test_a_sound_step_has_no_violations(make):
+    asked, after, answer = make()
+    assert step_violations(GOOD, asked, after, answer, T0) == []
+
+
+def offer(record: LockRecord, **fields) -> LockRecord:
+    *others, last = record.holders
+    return replace(record, holders=(*others, replace(last, **fields)))
+
+
+FALSE_STEPS = {
+    "the fence went": (release_a, lambda after, answer: (replace(after, fence=T0), answer)),
+    "the fence went: too far": (release_a, lambda after, answer: (replace(after, fence=T0 + 9), answer)),
+    "got the token": (release_a, lambda after, answer: (offer(after, token=T0 - 1), answer)),
+    "the floor fell": (release_a, lambda after, answer: (offer(after, token=T0 - 1), answer)),
+    "took the load": (release_a, lambda after, answer: (offer(after, weight=2), answer)),
+    "the load rose": (renew_a, lambda after, answer: (offer(after, weight=2), answer)),
+    "granted to": (release_a, lambda after, answer: (offer(after, id="x"), replace(answer, woken=("x",)))),
+    "granted to: a passer-by": (release_a, lambda after, answer: (offer(after, id="n"), replace(answer, woken=("n",)))),
+    "woken are": (release_a, lambda after, answer: (after, replace(answer, woken=("x",)))),
+    "without being asked for": (release_a, lambda after, answer: (offer(after, offered=False), answer)),
+    "its waiter until": (release_a, lambda after, answer: (offer(after, ttl=TTL, expires_at=T0 + TTL), answer)),
+    "its waiter until: endless": (release_a, lambda after, answer: (offer(after, ttl=None, expires_at=None), answer)),
+    "not what it waited for": (release_a, lambda after, answer: (offer(after, delay=9), answer)),
+    "who did not wait": (release_a, lambda after, answer: (offer(after, id="n"), answer)),
+    "b lost a living grant": (release_a, lambda after, answer: (replace(after, holders=after.holders[1:]), answer)),
+    "b was changed": (renew_a, lambda after, answer: (offer(after, ttl=HOUR, expires_at=T0 + HOUR), answer)),
+    "did not keep what is its own": (renew_a, lambda after, answer: (
+        replace(after, holders=(replace(after.holders[0], via="b"), B)), answer)),
+    "without the right id and token": (renew_a, lambda after, answer: (after, answer)),
+    "was told that it does not": (renew_a, lambda after, answer: (GOOD, out.NotHeld())),
+    "the queue is": (queue_n, lambda after, answer: (replace(after, waiters=after.waiters[::-1]), answer)),
+    "the queue is: jumped": (queue_n, lambda after, answer: (
+        replace(after, waiters=(after.waiters[2], *after.waiters[:2])), answer)),
+    "the place of w was changed": (queue_n, lambda after, answer: (
+        replace(after, waiters=(replace(W, since=T0 + 1), *after.waiters[1:])), answer)),
+    "lost its place for no reason": (queue_n, lambda after, answer: (replace(after, waiters=after.waiters[1:]), answer)),
+    "the tombstone of t was lost": (release_a, lambda after, answer: (replace(after, tombstones=()), answer)),
+    "the tombstone of t was changed": (release_a, lambda after, answer: (
+        replace(after, tombstones=(replace(STONE, expires_at=T0 + HOUR, ttl=HOUR),)), answer)),
+    "refused as gone": (queue_n, lambda after, answer: (GOOD, out.Gone())),
+    "closed until": (release_a, lambda after, answer: (replace(after, closed_until=T0 + 1, closed_for=1), answer)),
+    "kind or permits were changed": (renew_a, lambda after, answer: (replace(after, permits=3), answer)),
+    "under somebody's feet": (queue_n, lambda after, answer: (replace(after, kind="rw"), answer)),
+    "the answer says": (queue_n, lambda after, answer: (replace(after, permits=3), answer)),
+    "note of a forced release": (renew_a, lambda after, answer: (replace(after, forced=Forced(T0, "", "")), answer)),
+    "another version": (renew_a, lambda after, answer: (replace(after, unknown={"region": "eu"}), answer)),
+    "its version did not rise": (renew_a, lambda after, answer: (replace(after, version=GOOD.version), answer)),
+    "the version rose": (renew_a, lambda after, answer: (replace(GOOD, version=6), answer)),
+    "very record": (renew_a, lambda after, answer: (replace(GOOD), out.NotHeld())),
+    "one who does not hold": (renew_a, lambda after, answer: (replace(after, holders=(B,)), answer)),
+    "the holder is": (renew_a, lambda after, answer: (after, replace(answer, expires_at=T0))),
+    "the floor is": (renew_a, lambda after, answer: (after, replace(answer, floor=T0 + 1))),
+    "left its giver in": (transfer_a, lambda after, answer: (replace(after, holders=(A, *after.holders)), answer)),
+    "was told": (queue_n, lambda after, answer: (after, replace(answer, position=0))),
+    "was told: too late": (queue_n, lambda after, answer: (after, replace(answer, recheck_in=HOUR))),
+    "who is in the way": (queue_n, lambda after, answer: (GOOD, out.Busy(holders=(), waiting=2, now=T0, retry_in=1))),
+    "is still there": (release_a, lambda after, answer: (replace(after, holders=(A, *after.holders)), answer)),
+    "without a tombstone": (abandon_a, lambda after, answer: (replace(after, tombstones=(STONE,)), answer)),
+    "a kind that is not in use": (queue_n, lambda after, answer: (GOOD, out.Mismatch(found="item"))),
+    "a target that does not hold": (transfer_a, lambda after, answer: (GOOD, out.TargetHolds())),
+    "left no note": (force, lambda after, answer: (replace(after, forced=None), answer)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALSE_STEPS)
+def test_a_false_step_is_told(name):
+    make, falsify = FALSE_STEPS[name]
+    asked, after, answer = make()
+    if name == "without the right id and token":
+        asked = replace(asked, token=T0 - 1)
+    after, answer = falsify(after, answer)
+    found = step_violations(GOOD, asked, after, answer, T0)
+    assert any(name.partition(":")[0] in text for text in found), found
+
+
+def test_a_revived_grant_is_told():
+    before = replace(GOOD, holders=(replace(A, expires_at=T0), B))
+    after = replace(GOOD, version=6)
+    found = step_violations(before, of("Renew", id="a", token=T0), after, out.NotHeld(), T0)
+    assert any("revived" in text for text in found)
+
+
+def test_a_return_from_the_dead_is_told():
+    desk = Desk()
+    granted = desk.acquire("t")
+    found = step_violations(LockRecord(tombstones=(STONE,)), of("Acquire", id="t"), desk.record, granted, T0)
+    assert any("came back from the dead" in text for text in found)
+
+
+def test_a_resend_that_gets_another_token_is_told():
+    desk = Desk()
+    desk.acquire("a")
+    before, asked = desk.record, of("Acquire", id="a")
+    fresh = replace(before.holders[0], token=T0 + 1)
+    after = replace(before, version=2, fence=T0 + 1, holders=(fresh,))
+    answer = out.Granted(token=T0 + 1, floor=T0 + 1, since=T0, expires_at=T0 + TTL)
+    assert any("re-send" in text for text in step_violations(before, asked, after, answer, T0))
+
+
+def test_a_grant_on_a_closed_key_is_told():
+    closed = LockRecord(fence=1, closed_until=T0 + 1, closed_for=1)
+    after = replace(closed, version=1, fence=T0, holders=(A,))
+    answer = out.Granted(token=T0, floor=T0, since=T0, expires_at=T0 + TTL)
+    found = step_violations(closed, of("Acquire", id="a"), after, answer, T0)
+    assert any("while the key was closed" in text for text in found)
+
+
+def test_a_record_read_back_from_a_store_need_not_be_the_same_object():
+    asked, copy = of("Renew", id="z", token=1), replace(GOOD)
+    assert step_violations(GOOD, asked, copy, out.NotHeld(), T0, stored=True) == []
+
+
+def test_every_statement_has_been_heard():
+    """A statement that no example above can break says nothing."""
+    from holdfast.rules import invariants  # noqa: PLC0415 - only here the inside is looked at
+
+    broken = [text for record in BROKEN.values() for text in violations(record, T0)]
+    for check in invariants._STATE:
+        assert any(text in broken for record in BROKEN.values() for text in check(record)), check.__name__
+    silent = set(invariants._STEPS)
+    for name, (make, falsify) in FALSE_STEPS.items():
+        asked, after, answer = make()
+        if name == "without the right id and token":
+            asked = replace(asked, token=T0 - 1)
+        after, answer = falsify(after, answer)
+        change = invariants._Change(GOOD, asked, after, answer, T0)
+        silent -= {check for check in silent if list(check(change))}
+    assert silent == set()

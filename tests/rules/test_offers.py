@@ -1,0 +1,207 @@
+"""What happens between a release and the next holder's first word."""
+
+from holdfast.rules import lock
+from holdfast.rules import outcomes as out
+from holdfast.rules.record import Label, LockRecord, Waiter
+
+from .desk import HOUR, PATIENCE, SECOND, T0, TTL, Desk
+
+
+def test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step():
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.wait("c")
+    assert desk.later(SECOND).release("a", a.token) == out.Released(woken=("b",))
+    assert (desk.holding, desk.waiting) == (["b"], ["c"])
+    offer = desk.holder("b")
+    assert offer.offered
+    assert offer.token == T0 + SECOND
+
+
+def test_an_offer_lives_as_long_as_its_waiters_sign_of_life_and_not_a_full_ttl():
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("b", ttl=HOUR)
+    desk.later(SECOND).release("a", a.token)
+    assert desk.holder("b").expires_at == T0 + PATIENCE
+
+
+def test_confirming_an_offer_gives_the_same_token_and_the_full_ttl():
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.release("a", a.token)
+    token = desk.holder("b").token
+    answer = desk.later(SECOND).wait("b")
+    assert answer == out.Granted(token=token, floor=token, since=T0 + SECOND, expires_at=T0 + SECOND + TTL)
+    assert not desk.holder("b").offered
+
+
+def test_an_offer_that_ran_out_goes_to_the_next_in_line_under_a_higher_token():
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("dead")
+    desk.later(SECOND).wait("alive")
+    desk.release("a", a.token)
+    token = desk.holder("dead").token
+    assert desk.later(PATIENCE - SECOND).settle() == ("alive",)
+    assert desk.holding == ["alive"]
+    assert desk.holder("alive").token > token
+
+
+def test_an_offer_that_ran_out_cannot_be_confirmed():
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.release("a", a.token)
+    token = desk.holder("b").token
+    assert isinstance(desk.later(PATIENCE).renew("b", token), out.NotHeld)
+    assert desk.acquire("b").token > token
+
+
+def test_renewing_an_offer_confirms_it():
+    """Whoever knows the token knows that it holds: what it has is a grant from then on."""
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.release("a", a.token)
+    assert isinstance(desk.renew("b", desk.holder("b").token), out.Renewed)
+    assert not desk.holder("b").offered
+
+
+def test_an_offer_can_be_released_and_abandoned():
+    for end in (lambda desk, token: desk.release("b", token), lambda desk, _: desk.abandon("b")):
+        desk = Desk()
+        a = desk.acquire("a")
+        desk.wait("b")
+        desk.wait("c")
+        desk.release("a", a.token)
+        assert end(desk, desk.holder("b").token).woken == ("c",)
+        assert desk.holding == ["c"]
+
+
+def test_an_expired_holder_is_followed_by_the_next_in_the_step_that_notices():
+    desk = Desk()
+    desk.acquire("a", ttl=SECOND)
+    desk.wait("b")
+    desk.wait("c")
+    answer = desk.later(SECOND).acquire("passer-by")
+    assert isinstance(answer, out.Busy)
+    assert (answer.woken, answer.waiting) == (("b",), 1)
+
+
+def test_every_answer_lists_whom_its_step_granted_to():
+    """Whichever command comes by: the store must tell them."""
+    steps = {
+        "acquire": lambda desk: desk.acquire("z"),
+        "mismatch": lambda desk: desk.acquire("z", kind="hold"),
+        "too heavy": lambda desk: desk.acquire("z", weight=9),
+        "gone": lambda desk: desk.acquire("gone"),
+        "queue": lambda desk: desk.wait("z"),
+        "renew": lambda desk: desk.renew("z", 1),
+        "release": lambda desk: desk.release("z", 1),
+        "abandon": lambda desk: desk.abandon("z"),
+        "transfer": lambda desk: desk.transfer("z", 1, "y"),
+        "force": lambda desk: desk.force_release(),
+    }
+    for name, step in steps.items():
+        desk = Desk()
+        desk.acquire("a", ttl=SECOND)
+        desk.abandon("gone")
+        desk.wait("b")
+        assert step(desk.later(SECOND)).woken == ("b",), name
+
+
+def test_the_attempt_whose_own_step_finds_it_granted_is_confirmed_at_once():
+    desk = Desk()
+    desk.acquire("a", ttl=SECOND)
+    desk.wait("b")
+    answer = desk.later(SECOND).wait("b")
+    assert isinstance(answer, out.Granted)
+    assert answer.expires_at == T0 + SECOND + TTL
+    assert not desk.holder("b").offered
+
+
+def test_several_permits_that_become_free_go_to_several_waiters_in_order():
+    desk = Desk()
+    heavy = desk.acquire("heavy", kind="semaphore", permits=3, weight=3)
+    for id, weight in (("b", 1), ("c", 1), ("d", 2), ("e", 1)):
+        desk.wait(id, kind="semaphore", permits=3, weight=weight)
+    assert desk.release("heavy", heavy.token).woken == ("b", "c")
+    assert (desk.holding, desk.waiting) == (["b", "c"], ["d", "e"])
+    tokens = [holder.token for holder in desk.record.holders]
+    assert tokens == [heavy.token + 1, heavy.token + 2]
+
+
+def test_a_waiter_without_a_sign_of_life_loses_its_place():
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("silent")
+    desk.later(SECOND).wait("b")
+    desk.later(PATIENCE - SECOND).settle()
+    assert desk.waiting == ["b"]
+    assert desk.release("a", a.token).woken == ("b",)
+
+
+def test_a_place_without_end_is_kept_and_offered_without_end():
+    desk = Desk()
+    a = desk.acquire("a", ttl=None)
+    desk.wait("run", waiter_ttl=None)
+    desk.later(1000 * HOUR).release("a", a.token)
+    assert desk.holder("run").expires_at is None
+    assert isinstance(desk.later(1000 * HOUR).wait("run"), out.Granted)
+
+
+def test_an_offer_carries_what_the_waiter_asked_for():
+    desk = Desk()
+    a = desk.acquire("a", kind="semaphore", permits=2, weight=2)
+    desk.wait("b", kind="semaphore", permits=2, weight=2, delay=HOUR, label="the next")
+    desk.release("a", a.token)
+    offer = desk.holder("b")
+    assert (offer.weight, offer.delay, offer.label.name, offer.ttl) == (2, HOUR, "the next", PATIENCE)
+
+
+def test_without_offers_a_free_permit_waits_for_the_heads_own_acquire():
+    desk = Desk(offers=False)
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.wait("c")
+    assert desk.release("a", a.token).woken == ()
+    assert (desk.holding, desk.waiting) == ([], ["b", "c"])
+    assert isinstance(desk.wait("c"), out.Queued)
+    assert isinstance(desk.acquire("passer-by"), out.Busy)
+    answer = desk.wait("b")
+    assert isinstance(answer, out.Granted)
+    assert answer.expires_at == T0 + TTL
+    assert (desk.holding, desk.waiting) == (["b"], ["c"])
+
+
+def test_without_offers_a_head_that_died_gives_way_to_the_next():
+    desk = Desk(offers=False)
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.later(SECOND).wait("c")
+    desk.release("a", a.token)
+    assert desk.record.due_at == T0 + PATIENCE
+    assert isinstance(desk.later(PATIENCE - SECOND).wait("c"), out.Granted)
+
+
+def test_fields_of_another_version_follow_the_waiter_into_its_grant():
+    for offers in (True, False):
+        waiter = Waiter("w", Label("w"), since=T0, ttl=HOUR, expires_at=T0 + HOUR, unknown={"mood": "calm"})
+        record = LockRecord(waiters=(waiter,), due_at=T0 + HOUR)
+        desk = Desk(record, offers=offers)
+        assert isinstance(desk.wait("w", waiter_ttl=HOUR), out.Granted)
+        assert desk.holder("w").unknown == {"mood": "calm"}
+
+
+def test_settling_what_is_settled_returns_the_very_same_record():
+    desk = Desk()
+    desk.acquire("a", delay=SECOND)
+    desk.wait("b")
+    desk.abandon("c")
+    for length in (0, 1, SECOND):
+        record, woken = lock.settle(desk.record, desk.later(length).now)
+        assert record is desk.record
+        assert woken == ()

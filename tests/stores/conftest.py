@@ -1,0 +1,61 @@
+"""The shared suite's fixtures: a store of each kind, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from holdfast.stores import open_store
+from holdfast.stores.contract import Connection, Store
+from providers import PROVIDERS, Provider
+from stores.asking import VirtualClock
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture(params=PROVIDERS.values(), ids=lambda provider: provider.name)
+def provider(request: pytest.FixtureRequest) -> Provider:
+    return request.param
+
+
+@pytest.fixture
+def url(provider: Provider, tmp_path: Path) -> str:
+    return provider.url(tmp_path)
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Store]]:
+    """Open stores that are closed at the end of the test, with their connections."""
+    with ExitStack() as stack:
+
+        def opening(url: str, **options) -> Store:
+            options.setdefault("namespace", "default")
+            store = open_store(url, **options)
+            stack.callback(store.close)
+            connect = store.connect
+
+            def connect_and_close(role="commands"):
+                connection = connect(role)
+                stack.callback(connection.close)
+                return connection
+
+            store.connect = connect_and_close
+            return store
+
+        yield opening
+
+
+@pytest.fixture
+def store(url: str, clock: VirtualClock, opened) -> Store:
+    return opened(url, clock=clock)
+
+
+@pytest.fixture
+def connection(store: Store) -> Connection:
+    return store.connect("commands")

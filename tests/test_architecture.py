@@ -1,0 +1,165 @@
+"""Imports point one way. Function-level and TYPE_CHECKING imports count like all others.
+
+A module may import from its own row and from the rows above it in `ROWS`, unless `ONLY` says less. A module
+that is in no row fails: place it first. Nothing inside imports the package's root, which imports everything.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+SOURCE = Path(holdfast.__file__).parent
+
+ROWS = (
+    ("errors", "values", "_platform", "events", "flag"),
+    ("rules", "observe"),
+    ("commands",),
+    ("stores",),
+    ("lane",),
+    ("flows", "runners", "keeper", "held"),
+    ("client",),
+    ("locks", "state"),
+    ("fencing",),
+    ("workflow",),
+    ("api",),
+    ("cli", "dashboard", "drill", "testing", "__main__"),
+)
+ONLY = {
+    "rules": {"errors"},
+    "observe": {"events"},
+    "fencing": {"errors", "commands", "values", "_platform"},
+}
+TOP = set(ROWS[-1])
+FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"}
+"""What reads data by running it."""
+
+
+def allowed(room):
+    """The rooms that a room may import from, itself included."""
+    for place, row in enumerate(ROWS):
+        if room in row:
+            below = {name for earlier in ROWS[: place + 1] for name in earlier}
+            return ONLY.get(room, below) | {room}
+    return None
+
+
+def imports(tree, package):
+    """Every imported dotted name with its line; relative ones are made absolute. `a.b` may be a name within a."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, *(node.module.split(".") if node.module else [])]
+            for alias in node.names:
+                yield node.lineno, ".".join([*base, alias.name])
+
+
+def faults(source):
+    """Everything that is wrong with the tree, one line each."""
+    rooms = {
+        path.stem for path in source.iterdir() if path.suffix == ".py" or (path.is_dir() and any(path.glob("*.py")))
+    }
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        inner = path.relative_to(source)
+        room = inner.parts[0].removesuffix(".py")
+        tree = ast.parse(path.read_text())
+        if not ast.get_docstring(tree):
+            found.append(f"{inner}: does not open with a docstring")
+        may = rooms if room == "__init__" else allowed(room)
+        if may is None:
+            found.append(f"{inner}: is in no row of ROWS")
+            continue
+        for line, name in imports(tree, [source.name, *inner.parts[:-1]]):
+            first, *rest = name.split(".")
+            if first in FORBIDDEN:
+                found.append(f"{inner}:{line}: imports {first}")
+            if first != source.name:
+                continue
+            target = rest[0] if rest and rest[0] in rooms else "__init__"
+            if target == "__init__":
+                if room != "__init__" and room not in TOP:
+                    found.append(f"{inner}:{line}: imports {name} from the package's root")
+            elif target not in may:
+                found.append(f"{inner}:{line}: {room} may not import {target}")
+    return found
+
+
+def test_imports_point_one_way_and_every_module_says_what_it_is_for():
+    assert not (wrong := faults(SOURCE)), "\n".join(["", *wrong])
+
+
+def test_no_room_stands_in_two_rows():
+    names = [name for row in ROWS for name in row]
+    assert len(names) == len(set(names))
+
+
+@pytest.fixture
+def house(tmp_path):
+    """A small tree that is in order, and a way to put something wrong into it."""
+    root = tmp_path / "holdfast"
+
+    def build(**extra):
+        texts = {
+            "__init__": "from .api import Client\nfrom .errors import HoldfastError",
+            "errors": "",
+            "values": "from .errors import HoldfastError",
+            "rules/__init__": "",
+            "rules/lock": "from . import record\nfrom ..errors import HoldfastError",
+            "rules/record": "import msgspec",
+            "commands": "from .rules import lock\nfrom . import values",
+            "stores/__init__": "from ..commands import Command",
+            "fencing/__init__": "from ..errors import StaleToken\nfrom .files import x",
+            "fencing/files": "from ..values import seconds",
+            "api": "from .fencing import guard",
+            "cli/__init__": "from holdfast import Client",
+            **{name.replace("__in__", "/"): text for name, text in extra.items()},
+        }
+        for name, text in texts.items():
+            file = root / f"{name}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f'"""Docstring."""\n{text}\n')
+        return root
+
+    return build
+
+
+def test_a_tree_in_order_passes(house):
+    assert faults(house()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("errors", "from .rules import lock", "errors.py:2: errors may not import rules"),
+        ("errors", "def f():\n    from . import commands", "errors.py:3: errors may not import commands"),
+        ("commands", "import holdfast.stores.memory", "commands.py:2: commands may not import stores"),
+        ("rules__in__lock", "from ..values import seconds", "rules/lock.py:2: rules may not import values"),
+        ("rules__in__lock", "from holdfast.commands import x", "rules/lock.py:2: rules may not import commands"),
+        ("fencing__in__files", "from .. import stores", "fencing/files.py:2: fencing may not import stores"),
+        ("observe", "from .errors import HoldfastError", "observe.py:2: observe may not import errors"),
+        (
+            "stores__in__deep__in__x",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ...api import Client",
+            "stores/deep/x.py:4: stores may not import api",
+        ),
+        ("values", "from . import Client", "values.py:2: imports holdfast.Client from the package's root"),
+        ("values", "import holdfast", "values.py:2: imports holdfast from the package's root"),
+        ("newcomer", "", "newcomer.py: is in no row of ROWS"),
+        ("values", "import pickle", "values.py:2: imports pickle"),
+        ("values", "def f():\n    from pickle import loads", "values.py:3: imports pickle"),
+    ],
+)
+def test_a_wrong_import_is_found(house, file, text, fault):
+    assert faults(house(**{file: text})) == [fault]
+
+
+def test_a_module_without_a_docstring_is_found(house):
+    root = house()
+    (root / "values.py").write_text("from .errors import HoldfastError\n")
+    assert faults(root) == ["values.py: does not open with a docstring"]

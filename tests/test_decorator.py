@@ -1,0 +1,145 @@
+"""A lock around a function: its signature stays, its key comes from its arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+
+import pytest
+
+from holdfast import AsyncClient, Client, InvalidKey, LeaseLost, LockTimeout
+
+
+@pytest.fixture
+def hf():
+    with Client("memory://") as client:
+        yield client
+
+
+def held(client):
+    return [info.key for info in client.locks.list()]
+
+
+def test_the_key_is_a_template_over_the_arguments(hf):
+    @hf.lock("invoice:{invoice_id}:{options[kind]}")
+    def charge(invoice_id: int, *, options: dict[str, str], amount: float = 1.5) -> list[str]:
+        """Charge it."""
+        return held(hf)
+
+    assert charge(42, options={"kind": "card"}) == ["invoice:42:card"]
+    assert held(hf) == []
+    assert charge.__name__ == "charge"
+    assert charge.__doc__ == "Charge it."
+    assert list(inspect.signature(charge).parameters) == ["invoice_id", "options", "amount"]
+
+
+def test_the_key_may_be_a_default_or_a_callable(hf):
+    @hf.lock("region:{region}")
+    def by_default(region: str = "eu") -> list[str]:
+        return held(hf)
+
+    @hf.lock(lambda order: f"order:{order['id']}")
+    def by_callable(order: dict[str, int]) -> list[str]:
+        return held(hf)
+
+    assert by_default() == ["region:eu"]
+    assert by_callable({"id": 7}) == ["order:7"]
+
+
+@pytest.mark.parametrize("template", ["{nobody}", "{0}", "{}", "{invoice_id", "{invoice_id.}x}"])
+def test_a_template_that_cannot_work_is_refused_at_decoration(hf, template):
+    with pytest.raises(InvalidKey):
+
+        @hf.lock("invoice:" + template)
+        def charge(invoice_id: int) -> None:
+            raise AssertionError
+
+
+def test_a_key_that_comes_out_bad_is_refused_at_the_call(hf):
+    @hf.lock("{name}")
+    def greet(name: str) -> None:
+        raise AssertionError
+
+    with pytest.raises(InvalidKey):
+        greet("")
+
+
+def test_generators_are_refused_because_their_body_runs_later(hf):
+    with pytest.raises(TypeError, match="generator"):
+
+        @hf.lock("a")
+        def numbers():
+            yield 1
+
+
+def test_busy_raises_by_default_and_skips_where_asked(hf):
+    calls = []
+
+    @hf.lock("a", wait=0)
+    def strict() -> str:
+        calls.append("strict")
+        return "done"
+
+    @hf.lock("a", wait=0, on_busy="skip")
+    def relaxed() -> str:
+        calls.append("relaxed")
+        return "done"
+
+    entered, leave = threading.Event(), threading.Event()
+
+    @hf.lock("a")
+    def occupy() -> None:
+        entered.set()
+        leave.wait(20)
+
+    thread = threading.Thread(target=occupy)
+    thread.start()
+    assert entered.wait(10)
+    with pytest.raises(LockTimeout):
+        strict()
+    assert relaxed() is None
+    assert calls == []
+    leave.set()
+    thread.join(10)
+    assert strict() == relaxed() == "done"
+
+
+def test_a_timeout_of_the_body_itself_is_not_taken_for_busy(hf):
+    @hf.lock("a", on_busy="skip")
+    def work() -> None:
+        raise LockTimeout("the body's own")
+
+    with pytest.raises(LockTimeout, match="body's own"):
+        work()
+
+
+def test_async_functions_are_guarded_by_either_client(hf):
+    @hf.lock("sync:{n}")
+    async def by_sync_client(n: int) -> list[str]:
+        return held(hf)
+
+    async def main() -> None:
+        assert await by_sync_client(1) == ["sync:1"]
+        async with AsyncClient("memory://") as client:
+
+            @client.lock("async:{n}", wait=0, on_busy="skip")
+            async def by_async_client(n: int) -> list[str]:
+                await asyncio.sleep(0.01)
+                return [info.key for info in await client.locks.list()]
+
+            first, second = await asyncio.gather(by_async_client(2), by_async_client(2))
+            assert sorted([first, second], key=str) == [None, ["async:2"]] or [first, second] == [["async:2"], None]
+            assert inspect.iscoroutinefunction(by_async_client)
+
+    asyncio.run(main())
+
+
+def test_a_lost_lease_leaves_the_guarded_function_as_lease_lost(hf):
+    @hf.lock("a")
+    def work() -> str:
+        hf.locks.force_release("a", reason="test")
+        return "nobody gets this"
+
+    with pytest.raises(LeaseLost):
+        work()

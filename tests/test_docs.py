@@ -1,0 +1,53 @@
+"""What the documentation shows runs, and what it lists is what there is."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.events import EVENTS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = {
+    page.relative_to(ROOT).as_posix(): re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for page in PAGES
+}
+
+
+@pytest.mark.parametrize("page", [page for page, examples in EXAMPLES.items() if examples])
+def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
+    """In an empty folder and a process of their own; the operators' paths are moved into that folder."""
+    code = "\n\n".join(EXAMPLES[page]).replace("sqlite:////var/lib/app/", f"sqlite:///{tmp_path}/")
+    compile(code, page, "exec")
+    environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_URL"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page}\n{done.stderr}"
+
+
+def test_the_table_of_events_is_the_one_in_the_code():
+    rows = [
+        f"| `{name}` | {kind.level} | {kind.when} | {', '.join(f'`{field}`' for field in kind.fields)} |"
+        for name, kind in EVENTS.items()
+    ]
+    shown = [line for line in (ROOT / "docs/events.md").read_text().splitlines() if line.startswith("| `")]
+    assert shown == rows
+
+
+def test_every_proof_of_the_makefile_is_told_of_in_contributing_and_the_other_way_round():
+    words = set(re.findall(r"prove-[a-z]+", (ROOT / "CONTRIBUTING.md").read_text()))
+    makefile = (ROOT / "Makefile").read_text()
+    proofs = re.search(r"^PROOFS := (.*)$", makefile, re.MULTILINE)[1].split()
+    targets = {f"prove-{name}" for name in proofs} | set(re.findall(r"^(prove-[a-z]+):", makefile, re.MULTILINE))
+    assert words == targets

@@ -1,0 +1,123 @@
+"""Every error explains itself and survives a trip to another process."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from holdfast import errors
+from holdfast.errors import HoldfastError
+
+KINDS = sorted(
+    (kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, HoldfastError)),
+    key=lambda kind: kind.__name__,
+)
+SAMPLES = {"str": "sample", "int": 7, "float": 1.5, "bool": True}
+
+
+def options(kind):
+    """A value for each keyword that the class takes, by its annotation."""
+    parameters = inspect.signature(kind).parameters.values()
+    taken = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return {parameter.name: SAMPLES[str(parameter.annotation).split(" | ")[0]] for parameter in taken}
+
+
+def test_the_tree_is_not_empty():
+    assert len(KINDS) >= 15
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_survives_pickling_with_its_message_its_fields_and_its_flags(kind, protocol):
+    fields = options(kind)
+    error = kind("what happened", **fields)
+    error.note_of_mine = "kept"
+    back = pickle.loads(pickle.dumps(error, protocol))
+    assert type(back) is kind
+    assert str(back) == str(error) == "what happened"
+    assert back.args == error.args
+    assert {name: getattr(back, name) for name in fields} == fields
+    assert (back.retryable, back.ambiguous) == (error.retryable, error.ambiguous)
+    assert back.note_of_mine == "kept"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_is_the_same_error(kind):
+    error = kind(**options(kind))
+    again = copy.copy(error)
+    assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_message_an_error_says_what_its_docstring_says(kind):
+    assert kind.__doc__
+    text = str(kind())
+    assert text
+    assert "\n" not in text
+    if kind is not errors.StaleToken:
+        assert text == " ".join(kind.__doc__.split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_errors_docstring_is_a_sentence(kind):
+    assert kind.__doc__[0].isupper()
+    assert kind.__doc__.rstrip().endswith(".")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_flags_are_there_on_every_error(kind):
+    assert isinstance(kind().retryable, bool)
+    assert kind().ambiguous is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "also"),
+    [
+        (errors.LockTimeout, TimeoutError),
+        (errors.InvalidKey, ValueError),
+        (errors.InvalidOption, ValueError),
+        (errors.InvalidDuration, errors.InvalidOption),
+        (errors.NeverFits, ValueError),
+        (errors.StoreUnavailable, errors.StoreError),
+        (errors.StoreUnusable, errors.StoreError),
+        (errors.StoreNotInstalled, errors.StoreError),
+        (errors.RecordUnreadable, errors.StoreError),
+    ],
+)
+def test_an_error_is_also_what_the_language_calls_it(kind, also):
+    assert issubclass(kind, also)
+
+
+def test_a_time_out_and_a_silent_store_may_be_tried_again_and_the_rest_not():
+    assert {kind for kind in KINDS if kind.retryable} == {errors.LockTimeout, errors.StoreUnavailable}
+
+
+def test_only_the_one_that_was_told_so_is_ambiguous():
+    assert errors.StoreUnavailable(ambiguous=True).ambiguous
+    assert not errors.StoreUnavailable().ambiguous
+
+
+def test_a_stale_token_tells_who_was_offered_and_who_was_there():
+    text = str(errors.StaleToken(resource="invoice:42", offered=100, highest=200))
+    assert "'invoice:42'" in text
+    assert "100" in text
+    assert "200" in text
+    assert "Nothing was written" in text
+
+
+def test_an_error_reaches_another_process_and_can_be_caught_there_by_its_builtin_name():
+    error = errors.LockTimeout("busy", key="k", holder="host:1", age=2.5, position=3)
+    code = """
+import pickle, sys
+try:
+    raise pickle.load(sys.stdin.buffer)
+except TimeoutError as error:
+    print(type(error).__name__, error, error.key, error.holder, error.age, error.position, error.retryable)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(error), stdout=subprocess.PIPE, check=True, timeout=60
+    )
+    assert done.stdout.decode().split() == ["LockTimeout", "busy", "k", "host:1", "2.5", "3", "True"]

@@ -1,0 +1,258 @@
+"""The lane: batches, failures that stay alone, interruptions, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import threading
+
+import pytest
+
+from holdfast import Client, ClientClosed, RecordUnreadable, StoreUnavailable
+from holdfast.commands import Acquire, Command, Failed, Inspect
+from holdfast.lane import Lane
+from holdfast.rules.outcomes import Released
+from waiting import eventually
+
+
+class Asked(Command, frozen=True, kw_only=True):
+    number: int
+
+
+class Gatekeeper:
+    """A connection that a test holds shut: it shows what a lane sends, and when."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = threading.Semaphore(1_000_000)
+        self.started = threading.Semaphore(0)
+        self.closed = 0
+        self.error: BaseException | None = None
+
+    def execute(self, commands):
+        self.batches.append([command.number for command in commands])
+        self.started.release()
+        self.gate.acquire()
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return [
+            Failed(error=RecordUnreadable("bad", key="k")) if command.number < 0 else Released() for command in commands
+        ]
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def keeper():
+    return Gatekeeper()
+
+
+@pytest.fixture
+def lane(keeper):
+    made = Lane(lambda: keeper, "test")
+    yield made
+    keeper.gate.release(1_000)
+    made.close()
+
+
+def shut(keeper):
+    keeper.gate = threading.Semaphore(0)
+
+
+def test_one_caller_gets_a_plain_round_trip_and_no_thread_is_made(lane, keeper):
+    assert lane.run(Asked(number=1)) == Released()
+    assert keeper.batches == [[1]]
+    assert lane._thread is None
+
+
+def test_what_gathers_during_a_batch_goes_out_together(lane, keeper):
+    shut(keeper)
+    threads = [threading.Thread(target=lane.run, args=(Asked(number=number),)) for number in range(6)]
+    threads[0].start()
+    keeper.started.acquire()
+    for thread in threads[1:]:
+        thread.start()
+    eventually(lambda: len(lane._queue) == 5)
+    keeper.gate.release(10)
+    for thread in threads:
+        thread.join(10)
+    assert keeper.batches[0] == [0]
+    assert sorted(keeper.batches[1]) == [1, 2, 3, 4, 5]
+    assert len(keeper.batches) == 2
+
+
+def test_a_caller_runs_at_most_the_one_batch_that_holds_its_own_command(lane, keeper):
+    shut(keeper)
+    runner = threading.Thread(target=lane.run, args=(Asked(number=0),))
+    runner.start()
+    keeper.started.acquire()
+    answered = threading.Event()
+    lane.enqueue([Asked(number=1)], lambda *_: answered.set())
+    keeper.gate.release()
+    runner.join(10)
+    assert not runner.is_alive(), "it does not wait for the others' batch"
+    keeper.started.acquire()
+    keeper.gate.release()
+    assert answered.wait(10)
+
+
+def test_one_bad_command_fails_alone(lane):
+    results = []
+    lane.enqueue([Asked(number=1), Asked(number=-1), Asked(number=2)], lambda outcomes, error: results.append(outcomes))
+    eventually(lambda: results)
+    assert [type(outcome) for outcome in results[0]] == [Released, Failed, Released]
+    with pytest.raises(RecordUnreadable):
+        lane.run(Asked(number=-1))
+    assert lane.run(Asked(number=1)) == Released()
+
+
+def test_an_interrupted_caller_throws_the_connection_away_and_the_others_are_ambiguous(lane, keeper):
+    shut(keeper)
+    keeper.error = KeyboardInterrupt()
+    outcome = []
+    with lane._mutex:  # so that the other's command is in the caller's own batch
+        pass
+    lane._queue.append(_parcel([Asked(number=7)], lambda outcomes, error: outcome.append(error)))
+    keeper.gate.release()
+    with pytest.raises(KeyboardInterrupt):
+        lane.run(Asked(number=1))
+    assert keeper.batches == [[7, 1]]
+    assert isinstance(outcome[0], StoreUnavailable)
+    assert outcome[0].ambiguous
+    assert keeper.closed == 1
+    keeper.gate.release(5)
+    assert lane.run(Asked(number=2)) == Released(), "the lane goes on, over a new connection"
+
+
+def _parcel(commands, done):
+    from holdfast.lane import _Parcel  # noqa: PLC0415
+
+    return _Parcel(commands, done)
+
+
+def test_a_surprise_of_the_driver_reaches_every_caller_as_ambiguous(lane, keeper):
+    keeper.error = ZeroDivisionError("a surprise")
+    with pytest.raises(StoreUnavailable, match="a surprise") as caught:
+        lane.run(Asked(number=1))
+    assert caught.value.ambiguous
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert lane.run(Asked(number=1)) == Released()
+
+
+def test_what_a_loop_submits_in_one_turn_goes_out_together(lane, keeper):
+    async def main():
+        await asyncio.gather(*(lane.submit(Asked(number=number)) for number in range(20)))
+
+    asyncio.run(main())
+    assert keeper.batches == [list(range(20))]
+
+
+def test_a_cancelled_submission_that_was_not_sent_is_never_sent(lane, keeper):
+    async def main():
+        task = asyncio.ensure_future(lane.submit(Asked(number=1)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await lane.submit(Asked(number=2))
+
+    asyncio.run(main())
+    assert keeper.batches == [[2]]
+
+
+def test_a_closed_lane_sends_what_it_had_and_then_refuses(lane, keeper):
+    shut(keeper)
+    answered = []
+    for number in range(3):
+        lane.enqueue([Asked(number=number)], lambda outcomes, error: answered.append(error))
+    keeper.started.acquire()
+    closer = threading.Thread(target=lane.close)
+    closer.start()
+    eventually(lambda: lane._closed)
+    keeper.gate.release(10)
+    closer.join(10)
+    assert answered == [None, None, None]
+    assert keeper.closed == 1
+    with pytest.raises(ClientClosed):
+        lane.run(Asked(number=9))
+    assert not lane.enqueue([Asked(number=9)])
+
+    async def submit():
+        await lane.submit(Asked(number=9))
+
+    with pytest.raises(ClientClosed):
+        asyncio.run(submit())
+
+
+def test_closing_waits_for_a_caller_that_is_sending(lane, keeper):
+    shut(keeper)
+    runner = threading.Thread(target=lane.run, args=(Asked(number=0),))
+    runner.start()
+    keeper.started.acquire()
+    closer = threading.Thread(target=lane.close)
+    closer.start()
+    eventually(lambda: lane._closed)
+    assert keeper.closed == 0, "a connection in use is not pulled away"
+    keeper.gate.release(5)
+    closer.join(10)
+    runner.join(10)
+    assert keeper.closed == 1
+
+
+def test_a_real_interrupt_while_acquiring_gives_the_lock_back(url, plan):
+    """Ctrl-C in the very moment in which the store has granted."""
+    with Client(url) as client:
+        plan.after = lambda commands: (
+            signal.raise_signal(signal.SIGINT) if any(isinstance(c, Acquire) for c in commands) else None
+        )
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("a").acquire()
+        plan.after = lambda _commands: None
+        eventually(lambda: not client.locks.inspect("a").held)
+        with client.lock("a", wait=10):
+            pass
+
+
+def test_queries_do_not_stand_in_line_with_commands(url, plan):
+    with Client(url) as client:
+        blocked, release = threading.Event(), threading.Event()
+
+        def stall(commands):
+            if any(isinstance(command, Acquire) for command in commands):
+                blocked.set()
+                release.wait(20)
+
+        plan.before = stall
+        thread = threading.Thread(target=lambda: client.hold("a", ttl=5))
+        thread.start()
+        assert blocked.wait(10)
+        assert client.locks.inspect("b").holders == ()
+        release.set()
+        thread.join(10)
+        assert plan.count(Inspect) == 1
+
+
+def test_many_threads_and_loops_at_once_lose_nothing(lane):
+    answers = itertools.count()
+    done = []
+
+    def from_thread():
+        for number in range(200):
+            lane.run(Asked(number=number))
+            done.append(next(answers))
+
+    async def many():
+        for _ in range(10):
+            await asyncio.gather(*(lane.submit(Asked(number=number)) for number in range(20)))
+            done.extend(next(answers) for _ in range(20))
+
+    threads = [threading.Thread(target=from_thread) for _ in range(4)]
+    threads += [threading.Thread(target=lambda: asyncio.run(many())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(done) == 4 * 200 + 3 * 200
