@@ -51,6 +51,7 @@ EVENTS: dict[str, Kind] = {
         "a lease is no longer renewed, because whoever took it is gone or stuck",
         ("key", "owner", "token", "reason"),
     ),
+    "leases_renewed": Kind("debug", "the keeper has renewed what was due", ("leases", "seconds")),
     "renewal_unknown": Kind(
         "warning", "it is not known whether a renewal happened", ("key", "owner", "token", "failures", "error")
     ),

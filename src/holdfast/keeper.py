@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +40,9 @@ JOIN_SECONDS = 15.0
 RETRY_DEBT = 1.0
 """Seconds until something that could not be given back is tried again."""
 
+BREATH = 0.1
+"""Seconds that the keeper rests after a fault of its own, so that it does not spin."""
+
 _log = logging.getLogger("holdfast")
 
 
@@ -55,11 +60,13 @@ class Pulse:
 
     def silent_for(self, now: float) -> float:
         """For how long the loop has owed an answer; asks it if nothing is owed."""
-        if self._asked_at is None:
-            self._asked_at = now
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._answer)
-        return now - self._asked_at
+        asked_at = self._asked_at  # the loop may answer at any moment
+        if asked_at is not None:
+            return now - asked_at
+        self._asked_at = now
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._answer)
+        return 0.0
 
     def _answer(self) -> None:
         self._asked_at = None
@@ -90,14 +97,16 @@ class Kept:
         self.dropped = False  # set by the finaliser of the user's handle
         self.neglected = ""
 
-    def why_neglected(self, now: float) -> str:
-        """Why nobody looks after this lease any more; empty while somebody does."""
+    def why_neglected(self, now: float, silences: dict[Pulse, float]) -> str:
+        """Why nobody looks after this lease any more; empty while somebody does. Each loop is asked once a round."""
         if self.dropped:
             return "it was dropped without being released"
         if self.pulse is not None:
             if self.pulse.stopped:
                 return "its event loop is closed"
-            silent = self.pulse.silent_for(now)
+            silent = silences.get(self.pulse)
+            if silent is None:
+                silent = silences[self.pulse] = self.pulse.silent_for(now)
             if silent > self.max_stall:
                 return f"its event loop has been stuck for {silent:.1f} s (max_stall is {self.max_stall:g} s)"
         elif self.thread is not None and not self.thread.is_alive():
@@ -180,6 +189,7 @@ class Keeper:
     def _serve(self) -> None:
         while True:
             try:
+                self._wake_at = math.inf  # whoever comes while it looks around must ring
                 self._wake_at = self._look_around()
                 errand = self._mail.get(timeout=max(0.001, self._wake_at - elapsed()))
                 while True:
@@ -191,12 +201,14 @@ class Keeper:
                     return
             except Exception:  # (a fault here must not end everybody's heartbeats)
                 _log.exception("the keeper stumbled and goes on")
+                time.sleep(BREATH)
 
     def _look_around(self) -> float:
         """Lose what is over, renew what is due, and tell when to look again."""
         now = elapsed()
         wake_at = now + IDLE
         due: list[Kept] = []
+        silences: dict[Pulse, float] = {}
         for kept in list(self._kept.values()):
             held = kept.held
             if held.state != "held":
@@ -208,7 +220,7 @@ class Keeper:
             wake_at = min(wake_at, held.deadline)
             if kept.neglected:
                 continue
-            if reason := kept.why_neglected(now):
+            if reason := kept.why_neglected(now, silences):
                 self._neglect(kept, reason)
                 continue
             if kept.renew_at <= now + kept.interval * EARLY:
@@ -232,6 +244,8 @@ class Keeper:
             self._renewing = False
             for place, kept in enumerate(due):
                 self._judge(kept, sent, None if outcomes is None else outcomes[place], error)
+            if outcomes is not None:
+                self._events.emit("leases_renewed", leases=len(due), seconds=elapsed() - sent)
             self._mail.put(None)
 
         self._renewing = True

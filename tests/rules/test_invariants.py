@@ -139,7 +139,8 @@ FALSE_STEPS = {
         replace(after, waiters=(after.waiters[2], *after.waiters[:2])), answer)),
     "the place of w was changed": (queue_n, lambda after, answer: (
         replace(after, waiters=(replace(W, since=T0 + 1), *after.waiters[1:])), answer)),
-    "lost its place for no reason": (queue_n, lambda after, answer: (replace(after, waiters=after.waiters[1:]), answer)),
+    "lost its place for no reason": (queue_n, lambda after, answer: (
+        replace(after, waiters=after.waiters[1:]), answer)),
     "the tombstone of t was lost": (release_a, lambda after, answer: (replace(after, tombstones=()), answer)),
     "the tombstone of t was changed": (release_a, lambda after, answer: (
         replace(after, tombstones=(replace(STONE, expires_at=T0 + HOUR, ttl=HOUR),)), answer)),

@@ -16,7 +16,7 @@ from stores.asking import ME, SECOND, START, VirtualClock
 
 HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "480"))
 COMMANDS = 100
-CHUNKS = 6
+CHUNKS = 5
 TTLS = (None, 1 * SECOND, 2 * SECOND, 5 * SECOND, 30 * SECOND)
 
 

@@ -7,7 +7,6 @@ it yields the lease; as a decorator it guards a function, sync or async, whose s
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -46,8 +45,7 @@ class BaseLock(Generic[L]):
     def __init__(self, client: BaseClient, terms: Terms) -> None:
         self._client = client
         self._terms = terms
-        self._mine: dict[Context, list[L]] = {}
-        self._lock = threading.Lock()
+        self._mine: dict[Context, list[L]] = {}  # each task or thread touches only its own entry
 
     @property
     def key(self) -> str:
@@ -70,21 +68,19 @@ class BaseLock(Generic[L]):
     def _take(self, wait: Duration | _AsGiven | None) -> Flow[L]:
         patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
         lease = yield from take(self._client, self._terms, patience, self._lease_type)
-        with self._lock:
-            self._mine.setdefault(current_context(), []).append(lease)
+        self._mine.setdefault(current_context(), []).append(lease)
         return lease
 
     def _pop(self) -> L:
         """The lease that this task or thread took last through this lock."""
         context = current_context()
-        with self._lock:
-            mine = self._mine.get(context)
-            if not mine:
-                raise NotHeld(f"this task or thread did not take {self.key!r} through this lock object")
-            lease = mine.pop()
-            if not mine:
-                del self._mine[context]
-            return lease
+        mine = self._mine.get(context)
+        if not mine:
+            raise NotHeld(f"this task or thread did not take {self.key!r} through this lock object")
+        lease = mine.pop()
+        if not mine:
+            del self._mine[context]
+        return lease
 
 
 class Lock(BaseLock[Lease]):

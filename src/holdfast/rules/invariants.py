@@ -339,8 +339,10 @@ def _grants_are_told_truly(c: _Change) -> Iterator[str]:
     held = c.holding.get(c.asked.id)
     if c.asked.verb == "Acquire" and held and not (isinstance(answer, out.Granted) and answer.token == held.token):
         yield f"a re-send of {c.asked.id} did not get its own grant again: {answer}"
-    if isinstance(answer, out.Transferred) and (
-        any(one.id == c.asked.id for one in _everyone(after)) or (c.named and c.asked.to_id in c.holding)
+    if (
+        isinstance(answer, out.Transferred)
+        and c.named
+        and (c.asked.to_id in c.holding or any(one.id == c.asked.id for one in _everyone(after)))
     ):
         yield "a transfer left its giver in, or took from a target that held"
 

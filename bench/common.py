@@ -1,0 +1,81 @@
+"""What the figures share: rounds that alternate, medians, and a line of pass or miss."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROUNDS = 5
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: what was measured, against what, and whether it is good enough."""
+
+    name: str
+    value: float
+    limit: float
+    unit: str
+    detail: str
+    at_least: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def line(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        verdict = "pass" if self.passed else "MISS"
+        return (
+            f"{verdict}  {self.name}: {self.value:.2f} {self.unit} (wanted {sign} {self.limit:g})\n      {self.detail}"
+        )
+
+
+def alternate(*measures: Callable[[], float]) -> list[list[float]]:
+    """Run the measures in turn, five rounds; what slows the machine down slows all of them."""
+    results: list[list[float]] = [[] for _ in measures]
+    for _ in range(ROUNDS):
+        for place, measure in enumerate(measures):
+            results[place].append(measure())
+    return results
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def ratio(mine: list[float], floor: list[float]) -> float:
+    """The median over the rounds of mine / floor of the same round."""
+    return statistics.median(a / b for a, b in zip(mine, floor, strict=True))
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A place on the disk that the working folder is on: a memory file system would know no durability."""
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE.parent) as name:
+        yield Path(name)
+
+
+def spawn(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a helper process of the bench."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / script), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Close its input, which tells it to end; return what it printed."""
+    out, _ = process.communicate(timeout=60)
+    if process.returncode:
+        raise RuntimeError(f"{process.args} ended with {process.returncode}")
+    return out

@@ -1,0 +1,39 @@
+"""`make bench`: every figure with pass or miss, each beside its floor in the same run. Exits 1 on a miss."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import logging
+import os
+import platform
+import sqlite3
+import sys
+
+import handover
+import leases
+import pairs
+
+PARTS = {"pairs": pairs, "handover": handover, "leases": leases}
+
+
+def main(wanted: list[str]) -> int:
+    logging.getLogger("holdfast").setLevel(logging.ERROR)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("holdfast", "msgspec"))
+    print(
+        f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, {platform.system()} {platform.release()} "
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"SQLite {sqlite3.sqlite_version}, {versions}\n",
+        flush=True,
+    )
+    missed = 0
+    for name in wanted or list(PARTS):
+        for figure in PARTS[name].figures():
+            print(figure.line(), flush=True)
+            missed += not figure.passed
+    print("\nall figures pass" if not missed else f"\n{missed} figures missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""The counter again, while the host's clock is moved by an hour, forward and back, under all processes at once.
+
+The clock of all workers is a file that libfaketime reads; the clocks that cannot be set (monotonic, boot time) stay
+real, as on a host whose clock is set. Before each step forward the holder stops itself between reading and writing:
+the step ends its lease, others go on, and its late write must be refused. Before each step back the holder dies
+there, sometimes a waiter with it: without a remedy its lease would now last for an hour. Documented is that a dead
+holder is waited for at most one ttl longer, and a dead waiter at most its waiting lease longer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import counter
+from common import SLACK, WAITING_LEASE, Crew, Report, Worker, main
+
+from holdfast._platform import elapsed
+
+HOUR = 3_600
+OBJECTS = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Size(counter.Size):
+    offsets: tuple[int, ...] = ()
+    """Where the clock is set to, one after the other, in hours from the true time."""
+    dead_waiters: int = 0
+    """At so many of the steps back a waiter dies too."""
+
+
+SMALL = Size(
+    processes=4, increments=60, stops=0, deaths=0, kills=0, pauses=0, limit=60, offsets=(1, 0, -1), dead_waiters=0
+)
+FULL = Size(
+    processes=6,
+    increments=600,
+    stops=0,
+    deaths=0,
+    kills=0,
+    pauses=0,
+    limit=400,
+    offsets=(1, 0, -1, 0, 1, -1, 1, 0, -1, 0, 1, 0, -1, 0),
+    dead_waiters=3,
+)
+
+
+def library() -> Path | None:
+    """The preloaded library within the package, found without importing it."""
+    spec = importlib.util.find_spec("libfaketime")
+    if spec is None or spec.origin is None:
+        return None
+    found = Path(spec.origin).parent / "vendor/libfaketime/src/libfaketime.so.1"
+    return found if found.exists() else None
+
+
+class HostClock:
+    """The clock that all workers have in common."""
+
+    def __init__(self, folder: Path, preload: Path) -> None:
+        self._path = folder / "clock"
+        self.env = {
+            "LD_PRELOAD": str(preload),
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+            "NO_FAKE_STAT": "1",
+        }
+        self.set(0)
+
+    def set(self, hours: int) -> None:
+        """Move it, for everybody in the same instant."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(f"{hours * HOUR:+d}")
+        fresh.replace(self._path)
+
+    @staticmethod
+    def clean_up(workers: list[Worker]) -> None:
+        """Remove what the library of a killed process could not."""
+        for worker in workers:
+            for name in (f"faketime_shm_{worker.pid}", f"sem.faketime_sem_{worker.pid}"):
+                (OBJECTS / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    at: float
+    forward: bool
+    bound: float
+
+
+class Campaign(counter.Campaign):
+    """The counter's campaign, with a step of the clock at each planned moment."""
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        offsets, self.steps = self.size.offsets, list[Step]()
+        apart = self.size.increments // (len(offsets) + 1)
+        moments = {
+            (place + 1) * apart: after > before
+            for place, (before, after) in enumerate(zip((0, *offsets), offsets, strict=False))
+        }
+        self.job["stop"] = [moment for moment, forward in moments.items() if forward]
+        self.job["die-before"] = [moment for moment, forward in moments.items() if not forward]
+        self.dead = 0
+
+    def disturb(self, count: int) -> None:
+        """Move the clock as soon as the planned victim has stopped or died."""
+        del count
+        if self.faults["stops"] + self.faults["kills"] - self.dead > len(self.steps):
+            forward = self.faults["stops"] > sum(step.forward for step in self.steps)
+            bound = 2 * counter.TTL + SLACK
+            if not forward and self.dead < self.size.dead_waiters:
+                self.chance.choice(self.crew.active()).kill()
+                self.dead += 1
+                bound += WAITING_LEASE
+            self.steps.append(Step(elapsed(), forward, bound))
+            self.clock.set(self.size.offsets[len(self.steps) - 1])
+
+    clock: HostClock
+
+
+def check_steps(campaign: Campaign) -> None:
+    """Every step was followed by progress within its bound, and was really seen by the workers."""
+    report, notes = campaign.report, campaign.crew.notes("accepted")
+    waits: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
+    for step in campaign.steps:
+        wait = next((note["at"] - step.at for note in notes if note["at"] > step.at), float("inf"))
+        waits[step.forward].append(wait)
+        report.demand(f"{wait:.1f} s of standstill after a step; {step.bound:g} s are documented", kept=wait <= step.bound)
+    wall = [note["wall"] - note["at"] for note in notes]
+    jumps = Counter(
+        "forward" if late > early else "back"
+        for early, late in zip(wall, wall[1:], strict=False)
+        if abs(late - early) > HOUR / 2
+    )
+    offsets = (0, *campaign.size.offsets)
+    forward = sum(late > early for early, late in zip(offsets, offsets[1:], strict=False))
+    report.at_least("steps forward that workers saw", jumps["forward"], forward)
+    report.at_least("steps back that workers saw", jumps["back"], len(offsets) - 1 - forward)
+    report.tell("longest wait after a step forward, s", max(waits[True]))
+    report.tell("longest wait after a step back, s", max(waits[False]))
+
+
+def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
+    preload = library()
+    if preload is None:
+        report.broken("libfaketime is not installed, or was not built for this system: the clock cannot be moved")
+        return
+    clock = HostClock(folder, preload)
+    started = elapsed()
+    with Crew(__file__, folder, env=clock.env) as crew:
+        campaign = Campaign(size, random.Random(seed), folder, crew, report)
+        campaign.clock = clock
+        try:
+            campaign.run()
+        finally:
+            for worker in crew.workers:
+                worker.kill()
+            clock.clean_up(crew.workers)
+    seen = counter.check(campaign)
+    check_steps(campaign)
+    real = all(started < note["at"] < elapsed() for note in crew.notes())
+    report.demand("the boot-time clock was moved as well: this showed nothing", kept=real)
+    stops = len(campaign.job["stop"])
+    report.at_least("kills (-9) before a step back", campaign.faults["kills"], len(campaign.job["die-before"]))
+    report.tell("of them waiters", campaign.dead)
+    report.at_least("pauses before a step forward", campaign.faults["stops"], stops)
+    report.at_least("late writes refused by the fence", seen["late writes refused"], stops)
+    report.at_least("takeovers", seen["takeovers"], len(size.offsets) // 2)
+    report.tell("told by LeaseLost", seen["told by LeaseLost"])
+    report.tell("store unavailable", seen["store unavailable"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[0], prove, small=SMALL, full=FULL, work=counter.work)

@@ -1,0 +1,186 @@
+"""The same lock a second time, written down naively: lists that are changed in place, and no thought of speed.
+
+It shares no code with `holdfast.rules.lock`. Where the two disagree on any history, one of them is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class One:
+    """A holder or a waiter."""
+
+    id: str
+    weight: int
+    delay: int
+    ttl: int | None
+    end: int | None
+    token: int = 0
+    offered: bool = False
+    given_by: str = ""
+
+
+@dataclass
+class Model:
+    offers: bool = True
+    kind: str = "item"
+    permits: int = 1
+    fence: int = 0
+    holders: list[One] = field(default_factory=list)
+    queue: list[One] = field(default_factory=list)
+    stones: list[list] = field(default_factory=list)  # [id, end, ttl, reason]
+    closed_until: int = 0
+    closed_for: int = 0
+    woken: list[str] = field(default_factory=list)
+    now: int = 0
+
+    def view(self) -> tuple:
+        """What can be seen of the lock, in the words of a record."""
+        ends = [one.end for one in self.holders + self.queue if one.end is not None]
+        if self.closed_until:
+            ends.append(self.closed_until)
+        return (
+            self.kind,
+            self.permits,
+            self.fence,
+            [(one.id, one.token, one.weight, one.ttl, one.end, one.offered, one.delay) for one in self.holders],
+            [(one.id, one.weight, one.ttl, one.end, one.delay) for one in self.queue],
+            [tuple(stone) for stone in self.stones],
+            (self.closed_until, self.closed_for),
+            min(ends, default=None) if self.queue else None,
+        )
+
+    def settle(self):
+        now = self.now
+        for one in self.holders:
+            if one.end is not None and one.end <= now and one.delay > 0 and not one.offered:
+                self.closed_until = max(self.closed_until, one.end + one.delay)
+                self.closed_for = max(self.closed_for, one.delay)
+        self.holders = [one for one in self.holders if one.end is None or one.end > now]
+        self.queue = [one for one in self.queue if one.end is None or one.end > now]
+        self.stones = [stone for stone in self.stones if stone[1] > now]
+        for one in self.holders + self.queue:
+            if one.end is not None:
+                one.end = min(one.end, now + one.ttl)
+        for stone in self.stones:
+            stone[1] = min(stone[1], now + stone[2])
+        self.closed_until = min(self.closed_until, now + self.closed_for)
+        if self.closed_until <= now:
+            self.closed_until = self.closed_for = 0
+        while self.offers and self.queue and not self.closed_until and self.queue[0].weight <= self.free():
+            one = self.queue.pop(0)
+            self.grant(one, offered=True)
+            self.woken.append(one.id)
+
+    def free(self) -> int:
+        return self.permits - sum(one.weight for one in self.holders)
+
+    def grant(self, one: One, *, offered: bool = False) -> One:
+        self.fence = self.fence + 1 if self.fence >= self.now else self.now
+        one.token, one.offered = self.fence, offered
+        self.holders.append(one)
+        return one
+
+    def end(self, ttl):
+        return None if ttl is None else self.now + ttl
+
+    def find(self, among: list[One], id: str) -> One | None:
+        return ([one for one in among if one.id == id] or [None])[0]
+
+    def do(self, now: int, verb: str, **asked) -> tuple:
+        """Carry a command out. Returns the answer's name and what matters of it, and whom it woke."""
+        self.now, self.woken = now, []
+        self.settle()
+        name, *told = getattr(self, verb)(**asked)
+        self.settle()
+        return name, tuple(told), tuple(self.woken)
+
+    def acquire(self, *, id, kind, permits, weight, ttl, queue, waiter_ttl, delay):  # noqa: PLR0911 - as many answers
+        held, one = self.find(self.holders, id), self.find(self.queue, id)
+        stone = ([stone for stone in self.stones if stone[0] == id] or [None])[0]
+        if held:
+            held.ttl, held.end, held.offered, held.delay = ttl, self.end(ttl), False, delay
+            return "Granted", held.token, held.end
+        if stone:
+            return ("TooHeavy", self.permits) if stone[3] == "never_fits" else ("Gone",)
+        if kind != self.kind and (self.holders or self.queue):
+            return "Mismatch", self.kind
+        if one:
+            one.ttl, one.end, one.delay = waiter_ttl, self.end(waiter_ttl), delay
+            return self.enter_or_stay(one, ttl)
+        if weight > permits:
+            return "TooHeavy", permits
+        self.reshape(kind, permits)
+        if not queue and (self.queue or weight > self.free() or self.closed_until):
+            return "Busy", [other.token for other in self.holders], len(self.queue)
+        self.queue.append(One(id, weight, delay, waiter_ttl, self.end(waiter_ttl)))
+        return self.enter_or_stay(self.queue[-1], ttl)
+
+    def enter_or_stay(self, one, ttl):
+        if self.queue[0] is one and one.weight <= self.free() and not self.closed_until:
+            self.queue.remove(one)
+            one.ttl, one.end = ttl, self.end(ttl)
+            return "Granted", self.grant(one).token, one.end
+        return "Queued", self.queue.index(one)
+
+    def reshape(self, kind, permits):
+        self.kind = kind
+        if permits == self.permits:
+            return
+        self.permits = permits
+        for one in [one for one in self.queue if one.weight > permits]:
+            self.queue.remove(one)
+            length = one.ttl or 7 * 24 * 3600 * 1_000_000
+            self.stones.append([one.id, self.now + length, length, "never_fits"])
+        self.stones = self.stones[-64:]
+        self.settle()
+
+    def rightful(self, id, token) -> One | None:
+        held = self.find(self.holders, id)
+        if held and (token == held.token or (token is None and self.kind == "lease")):
+            return held
+        return None
+
+    def renew(self, *, id, token, ttl):
+        held = self.rightful(id, token)
+        if not held:
+            return ("NotHeld",)
+        held.ttl, held.end, held.offered = ttl, self.end(ttl), False
+        return "Renewed", held.end
+
+    def release(self, *, id, token):
+        held = self.rightful(id, token)
+        if not held:
+            return ("NotHeld",)
+        self.holders.remove(held)
+        return ("Released",)
+
+    def abandon(self, *, id, ttl):
+        was = "holder" if self.find(self.holders, id) else "waiter" if self.find(self.queue, id) else "nothing"
+        self.holders = [one for one in self.holders if one.id != id]
+        self.queue = [one for one in self.queue if one.id != id]
+        self.stones = [stone for stone in self.stones if stone[0] != id]
+        self.stones = [*self.stones, [id, self.now + ttl, ttl, "abandoned"]][-64:]
+        return "Abandoned", was
+
+    def transfer(self, *, id, token, to_id, ttl):
+        held, target = self.rightful(id, token), self.find(self.holders, to_id)
+        if held and target:
+            return ("TargetHolds",)
+        if target and target.given_by == id:
+            return "Transferred", target.token, target.end
+        if not held:
+            return ("NotHeld",)
+        self.holders.remove(held)
+        self.queue = [one for one in self.queue if one.id != to_id]
+        given = self.grant(One(to_id, held.weight, held.delay, ttl, self.end(ttl), given_by=id))
+        return "Transferred", given.token, given.end
+
+    def force_release(self):
+        gone, self.holders = [one.id for one in self.holders], []
+        return "ForceReleased", gone
+
+    def just_settle(self):
+        return ("Settled",)

@@ -1,0 +1,217 @@
+"""A grant is told to whoever waits for it: in process, to other processes, and without sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import closing
+
+import pytest
+
+from holdfast.stores import wakeup
+from providers import open_files
+from stores.asking import acquire, release, wait
+from stores.processes import running
+from waiting import eventually
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+def watching(heard):
+    """Watch a channel of a store until the end of the test."""
+    watches = []
+
+    def watch(store, channel="b"):
+        watches.append(store.watch(channel, lambda ids: heard.append(None if ids is None else list(ids))))
+        return watches[-1]
+
+    yield watch
+    for made in watches:
+        made.close()
+        made.close()
+
+
+RELEASER = """
+store = open_store(sys.argv[1], namespace="default")
+connection = store.connect("commands")
+for key in sys.argv[2:]:
+    granted, = connection.execute([acquire(key)])
+    say(granted.token)
+    sys.stdin.readline()
+    connection.execute([release(key, token=granted.token)])
+say("released")
+sys.stdin.readline()
+"""
+
+
+def test_a_watch_in_the_same_process_hears_just_the_attempts_of_its_channel(store, connection, watching, heard):
+    watching(store)
+    (held,) = connection.execute([acquire()])
+    connection.execute([wait(id="b.1"), wait(id="x.1")])
+    connection.execute([release(token=held.token)])
+    assert eventually(lambda: heard) == [["b.1"]]
+
+
+def test_the_watches_of_one_channel_all_hear(store, opened, connection, watching, heard):
+    watching(store)
+    watching(store)
+    (held,) = connection.execute([acquire(), wait()])[:1]
+    connection.execute([release(token=held.token)])
+    eventually(lambda: len(heard) == 2)
+
+
+def test_a_closed_watch_hears_nothing(store, connection, watching, heard):
+    watching(store).close()
+    (held,) = connection.execute([acquire(), wait()])[:1]
+    connection.execute([release(token=held.token)])
+    assert heard == []
+
+
+def test_another_channel_is_no_part_of_the_hint(store, connection, watching, heard):
+    watching(store, "bb")
+    (held,) = connection.execute([acquire(), wait(id="b.1")])[:1]
+    connection.execute([release(token=held.token)])
+    assert heard == []
+
+
+def test_expecting_and_forgetting_is_always_allowed(store, watching):
+    watch = watching(store)
+    watch.expect("b.1", eager=True)
+    watch.expect("b.1", eager=False)
+    watch.forget("b.1")
+    watch.forget("never expected")
+
+
+@pytest.mark.parametrize("options", ["", "?wakeup=poll"])
+@pytest.mark.parametrize("depth", [0, 12], ids=["short path", "path longer than a socket's name may be"])
+@pytest.mark.parametrize("channel", ["b", "/b/√ and more" * 9], ids=["plain channel", "odd channel"])
+def test_another_process_is_heard(tmp_path, opened, watching, heard, options, depth, channel):  # noqa: PLR0917
+    folder = tmp_path.joinpath(*["folder-name"] * depth)
+    folder.mkdir(parents=True, exist_ok=True)
+    url = f"sqlite:///{folder}/locks.db{options}"
+    store = opened(url)
+    watch = watching(store, channel)
+    assert type(watch) is (wakeup.PollingWatch if options else wakeup.SocketWatch)
+    connection = store.connect("commands")
+    with running(RELEASER, url, "k") as other:
+        other.hear()
+        connection.execute([wait(id=f"{channel}.1")])
+        watch.expect(f"{channel}.1", eager=True)
+        heard.clear()
+        other.tell()
+        eventually(lambda: [None if options else [f"{channel}.1"]] == heard[:1])
+        assert other.hear() == "released"
+
+
+def test_polling_hears_also_when_nobody_is_eager(tmp_path, opened, watching, heard):
+    store = opened(f"sqlite:///{tmp_path}/locks.db?wakeup=poll")
+    watching(store, "other")
+    connection = store.connect("commands")
+    eventually(lambda: connection.execute([acquire(id=f"b.{len(heard)}")]) and heard)
+
+
+def test_where_a_socket_cannot_be_bound_the_store_polls(tmp_path, opened, watching):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    (tmp_path / "locks.db-wake").write_text("in the way")
+    assert isinstance(watching(store), wakeup.PollingWatch)
+
+
+def test_the_socket_of_a_dead_process_is_removed(tmp_path, opened, watching):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    folder = tmp_path / "locks.db-wake"
+    folder.mkdir()
+    for name in ("dead", "told"):
+        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as dead:
+            dead.bind(str(folder / name))
+    connection = store.connect("commands")
+    (held,) = connection.execute([acquire(), wait(id="told.1")])[:1]
+    connection.execute([release(token=held.token)])
+    assert [path.name for path in folder.iterdir()] == ["dead"]
+    watching(store)
+    assert [path.name for path in folder.iterdir()] == ["b"]
+
+
+def test_a_watch_does_not_take_a_socket_that_is_being_made_for_a_dead_one(tmp_path, opened, watching):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    folder = tmp_path / "locks.db-wake"
+    folder.mkdir()
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as unfinished:
+        unfinished.bind(str(folder / f"{wakeup._UNFINISHED}1-1"))
+    watching(store)
+    assert (folder / f"{wakeup._UNFINISHED}1-1").exists()
+
+
+def test_a_watch_comes_back_after_its_folder_was_deleted(tmp_path, opened, watching, heard, monkeypatch):
+    monkeypatch.setattr(wakeup, "CHECK_SECONDS", 0.01)
+    url = f"sqlite:///{tmp_path}/locks.db"
+    store = opened(url)
+    watching(store)
+    connection = store.connect("commands")
+    folder = tmp_path / "locks.db-wake"
+    (folder / "b").unlink()
+    folder.rmdir()
+    eventually(lambda: (folder / "b").exists())
+    with running(RELEASER, url, "k") as other:
+        other.hear()
+        connection.execute([wait(id="b.1")])
+        other.tell()
+        assert eventually(lambda: heard) == [["b.1"]]
+
+
+def test_a_full_or_missing_receiver_does_not_hurt_the_sender(tmp_path, opened):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    connection = store.connect("commands")
+    folder = tmp_path / "locks.db-wake"
+    folder.mkdir()
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as deaf:
+        deaf.bind(str(folder / "b"))
+        for n in range(600):
+            store._post.tell({"b": [f"b.{n}"], "nobody": ["nobody.1"]})
+        (held,) = connection.execute([acquire(), wait()])[:1]
+        connection.execute([release(token=held.token)])
+
+
+def test_many_hints_at_once_become_one_that_says_look_for_yourself(tmp_path, opened, watching, heard):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    watch = watching(store)
+    with wakeup._watches_lock:
+        wakeup._watches.clear()  # as another process sees it
+    store._post.tell({"b": [f"b.{n:0500}" for n in range(100)]})
+    assert eventually(lambda: heard) == [None]
+    watch.close()
+
+
+def test_a_mistake_in_a_callback_ends_neither_thread_nor_command(store, connection, caplog):
+    def mistaken(_):
+        raise RuntimeError("mistake")
+
+    if type(store).__name__ != "SqliteStore":
+        pytest.skip("in memory the callback runs in the caller's own thread")
+    watch = store.watch("b", mistaken)
+    (held,) = connection.execute([acquire(), wait()])[:1]
+    connection.execute([release(token=held.token)])
+    assert "mistake" in caplog.text
+    watch.close()
+
+
+@pytest.mark.parametrize("options", ["", "?wakeup=poll"])
+def test_nothing_is_left_open_after_close(tmp_path, opened, options):
+    before = set(os.listdir("/proc/self/fd")), threading.enumerate()  # noqa: PTH208
+    store = opened(f"sqlite:///{tmp_path}/locks.db{options}")
+    connections = [store.connect(role) for role in ("commands", "heartbeats", "queries")]
+    watch = store.watch("b", print)
+    (held,) = connections[0].execute([acquire(), wait(id="other.1")])[:1]
+    connections[1].execute([release(token=held.token)])
+    watch.close()
+    for connection in connections:
+        connection.close()
+    store.close()
+    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before  # noqa: PTH208
+    assert open_files() == []
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"locks.db", "locks.db-turn", "locks.db-wake"}

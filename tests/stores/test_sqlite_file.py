@@ -1,0 +1,467 @@
+"""Which files are accepted, how they are made, and what happens when they vanish."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import warnings
+from contextlib import closing
+
+import pytest
+
+from holdfast import commands as c
+from holdfast.errors import StoreUnavailable, StoreUnusable
+from holdfast.rules import outcomes as out
+from holdfast.rules.record import decode
+from holdfast.stores import open_store, sqlite_file
+from holdfast.stores import sqlite as sqlite_store
+from stores.asking import SECOND, acquire, release, renew
+from stores.forking import in_child
+from stores.processes import Process, running
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "locks.db"
+
+
+@pytest.fixture
+def url(path):
+    return f"sqlite:///{path}"
+
+
+def query(path, statement):
+    with closing(sqlite3.connect(path)) as db, db:
+        return db.execute(statement).fetchall()
+
+
+OPENER = """
+say("ready")
+sys.stdin.readline()
+store = open_store(sys.argv[1], namespace="default")
+connection = store.connect("commands")
+outcome, = connection.execute([acquire(f"key:{sys.argv[2]}")])
+say(type(outcome).__name__)
+connection.close()
+store.close()
+"""
+
+
+def test_eight_processes_may_open_a_new_file_at_once(url, path):
+    for attempt in range(3):
+        processes = [Process(OPENER, url, f"{attempt}.{n}") for n in range(8)]
+        try:
+            for process in processes:
+                assert process.hear() == "ready"
+            for process in processes:
+                process.tell()
+            assert [process.hear() for process in processes] == ["Granted"] * 8
+        finally:
+            for process in processes:
+                process.end()
+        assert query(path, "SELECT count(*) FROM locks") == [(8,)]
+        for file in path.parent.glob("locks.db*"):
+            file.unlink()
+
+
+def test_the_file_says_whose_it_is_and_how_it_keeps_its_promise(url, path, opened):
+    opened(url).connect("commands").execute([acquire()])
+    assert query(path, "PRAGMA application_id") == [(sqlite_file.APPLICATION_ID,)]
+    assert query(path, "PRAGMA user_version") == [(1,)]
+    assert query(path, "PRAGMA journal_mode") == [("wal",)]
+    assert query(path, "SELECT json_extract(record, '$.holders[0].label.name') FROM locks") == [("me",)]
+
+
+def test_every_connection_is_durable(url, opened):
+    for role in ("commands", "heartbeats", "queries"):
+        with opened(url).connect(role)._handle as db:
+            assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def corrupt(path):
+    path.write_bytes(b"SQLite format 3\0" + os.urandom(4096))
+
+
+def text(path):
+    path.write_text("this is a letter to my aunt, and quite a long one at that. " * 100)
+
+
+def foreign(path):
+    query(path, "CREATE TABLE customers (name TEXT)")
+
+
+def foreign_in_wal(path):
+    """Somebody else's, with a log that closing a writable connection would write into the file."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE customers (name TEXT)")
+        db.commit()
+        db.execute("INSERT INTO customers VALUES ('a')")
+        db.commit()
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{path}{suffix}.kept")
+    for suffix in ("", "-wal"):
+        shutil.move(f"{path}{suffix}.kept", f"{path}{suffix}")
+
+
+def another_id(path):
+    query(path, "PRAGMA application_id = 7")
+
+
+def newer(path):
+    open_store(f"sqlite:///{path}", namespace="default").close()
+    query(path, "PRAGMA user_version = 99")
+
+
+def without_table(path):
+    open_store(f"sqlite:///{path}", namespace="default").close()
+    query(path, "DROP TABLE locks")
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (corrupt, "damaged or not a SQLite database.*Restore"),
+        (text, "not a SQLite database.*move it away"),
+        (foreign, "another application.*file of its own"),
+        (foreign_in_wal, "another application.*file of its own"),
+        (another_id, "another application.*file of its own"),
+        (newer, "newer version of Holdfast.*Upgrade"),
+        (without_table, "damaged.*Restore"),
+    ],
+)
+def test_a_file_that_is_not_for_us_is_refused_and_left_as_it_is(make, advice, url, path):
+    make(path)
+    (path.parent / "locks.db-turn").unlink(missing_ok=True)
+    before = path.read_bytes()
+    with pytest.raises(StoreUnusable, match=advice):
+        open_store(url, namespace="default")
+    assert path.read_bytes() == before
+    assert not (path.parent / "locks.db-turn").exists()
+
+
+def test_an_empty_file_becomes_ours(url, path, opened):
+    path.touch()
+    opened(url).connect("commands").execute([acquire()])
+    assert query(path, "SELECT count(*) FROM locks") == [(1,)]
+
+
+def test_a_migration_that_fails_in_the_middle_changes_nothing(url, path, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "_statements", lambda _: ["CREATE TABLE locks (x)", "CREATE nonsense"])
+    with pytest.raises(StoreUnavailable, match="nonsense"):
+        open_store(url, namespace="default")
+    assert query(path, "SELECT count(*) FROM sqlite_schema") == [(0,)]
+    monkeypatch.undo()
+    open_store(url, namespace="default").close()
+
+
+def test_a_migration_leads_an_older_file_to_the_present(url, path, monkeypatch, opened):
+    opened(url).connect("commands").execute([acquire()])
+    more = ("sqlite.sql", "later.sql")
+    monkeypatch.setattr(sqlite_file, "MIGRATIONS", more)
+    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(sqlite_store, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(sqlite_file, "_statements", lambda script: ["CREATE TABLE later (x)"] * (script == "later.sql"))
+    store = opened(url)
+    assert query(path, "PRAGMA user_version") == [(2,)]
+    assert isinstance(store.connect("commands").execute([acquire(id="b.1")])[0], out.Busy)
+
+
+@pytest.mark.parametrize(
+    ("place", "advice"), [("missing/locks.db", "mkdir -p"), ("", "it is a folder"), ("file/locks.db", "not a folder")]
+)
+def test_a_place_where_no_file_can_be_says_what_to_do(tmp_path, place, advice):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnusable, match=advice):
+        open_store(f"sqlite:///{tmp_path}/{place}", namespace="default")
+
+
+UNPRIVILEGED = """
+import os
+os.setgid(65534); os.setuid(65534)
+try:
+    open_store(sys.argv[1], namespace="default")
+except Exception as error:
+    say(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder_mode", "file_mode", "advice"), [(0o755, None, "folder"), (0o777, 0o444, "chmod u+rw")]
+)
+def test_what_may_not_be_written_says_what_to_do(tmp_path, folder_mode, file_mode, advice):
+    if os.geteuid() != 0:
+        pytest.skip("needs to be root to become somebody else")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(folder_mode)
+    for parent in folder.parents:
+        if str(parent).startswith("/tmp/") and not parent.stat().st_mode & stat.S_IXOTH:
+            parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+    if file_mode is not None:
+        query(folder / "locks.db", "PRAGMA user_version = 0")
+        (folder / "locks.db").chmod(file_mode)
+    with running(UNPRIVILEGED, f"sqlite:///{folder}/locks.db") as process:
+        said = process.hear()
+    assert said.startswith("StoreUnusable")
+    assert advice in said
+
+
+def test_companion_files_are_open_to_those_who_may_write_the_database(url, path, opened):
+    old = os.umask(0o077)
+    try:
+        path.touch()
+        path.chmod(0o660)
+        store = opened(url)
+        watch = store.watch("b", print)
+        watch.close()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.with_name("locks.db-turn").stat().st_mode) == 0o660
+    assert stat.S_IMODE(path.with_name("locks.db-wake").stat().st_mode) == 0o770
+
+
+def test_a_network_file_system_is_warned_about_once_a_path(url, opened, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "network_file_system", lambda _: "nfs4")
+    with pytest.warns(RuntimeWarning, match="network file system .nfs4."):
+        opened(url)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened(url)
+
+
+def test_an_old_sqlite_is_refused(url, monkeypatch):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    with pytest.raises(StoreUnusable, match=r"SQLite 3\.34\.1; Holdfast needs 3\.35\.0"):
+        open_store(url, namespace="default")
+
+
+def test_deleting_the_file_under_a_client_is_told_clearly(url, path, opened):
+    store = opened(url)
+    connection, reader = store.connect("commands"), store.connect("queries")
+    connection.execute([acquire()])
+    for file in path.parent.glob("locks.db*"):
+        file.unlink()
+    with pytest.raises(StoreUnusable, match="deleted or replaced"):
+        connection.execute([acquire("other")])
+    with pytest.raises(StoreUnusable, match="deleted or replaced"):
+        reader.execute([c.Inspect(key="k")])
+    with pytest.raises(StoreUnusable, match="It was deleted"):
+        store.connect("commands")
+    assert not path.exists()
+    fresh = opened(url).connect("commands")
+    assert isinstance(fresh.execute([acquire(id="b.1")])[0], out.Granted)
+    with pytest.raises(StoreUnusable, match="deleted or replaced"):
+        connection.execute([acquire("other")])
+
+
+def test_a_full_disk_is_told_and_leaves_the_connection_usable(url, opened):
+    connection = opened(url).connect("commands")
+    connection.execute([acquire()])
+    with connection._handle as db:
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreUnavailable, match="full") as caught:
+        connection.execute([acquire(f"{n}" * 100) for n in range(100)])
+    assert not caught.value.ambiguous
+    assert caught.value.retryable
+    with connection._handle as db:
+        db.execute("PRAGMA max_page_count = 1000000")
+    assert isinstance(connection.execute([acquire("0" * 100)])[0], out.Granted)
+
+
+def test_corruption_that_shows_later_makes_the_store_unusable(url, path, opened):
+    connection = opened(url).connect("commands")
+    connection.execute([acquire(f"{n:0200}") for n in range(200)])
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(path.stat().st_size - 4096))
+    damaged = opened(url).connect("commands")
+    with pytest.raises(StoreUnusable, match="damaged"):
+        damaged.execute([acquire(f"{n:0200}") for n in range(200)])
+
+
+def test_a_batch_that_changes_nothing_writes_nothing(url, path, opened):
+    connection = opened(url).connect("commands")
+    connection.execute([acquire()])
+    log = path.with_name("locks.db-wal")
+    before = log.stat().st_size, log.stat().st_mtime_ns
+    connection.execute([acquire(id="b.1"), renew(id="b.1", token=1), c.Settle(key="k"), c.Inspect(key="k")])
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"top": {"new": 1}},
+        {"holder": {"new": [1, {"a": None}]}},
+        {"label": {"new": "x"}},
+        {"holder": {"offered": False}},
+        {"holder": {"offered": True}},
+        {"top": {"waiters": []}},
+        {"top": {"due_at": None}},
+        {"top": {"closed_until": 0}},
+        {"top": {"kind": "semaphore", "permits": 3}},
+        {"holder": {"weight": 1, "delay": 5, "via": "z"}},
+        {"holder": {"expires_at": 1}},
+        {"holder": {"expires_at": None, "ttl": None}},
+        {"holder": {"expires_at": 1_790_000_000_000_000 + 10**15}},
+        {"top": {"forced": {"at": 1, "by": "o", "reason": "r"}}},
+    ],
+)
+def test_renewing_many_is_equal_to_the_rule_for_records_of_every_shape(url, path, opened, clock, extra):
+    """Also for fields of another version, and for defaults that were written out."""
+    connection = opened(url, clock=clock).connect("heartbeats")
+    keys = [f"k{n}" for n in range(12)]
+    grants = connection.execute([acquire(key) for key in keys])
+    with closing(sqlite3.connect(path)) as db, db:
+        value = json.loads(db.execute("SELECT record FROM locks WHERE key = 'k5'").fetchone()[0])
+        value.update(extra.get("top", {}))
+        value["holders"][0].update(extra.get("holder", {}))
+        value["holders"][0]["label"].update(extra.get("label", {}))
+        planted = json.dumps(value)
+        db.execute("UPDATE locks SET record = ? WHERE key = 'k5'", (planted,))
+    clock.pass_by(1)
+    renewals = [renew(key, token=grant.token, ttl=40) for key, grant in zip(keys, grants, strict=True)]
+    outcomes = connection.execute(renewals)
+    expected, answer = renewals[5].apply(decode("k5", planted), clock.now)
+    assert outcomes[5] == answer
+    ((stored,),) = query(path, "SELECT record FROM locks WHERE key = 'k5'")
+    assert decode("k5", stored) == expected
+    assert {type(outcome) for outcome in outcomes[:5] + outcomes[6:]} == {out.Renewed}
+
+
+# ---------------------------------------------------------------- fork
+
+
+def test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on(url, opened):
+    store = opened(url)
+    connection = store.connect("commands")
+    watch = store.watch("b", print)
+    (held,) = connection.execute([acquire()])
+
+    def child():
+        try:
+            connection.execute([acquire("other")])
+        except StoreUnusable as error:
+            refused = "open a new client" in str(error)
+        own = store.reopen()
+        mine = own.connect("commands")
+        busy, granted = mine.execute([acquire(id="b.1"), acquire("child", "b.2", ttl=None)])
+        own.watch("c", print).close()
+        return refused, type(busy).__name__, type(granted).__name__
+
+    assert in_child(child) == "(True, 'Busy', 'Granted')"
+    assert connection.execute([release(token=held.token)]) == [out.Released()]
+    assert isinstance(connection.execute([acquire("child")])[0], out.Busy)
+    assert (store.path.parent / "locks.db-wake" / "b").exists()
+    watch.close()
+
+
+def test_what_a_child_writes_is_not_lost_when_its_parent_closes_the_file(url, opened):
+    """SQLite's locks live in the process's memory: a child that inherited them would hold none of its own."""
+    store = opened(url)
+    connection = store.connect("commands")
+    connection.execute([acquire("parent")])
+    closed_reader, closed_writer = os.pipe()
+    ready_reader, ready_writer = os.pipe()
+
+    def child():
+        mine = store.reopen().connect("commands")
+        mine.execute([acquire("before", ttl=None)])
+        os.write(ready_writer, b"x")
+        os.read(closed_reader, 1)
+        mine.execute([acquire("after", ttl=None)])
+        other = subprocess.run(
+            [sys.executable, "-c", LISTER, url], capture_output=True, text=True, check=True, env={"PATH": ""}
+        )
+        return other.stdout.strip()
+
+    def meanwhile():
+        os.read(ready_reader, 1)
+        connection.execute([acquire("meanwhile")])
+        connection.close()
+        store.close()
+        os.write(closed_writer, b"x")
+
+    assert in_child(child, meanwhile) == "after before meanwhile parent"
+    for descriptor in (closed_reader, closed_writer, ready_reader, ready_writer):
+        os.close(descriptor)
+
+
+LISTER = """
+import sys
+from holdfast import commands as c
+from holdfast.stores import open_store
+store = open_store(sys.argv[1], namespace="default")
+connection = store.connect("queries")
+print(*[item.key for item in connection.execute([c.ListLocks()])[0].items])
+connection.close()
+store.close()
+"""
+
+
+def test_forks_beside_busy_threads_hurt_neither_side(url, opened):
+    store = opened(url)
+    stop = threading.Event()
+    done = []
+
+    def write(n):
+        connection = store.connect("heartbeats" if n else "commands")
+        count = 0
+        while not stop.is_set():
+            (outcome,) = connection.execute([acquire(f"busy:{n}", f"a.{count}", ttl=None)])
+            connection.execute([release(f"busy:{n}", f"a.{count}", token=outcome.token)])
+            count += 1
+        done.append(count)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for n in range(10):
+
+            def child(n=n):
+                (outcome,) = store.reopen().connect("commands").execute([acquire(f"child:{n}", ttl=None)])
+                return type(outcome).__name__
+
+            assert in_child(child) == "Granted"
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(done) == 3
+    (page,) = store.connect("queries").execute([c.ListLocks(prefix="child:")])
+    assert len(page.items) == 10
+
+
+def test_a_child_that_inherited_an_open_transaction_is_refused_not_endangered(url, opened, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_SECONDS", 0.01)
+    store = opened(url)
+    connection = store.connect("commands")
+
+    def child():
+        try:
+            store.reopen().connect("commands")
+        except StoreUnusable as error:
+            return "spawn" in str(error)
+
+    with connection._handle as db:
+        db.execute("BEGIN IMMEDIATE")
+        assert in_child(child) == "True"
+    assert isinstance(connection.execute([acquire()])[0], out.Granted)
+
+
+def test_a_ttl_of_a_year_is_a_number_that_the_file_can_hold(url, opened):
+    connection = opened(url).connect("commands")
+    grants = connection.execute([acquire(f"k{n}", ttl=366 * 86_400) for n in range(9)])
+    outcomes = connection.execute([renew(f"k{n}", token=g.token, ttl=366 * 86_400) for n, g in enumerate(grants)])
+    assert all(outcome.expires_at > 366 * 86_400 * SECOND for outcome in outcomes)

@@ -1,0 +1,144 @@
+"""The keeper: heartbeats that do not forget anyone, and debts that are paid."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from holdfast import Client, LeaseLost
+from holdfast.commands import Renew
+from holdfast.keeper import Keeper, Pulse
+from waiting import eventually
+
+
+@pytest.fixture
+def hf(plan, url):
+    with Client(url) as client:
+        yield client
+
+
+def test_a_lease_that_comes_while_the_keeper_looks_around_is_not_forgotten(hf, monkeypatch):
+    """It has made its list, and would go to sleep for a minute: the newcomer must ring."""
+    looking, go_on = threading.Event(), threading.Event()
+    pay_debts = Keeper._pay_debts
+
+    def slowly(self, now):
+        looking.set()
+        go_on.wait(20)
+        return pay_debts(self, now)
+
+    monkeypatch.setattr(Keeper, "_pay_debts", slowly)
+    hf.works.keeper.start()
+    assert looking.wait(10)
+    lease = hf.lock("a", ttl=1).acquire()
+    go_on.set()
+    first = lease.expires_at
+    eventually(lambda: lease.expires_at > first + timedelta(seconds=1), within=10)
+    lease.release()
+
+
+def test_many_leases_are_renewed_by_one_thread_in_one_batch(hf, plan):
+    leases = [hf.lock(f"k{number}", ttl=0.9).acquire() for number in range(50)]
+    eventually(lambda: 50 in plan.batches)
+    assert [t.name for t in threading.enumerate()].count("holdfast-keeper") == 1
+    for lease in leases:
+        lease.release()
+
+
+def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, caplog):
+    stumbled = []
+    renew = Keeper._renew
+
+    def stumble(self, due, sent):
+        if not stumbled:
+            stumbled.append(1)
+            raise ZeroDivisionError
+        renew(self, due, sent)
+
+    monkeypatch.setattr(Keeper, "_renew", stumble)
+    with hf.lock("a", ttl=0.9) as lease:
+        first = lease.expires_at
+        eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+    assert stumbled
+    assert "stumbled" in caplog.text
+
+
+def test_a_renewal_that_arrives_after_the_release_is_not_a_loss(hf, plan):
+    """The release is under way while a renewal is sent: the store no longer knows the lease, and that is well."""
+    seen = []
+    hf.events.subscribe(lambda event: seen.append(event.name))
+    sending, released = threading.Event(), threading.Event()
+
+    def hold_back(commands):
+        if any(isinstance(command, Renew) for command in commands):
+            sending.set()
+            released.wait(20)
+
+    plan.before = hold_back
+    lease = hf.lock("a", ttl=0.9).acquire()
+    assert sending.wait(10)
+    lease.release()
+    released.set()
+    eventually(lambda: plan.count(Renew) >= 1)
+    hf.close()
+    assert "lease_lost" not in seen
+    assert not lease.lost.is_set()
+
+
+def test_an_unknown_renewal_never_prolongs_anything(hf, plan):
+    lease = hf.lock("a", ttl=1.5).acquire()
+    deadline = lease._held.deadline
+    plan.lose_reply_of = Renew
+    eventually(lambda: plan.lost)
+    assert lease._held.deadline == deadline or lease._held.failures == 0, "it moved only by an answered one"
+    lease.release()
+
+
+def test_a_lost_lease_cannot_be_released_or_renewed(hf):
+    lease = hf.lock("a").acquire()
+    lease._held.lose("test")
+    with pytest.raises(LeaseLost):
+        lease.release()
+    with pytest.raises(LeaseLost):
+        lease.renew()
+    with pytest.raises(LeaseLost):
+        lease.transfer("bob")
+    hf.locks.force_release("a", reason="test")
+
+
+def test_a_callback_that_raises_is_reported_and_stops_nobody(hf):
+    seen = []
+    hf.events.subscribe(lambda event: seen.append((event.name, event.fields)))
+    told = []
+
+    def fail(lease):
+        raise ZeroDivisionError("in the callback")
+
+    bad = hf.lock("a", on_lost=fail).acquire()
+    good = hf.lock("b", on_lost=told.append).acquire()
+    bad._held.lose("test")
+    good._held.lose("test")
+    assert told == [good]
+    assert any(name == "callback_failed" and "in the callback" in fields["error"] for name, fields in seen)
+
+
+class AnsweringLoop:
+    """An event loop that answers at once, from within the question."""
+
+    def __init__(self, pulse_holder):
+        self.pulse_holder = pulse_holder
+
+    def call_soon_threadsafe(self, callback):
+        callback()
+
+    def is_closed(self):
+        return False
+
+
+def test_a_loop_that_answers_at_once_is_not_silent():
+    holder = []
+    pulse = Pulse(AnsweringLoop(holder))
+    assert pulse.silent_for(10.0) == 0.0
+    assert pulse.silent_for(99.0) == 0.0
