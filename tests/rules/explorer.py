@@ -247,7 +247,7 @@ def too_quiet(report: Report, *, permits: int, trouble: bool) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Explore every interleaving of owners on one lock.")
     parser.add_argument("--depth", type=int, default=6, help="how many steps to go with trouble")
-    parser.add_argument("--owners", type=int, default=3)
+    parser.add_argument("--owners", type=int, default=3, help="three or more; fewer are too quiet")
     options = parser.parse_args()
     failed = 0
     for permits, trouble in QUIET:

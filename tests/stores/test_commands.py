@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast import commands as c
 from holdfast.rules import outcomes as out
 from stores.asking import ME, SECOND, abandon, acquire, release, renew, transfer, wait
@@ -188,6 +190,9 @@ def test_one_bad_command_fails_alone(connection, provider, url):
         c.Acquire(key="bad-time", id="a.3", label=ME, ttl=2**70),
         c.Command(),
         c.ListLocks(limit="many"),
+        acquire("bad-\ud800-key"),
+        acquire("bad-id", "a.\ud800"),
+        acquire(["no text"]),
     ]
     outcomes = connection.execute([acquire("good"), *bad, acquire("fine")])
     assert isinstance(outcomes[0], out.Granted)
@@ -196,6 +201,16 @@ def test_one_bad_command_fails_alone(connection, provider, url):
     assert "Acquire on 'bad-number' could not be carried out" in str(outcomes[1].error)
     assert "good" in provider.dump(url, "default")
     assert "bad-number" not in provider.dump(url, "default")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [acquire("\ud800"), acquire("k", "a.\ud800"), acquire(["no text"]), acquire(permits="three"), c.Command()],
+)
+def test_a_bad_command_that_is_alone_fails_as_well_or_does_no_harm(connection, command):
+    (outcome,) = connection.execute([command])
+    assert isinstance(outcome, c.Failed | out.Granted)
+    assert isinstance(ask(connection, acquire("fine")), out.Granted)
 
 
 def test_a_bad_command_spares_its_neighbours_on_the_same_key(connection):

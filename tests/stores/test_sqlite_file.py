@@ -184,6 +184,7 @@ def test_a_place_where_no_file_can_be_says_what_to_do(tmp_path, place, advice):
 
 UNPRIVILEGED = """
 import os
+import holdfast.stores.sqlite  # now: somebody else may not be able to read where Python lives
 os.setgid(65534); os.setuid(65534)
 try:
     open_store(sys.argv[1], namespace="default")
@@ -243,7 +244,8 @@ def test_an_old_sqlite_is_refused(url, monkeypatch):
         open_store(url, namespace="default")
 
 
-def test_deleting_the_file_under_a_client_is_told_clearly(url, path, opened):
+def test_deleting_the_file_under_a_client_is_told_clearly(url, path, opened, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "LOOK_SECONDS", 0)
     store = opened(url)
     connection, reader = store.connect("commands"), store.connect("queries")
     connection.execute([acquire()])

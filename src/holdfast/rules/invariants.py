@@ -170,11 +170,13 @@ def _fence_counts_every_grant(c: _Change) -> Iterator[str]:
 
 
 def _grants_fit(c: _Change) -> Iterator[str]:
+    """No grant takes the load above the permits. An offer may precede, in the same step, a cut of the permits."""
     load = _load(c.after)
     given = c.direct if c.asked.verb == "Transfer" else ""
-    if any(holder.id != given for holder in c.fresh):
-        if load > c.after.permits:
-            yield f"a grant took the load to {load} of {c.after.permits}"
+    permits = c.after.permits if c.direct else max(c.before.permits, c.after.permits)
+    if c.answer.woken or any(holder.id != given for holder in c.fresh):
+        if load > permits:
+            yield f"a grant took the load to {load} of {permits}"
     elif load > sum(holder.weight for holder in c.holding.values()):
         yield f"the load rose to {load} though nothing was granted"
 

@@ -167,9 +167,10 @@ class SqliteConnection:
         else:
             return self._read(commands)
         outcomes = self._write(commands)
-        woken = woken_by_channel(outcomes)
-        if woken:
-            self._post.tell(woken)
+        for outcome in outcomes:
+            if outcome.woken:
+                self._post.tell(woken_by_channel(outcomes))
+                break
         return outcomes
 
     def close(self) -> None:

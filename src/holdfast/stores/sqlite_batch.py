@@ -11,6 +11,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import get_args
 
 import msgspec
@@ -45,12 +46,11 @@ REMOVE = "DELETE FROM locks WHERE namespace = ? AND key = ?"
 BEYOND_ALL_TEXT = b""
 """SQLite sorts any blob after any text, so this is the end of a range that has none."""
 
-# The payload is a list of [key, ttl, [id, token, null, ...]]; the inner list is what the paths of SIMPLE must yield.
+# The payload is a list of [key, ttl, [id, token]]. Several paths in one json_extract yield a list, compared as text.
 # Simple is a record with exactly one holder, the right one, confirmed, neither expired nor stretched by a clock
 # step, not renewed at this very moment already, and with nothing else in it that time could change.
 # The namespace is compared with an expression of the payload's row: otherwise the planner walks through the
 # whole namespace and searches the payload for each of its rows.
-SIMPLE = ("$.holders[0].id", "$.holders[0].token")
 ABSENT = (
     "$.holders[1]",
     "$.holders[0].offered",
@@ -62,7 +62,6 @@ ABSENT = (
     "$.due_at",
     "$.unknown",
 )
-NOTHING = (None,) * len(ABSENT)
 RENEW = f"""
     UPDATE locks SET record = json_set(record,
         '$.version', json_extract(record, '$.version') + 1,
@@ -73,8 +72,8 @@ RENEW = f"""
       AND locks.key = json_extract(asked.value, '$[0]')
       AND locks.due_at IS NULL
       AND CASE WHEN json_valid(record) THEN
-              json_extract(record, {", ".join(f"'{path}'" for path in SIMPLE + ABSENT)})
-              = json_extract(asked.value, '$[2]')
+              json_extract(record, '$.holders[0].id', '$.holders[0].token') = json_extract(asked.value, '$[2]')
+          AND json_extract(record, {", ".join(f"'{path}'" for path in ABSENT)}) = '[{",".join(["null"] * len(ABSENT))}]'
           AND json_extract(record, '$.holders[0].expires_at')
               BETWEEN ?3 + 1 AND ?3 + json_extract(record, '$.holders[0].ttl')
           AND json_extract(record, '$.holders[0].expires_at') IS NOT ?3 + json_extract(asked.value, '$[1]')
@@ -84,6 +83,7 @@ RENEW = f"""
     RETURNING key
 """  # noqa: S608  (paths and kinds are ours)
 
+_KEY = itemgetter(0)
 _encoder = msgspec.json.Encoder()
 
 
@@ -98,6 +98,8 @@ class Batch:
 
     def run(self, commands: Sequence[Command]) -> list[Outcome]:
         """Answer each command at its own place. What was asked of many keys sees all that came before it."""
+        if len(commands) == 1 and isinstance(only := commands[0], LockCommand) and type(only.key) is str:
+            return [self._run_one(only)]
         try:
             _encoder.encode(commands)
         except Exception:  # text or numbers that no store can hold
@@ -128,8 +130,6 @@ class Batch:
     # ---------------------------------------------------------------- commands about one key
 
     def _run_locks(self, commands: Sequence[LockCommand]) -> list[Outcome]:
-        if len(commands) == 1:
-            return [self._run_one(commands[0])]
         outcomes: list[Outcome | None] = [None] * len(commands)
         if len(commands) >= MANY_RENEWALS:
             self._renew_natively(commands, outcomes)
@@ -160,11 +160,13 @@ class Batch:
 
     def _run_one(self, command: LockCommand) -> Outcome:
         """The same for a batch of one, which is the way of a caller who is alone."""
-        found = self._db.execute(LOAD, (self._namespace, command.key)).fetchone()
         try:
+            found = self._db.execute(LOAD, (self._namespace, command.key)).fetchone()
             before = EMPTY if found is None else decode(command.key, found[0])
             after, outcome = command.apply(before, self._now)
             row = None if after is before else self._row(command.key, after)
+        except sqlite3.Error:
+            raise
         except Exception as error:  # a bad command fails alone
             return failed(command, error)
         if row is not None:
@@ -208,9 +210,9 @@ class Batch:
             for key, count in Counter(command.key for command in commands).items():
                 if count > 1:
                     asked.pop(key, None)
-        # Sorted, to walk the tree in its own order. SQLite compares the inner lists as text.
-        rows = [(key, asked[key][1]) for key in sorted(asked)]
-        payload = _encoder.encode([(key, c.ttl, (c.id, c.token, *NOTHING)) for key, c in rows]).decode()
+        wanted = [(key, command.ttl, (command.id, command.token)) for key, (_, command) in asked.items()]
+        wanted.sort(key=_KEY)  # to walk the tree in its own order
+        payload = _encoder.encode(wanted).decode()
         now = self._now
         for (key,) in self._db.execute(RENEW, (self._namespace, payload, now)).fetchall():
             self.changed = True

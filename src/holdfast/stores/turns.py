@@ -19,7 +19,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
 from .._platform import FileLock, after_fork_in_child, elapsed
-from ..errors import StoreUnavailable
+from ..errors import StoreUnavailable, StoreUnusable
 
 PATIENCE_SECONDS = 10.0
 RETRY_SECONDS = (0.000_5, 0.001_5)
@@ -58,6 +58,7 @@ class Turn:
     """The right to write. `give` is safe to call by anyone at any time: it gives back only one's own turn."""
 
     def __init__(self, database: Path) -> None:
+        self._database = database
         self.path = Path(f"{database}-turn")
         self._mutex = threading.Lock()
         self._taker: object | None = None
@@ -70,6 +71,10 @@ class Turn:
 
     def take(self, taker: object, *, urgent: bool, deadline: float) -> None:
         """Wait for the turn until the deadline, then raise. The caller gives it back in any case."""
+        if not self._end.alive:
+            raise StoreUnusable(
+                f"this way to {self._database} belongs to the process that this one was forked from: open a new client"
+            )
         with self._mutex:
             place = None
             if self._taker is None:
@@ -111,6 +116,7 @@ class Turn:
 
     def leave_to_parent(self) -> None:
         """In a forked child: close the file without unlocking it, for the lock belongs to the parent."""
+        self._mutex, self._taker = threading.Lock(), None
         self._end()
 
     def _holder(self) -> str:

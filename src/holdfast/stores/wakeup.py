@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import re
+import select
 import socket
 import sqlite3
 import sys
@@ -84,7 +85,7 @@ class Post:
             try:
                 if self._socket is None:
                     self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                    self._socket.settimeout(0)
+                    self._socket.setblocking(False)  # noqa: FBT003
                 with _short(path) as address:
                     self._socket.sendto(message, address)
             except OSError as error:
@@ -161,6 +162,7 @@ class SocketWatch(_Watch):
         self._path = self._place[0] / _name(channel)
         _sweep(self._place[0])
         self._socket = self._bind()
+        self._ending, self._end = os.pipe()  # closing the one end wakes whoever polls the other
         self._start()
 
     def _bind(self) -> socket.socket:
@@ -176,7 +178,7 @@ class SocketWatch(_Watch):
         unfinished = folder / f"{_UNFINISHED}{os.getpid()}-{threading.get_ident():x}"
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            bound.settimeout(CHECK_SECONDS)
+            bound.setblocking(False)  # noqa: FBT003
             with suppress(FileNotFoundError):
                 unfinished.unlink()
             with _short(unfinished) as address:
@@ -190,17 +192,18 @@ class SocketWatch(_Watch):
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            try:
-                message = self._socket.recv(MAX_DATAGRAM)
-            except TimeoutError:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.register(self._ending, select.POLLIN)
+            if not poll.poll(CHECK_SECONDS * 1000):
                 self._rebind_if_missing()
-            except OSError:
-                if not self._closed.wait(POLL_SECONDS):
-                    self._rebind_if_missing()
-            else:
-                self.hint(message.decode(errors="replace").split("\n") if message else None)
+            with suppress(OSError):
+                while not self._closed.is_set():
+                    message = self._socket.recv(MAX_DATAGRAM)
+                    self.hint(message.decode(errors="replace").split("\n") if message else None)
 
     def _rebind_if_missing(self) -> None:
+        """Somebody may have cleaned up: without its file the socket would hear nothing for ever."""
         if not self._path.exists() and self._database.exists():
             with suppress(OSError):
                 fresh = self._bind()
@@ -209,18 +212,23 @@ class SocketWatch(_Watch):
 
     def close(self) -> None:
         """End the thread, close the socket and remove its file."""
+        if self._closed.is_set():
+            return
         self._leave()
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        os.close(self._end)
         self._join()
+        os.close(self._ending)
         self._socket.close()
         with suppress(OSError):
             self._path.unlink()
 
     def leave_to_parent(self) -> None:
         """Close the copy of the socket; otherwise it would look alive after the parent's death."""
-        self._closed.set()
-        self._socket.close()
+        if not self._closed.is_set():
+            self._closed.set()
+            self._socket.close()
+            os.close(self._end)
+            os.close(self._ending)
 
 
 class PollingWatch(_Watch):

@@ -1,0 +1,98 @@
+"""Breaks one thing in a copy of the package, and asks the tests that should notice whether they do.
+
+A mutant is caught when one of its tests *fails*. A mutant that cannot be applied, that breaks the import or the
+collection, that only stumbles over its own name or type, or that is not even looked at, is an error of the mutant:
+it proves nothing. The package under test is untouched; the copy lives in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "holdfast"
+PATIENCE_SECONDS = 120
+
+PASSED, FAILED, NOT_THE_COPY = 0, 1, 90
+
+# Imported before pytest, so that whatever pytest puts on the path later cannot bring the original back.
+LAUNCH = f"""
+import pathlib, sys
+import holdfast, pytest
+if pathlib.Path(sys.argv[1]) not in pathlib.Path(holdfast.__file__).parents:
+    sys.exit({NOT_THE_COPY})
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
+STUMBLES = re.compile(r"(Name|Syntax|Indentation|Import|ModuleNotFound|Attribute|Type|UnboundLocal)Error\b")
+
+
+class Mutant(NamedTuple):
+    name: str  # what it does wrong
+    file: str  # under src/holdfast
+    old: str  # must occur there exactly once
+    new: str
+    caught_by: tuple[str, ...]  # pytest node ids, from the root of the project
+
+
+class Useless(Exception):
+    """The mutant proves nothing: it could not be tried."""
+
+
+def copy_package(folder: Path) -> Path:
+    """A copy of the whole package, compiled files included, to be put on the path."""
+    shutil.copytree(PACKAGE, folder / "holdfast")
+    return folder
+
+
+def apply(mutant: Mutant, home: Path) -> None:
+    target = home / "holdfast" / mutant.file
+    text = target.read_text()
+    count = text.count(mutant.old)
+    if count != 1:
+        raise Useless(f"{mutant.name}: its old text occurs {count} times in {mutant.file}, not once")
+    target.write_text(text.replace(mutant.old, mutant.new))
+    for compiled in target.parent.glob(f"__pycache__/{target.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def run_tests(home: Path, nodes: tuple[str, ...]) -> tuple[int, str]:
+    """Run some tests against the package in `home`. Returns pytest's exit code and what it printed."""
+    options = ["-x", "-rf", "--tb=short", "--assert=plain", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LAUNCH, str(home), *options, *nodes],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def caught(mutant: Mutant, folder: Path) -> bool:
+    """Whether its tests notice the mutant. Raises `Useless` if they could not even look."""
+    home = copy_package(folder)
+    apply(mutant, home)
+    code, printed = run_tests(home, mutant.caught_by)
+    if code == PASSED:
+        return False
+    if code == NOT_THE_COPY:
+        raise Useless(f"{mutant.name}: the tests imported another package than the mutated copy")
+    failures = re.findall(r"^FAILED (\S+)(?: - (.*))?$", printed, flags=re.MULTILINE)
+    if code != FAILED or not failures:
+        raise Useless(f"{mutant.name}: no test failed, something else did (exit code {code}):\n{printed}")
+    node, reason = failures[0]
+    if not any(node.startswith(expected) for expected in mutant.caught_by):
+        raise Useless(f"{mutant.name}: {node} failed, which was not asked for")
+    if STUMBLES.match(reason):
+        raise Useless(f"{mutant.name}: it does not run far enough to be wrong ({reason}):\n{printed}")
+    return True

@@ -1,0 +1,53 @@
+"""Each way of getting it wrong is noticed by a test that says so. One test a mutant; the table tells them all."""
+
+import pytest
+
+from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, run_tests
+from .table import MUTANTS
+
+SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_mutant_is_caught(mutant, tmp_path):
+    assert caught(mutant, tmp_path), f"nobody noticed: {mutant.name}"
+
+
+def test_every_mutant_has_a_name_of_its_own_and_can_still_be_applied():
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    stale = [one.name for one in MUTANTS if (PACKAGE / one.file).read_text().count(one.old) != 1]
+    assert stale == []
+    assert [one.name for one in MUTANTS if one.old == one.new or not one.caught_by] == []
+
+
+def test_an_unchanged_copy_passes_so_a_failure_means_something(tmp_path):
+    code, printed = run_tests(copy_package(tmp_path), (SOUND,))
+    assert code == 0, printed
+
+
+def test_a_mutant_that_changes_nothing_of_note_is_not_taken_for_caught(tmp_path):
+    harmless = Mutant("harmless", "rules/lock.py", "MAX_TOMBSTONES = 64", "MAX_TOMBSTONES = 65", (SOUND,))
+    assert not caught(harmless, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("why", "old", "new", "nodes"),
+    [
+        ("occurs 0 times", "no such text", "", (SOUND,)),
+        ("occurs [0-9]+ times", "record", "", (SOUND,)),
+        ("something else did", "RETENTION = 7 *", "RETENTION = (7 *", (SOUND,)),
+        ("something else did", "RETENTION = 7 *", "RETENTION = nonsense *", (SOUND,)),
+        ("does not run far enough", "return max(fence + 1, now)", "return nonsense", (SOUND,)),
+        ("something else did", "MAX_TOMBSTONES = 64", "MAX_TOMBSTONES = 65", ("tests/rules/test_acquire.py::no_such",)),
+    ],
+    ids=["not found", "found often", "syntax", "import", "stumble", "no test"],
+)
+def test_a_mutant_that_proves_nothing_is_an_error(why, old, new, nodes, tmp_path):
+    with pytest.raises(Useless, match=why):
+        caught(Mutant("useless", "rules/lock.py", old, new, nodes), tmp_path)
+
+
+def test_tests_that_reach_the_original_package_are_not_believed(tmp_path):
+    """An empty folder on the path: the installed package is imported, and that is told."""
+    code, _ = run_tests(tmp_path, (SOUND,))
+    assert code == NOT_THE_COPY
