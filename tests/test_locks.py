@@ -24,7 +24,7 @@ from holdfast import (
     NotHeld,
     WouldDeadlock,
 )
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -396,7 +396,7 @@ def test_a_lease_whose_thread_has_ended_is_no_longer_renewed(hf):
 
 def test_the_gate_opens_when_a_lease_is_lost(hf):
     lease = run_in_thread(lambda: hf.lock("a", ttl=0.3).acquire())
-    with hf.lock("a", wait=20) as mine:
+    with hf.lock("a", wait=PATIENCE) as mine:
         assert mine.token > lease.token
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import AsyncClient, Client, LeaseLost, LockTimeout, StoreUnavailable
 from holdfast.commands import Abandon, Acquire, Cleanup, ForceRelease, Inspect, ListLocks, Release, Renew, Transfer
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_three_renewals_in_a_row_that_fail_lose_the_lease(hf, plan):
     hf.events.subscribe(lambda event: seen.append(event.name))
     lease = hf.lock("a", ttl=30, renew_every=0.1).acquire()
     plan.refuse = Renew
-    assert lease.lost.wait(20)
+    assert lease.lost.wait(PATIENCE)
     assert "renewals in a row failed" in lease._held.reason
     assert seen.count("renewal_unknown") == 3
     plan.refuse = None
@@ -150,11 +150,12 @@ def test_three_renewals_in_a_row_that_fail_lose_the_lease(hf, plan):
 
 
 def test_a_store_that_hangs_does_not_delay_the_news_of_a_loss(hf, plan):
-    release = threading.Event()
-    lease = hf.lock("a", ttl=0.5).acquire()
+    told, release = [], threading.Event()
+    lease = hf.lock("a", ttl=0.5, on_lost=told.append).acquire()
     plan.before = lambda commands: release.wait(20) if any(isinstance(c, Renew) for c in commands) else None
     try:
-        assert lease.lost.wait(10), "told at its deadline, while the renewal is still under way"
+        eventually(lambda: told)  # at its deadline, while the renewal is still under way
         assert not release.is_set()
+        assert lease.lost.is_set()
     finally:
         release.set()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = 20.0
+PATIENCE = float(os.environ.get("HOLDFAST_TEST_PATIENCE", "20"))
 
 
 def eventually(condition: Callable[[], T], *, within: float = PATIENCE) -> T:

@@ -53,7 +53,8 @@ class Works:
         self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
         self._events = events
         self._attempts = itertools.count(1)
-        self._waiting: dict[str, tuple[str, Flag]] = {}
+        # Weak: a flow whose event loop was closed is collected, and gives its place back as it goes.
+        self._waiting: dict[str, tuple[str, weakref.ref[Flag]]] = {}
         self._watch: Watch | None = None
         self._watching = threading.Lock()
         self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
@@ -76,7 +77,7 @@ class Works:
         """A flag that is set when there is a hint for the attempt."""
         self.keeper.start()  # so that a finaliser never has to
         flag = Flag()
-        self._waiting[command.id] = (command.key, flag)
+        self._waiting[command.id] = (command.key, weakref.ref(flag))
         return flag
 
     def expect(self, id: str, *, eager: bool) -> bool:
@@ -115,9 +116,10 @@ class Works:
 
     def _hinted(self, ids: Collection[str] | None) -> None:
         for attempt in list(self._waiting) if ids is None else ids:
-            waiting = self._waiting.get(attempt)
-            if waiting is not None:
-                waiting[1].set()
+            _key, waiting = self._waiting.get(attempt, ("", None))
+            flag = None if waiting is None else waiting()
+            if flag is not None:
+                flag.set()
 
     # -- the end ----------------------------------------------------------------------------------------
 
@@ -133,8 +135,7 @@ class Works:
         self.keeper.stop()
         for lane in self.lanes.values():
             lane.close()
-        for _, (_, flag) in waiting:  # they find the lanes closed
-            flag.set()
+        self._hinted(None)  # whoever waits finds the lanes closed
         with self._watching:
             if self._watch is not None:
                 self._watch.close()
@@ -222,7 +223,10 @@ class BaseClient:
         works = getattr(self, "_works", None)
         if works is not None:
             with suppress(RuntimeError):  # too late for a thread: the process is about to end
-                threading.Thread(target=works.shut, args=(works.keeper.kept(),), daemon=True).start()
+                closer = threading.Thread(
+                    target=works.shut, args=(works.keeper.kept(),), name="holdfast-closer", daemon=True
+                )
+                closer.start()
             warnings.warn(
                 f"{self!r} was not closed: use `with`, or call close()", ResourceWarning, stacklevel=2, source=self
             )

@@ -14,7 +14,7 @@ from contextlib import suppress
 class Flag:
     """A latch that any thread may set and any thread or event loop may wait for."""
 
-    __slots__ = ("_lock", "_set", "_watchers")
+    __slots__ = ("__weakref__", "_lock", "_set", "_watchers")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

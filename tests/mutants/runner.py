@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
 PATIENCE_SECONDS = 120
 
+HASTE = {"HOLDFAST_TEST_PATIENCE": "4"}
+"""A mutant often shows by something that never happens: no use in waiting for it for long."""
+
 PASSED, FAILED, NOT_THE_COPY = 0, 1, 90
 
 # Imported before pytest, so that whatever pytest puts on the path later cannot bring the original back.
@@ -68,7 +71,7 @@ def run_tests(home: Path, nodes: tuple[str, ...]) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-P", "-c", LAUNCH, str(home), *options, *nodes],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"},
+        env={**os.environ, "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", **HASTE},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -2,8 +2,11 @@
 
 import pytest
 
+from .above import ABOVE
 from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, run_tests
-from .table import MUTANTS
+from .table import MUTANTS as RULES
+
+MUTANTS = [*RULES, *ABOVE]
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
 

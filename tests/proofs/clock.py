@@ -14,6 +14,7 @@ import random
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import counter
@@ -103,10 +104,7 @@ class Campaign(counter.Campaign):
         super().__post_init__()
         offsets, self.steps = self.size.offsets, list[Step]()
         apart = self.size.increments // (len(offsets) + 1)
-        moments = {
-            (place + 1) * apart: after > before
-            for place, (before, after) in enumerate(zip((0, *offsets), offsets, strict=False))
-        }
+        moments = {(place + 1) * apart: after > before for place, (before, after) in enumerate(pairwise((0, *offsets)))}
         self.job["stop"] = [moment for moment, forward in moments.items() if forward]
         self.job["die-before"] = [moment for moment, forward in moments.items() if not forward]
         self.dead = 0
@@ -134,15 +132,15 @@ def check_steps(campaign: Campaign) -> None:
     for step in campaign.steps:
         wait = next((note["at"] - step.at for note in notes if note["at"] > step.at), float("inf"))
         waits[step.forward].append(wait)
-        report.demand(f"{wait:.1f} s of standstill after a step; {step.bound:g} s are documented", kept=wait <= step.bound)
+        report.demand(
+            f"{wait:.1f} s of standstill after a step; {step.bound:g} s are documented", kept=wait <= step.bound
+        )
     wall = [note["wall"] - note["at"] for note in notes]
     jumps = Counter(
-        "forward" if late > early else "back"
-        for early, late in zip(wall, wall[1:], strict=False)
-        if abs(late - early) > HOUR / 2
+        "forward" if late > early else "back" for early, late in pairwise(wall) if abs(late - early) > HOUR / 2
     )
     offsets = (0, *campaign.size.offsets)
-    forward = sum(late > early for early, late in zip(offsets, offsets[1:], strict=False))
+    forward = sum(late > early for early, late in pairwise(offsets))
     report.at_least("steps forward that workers saw", jumps["forward"], forward)
     report.at_least("steps back that workers saw", jumps["back"], len(offsets) - 1 - forward)
     report.tell("longest wait after a step forward, s", max(waits[True]))

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `waiting` and `faults` live among the tests
 
@@ -34,6 +34,9 @@ WAITING_LEASE = 10.0
 """Seconds for which a waiter's place is kept: what the documentation promises, not what the code says."""
 SLACK = 5.0
 """Seconds that a busy machine may add to a documented bound."""
+
+MOST_BROKEN = 40
+"""More broken promises than this are not listed."""
 
 
 class Report:
@@ -73,16 +76,13 @@ class Report:
 
     def close(self) -> int:
         """Print everything; the exit code."""
-        print(self._title)
-        for what, value, note in self._lines:
-            print(f"  {what:<44}{value:>10}{'   ' + note if note else ''}")
-        for quiet in self._quiet:
-            print(f"  TOO QUIET  {quiet}")
-        for promise, times in list(self._broken.items())[:40]:
-            print(f"  BROKEN     {promise}" + (f"  ({times} times)" if times > 1 else ""))
-        took = elapsed() - self._started
         bad = bool(self._quiet or self._broken)
-        print(f"{'FAILED' if bad else 'proved'} after {took:.0f} s", flush=True)
+        lines = [f"  {what:<56}{value:>8}{'   ' + note if note else ''}" for what, value, note in self._lines]
+        lines += [f"  TOO QUIET  {quiet}" for quiet in self._quiet]
+        broken = list(self._broken.items())[:MOST_BROKEN]
+        lines += [f"  BROKEN     {promise}" + (f"  ({times} times)" if times > 1 else "") for promise, times in broken]
+        last = f"{'FAILED' if bad else 'proved'} after {elapsed() - self._started:.0f} s"
+        sys.stdout.write("\n".join([self._title, *lines, last]) + "\n")
         return int(bad)
 
 
@@ -217,7 +217,7 @@ class Crew:
     def complaints(self) -> Iterable[str]:
         return filter(None, (worker.complaint() for worker in self.workers))
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

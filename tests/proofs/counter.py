@@ -16,6 +16,7 @@ import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def increment(job: dict[str, Any], lease: Any, journal: Journal, chance: random.
         os.kill(os.getpid(), signal.SIGKILL)
     if spot == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if spot != "stop" and chance.random() < 0.5:  # noqa: PLR2004  (the other half trusts the fence alone)
+    if spot != "stop" and chance.random() < 0.5:  # (the other half trusts the fence alone)
         lease.check()
     try:
         fenced_replace(path, "\n".join([*lines, mine]) + "\n", lease)
@@ -189,9 +190,11 @@ def check(campaign: Campaign) -> dict[str, int]:
     lines = campaign.path.read_text().splitlines()
     report.at_least("increments", len(lines), campaign.size.increments)
     report.demand("more was counted than asked for", kept=len(lines) <= campaign.size.increments)
-    report.demand("the lines are numbered in a row", kept=[int(x.split()[0]) for x in lines] == [*range(1, len(lines) + 1)])
+    report.demand(
+        "the lines are numbered in a row", kept=[int(x.split()[0]) for x in lines] == [*range(1, len(lines) + 1)]
+    )
     tokens = [int(line.split()[1]) for line in lines]
-    for older, newer in zip(tokens, tokens[1:], strict=False):
+    for older, newer in pairwise(tokens):
         report.demand(f"a token fell: {newer} wrote after {older}", kept=older < newer)
     granted = Counter(note["token"] for note in crew.notes("entered"))
     report.demand("two grants had the same token", kept=all(times == 1 for times in granted.values()))

@@ -2,9 +2,9 @@
 
 An event loop that is blocked for three times the ttl keeps its lease; one that is blocked for longer than `max_stall`
 loses it, loudly. Then a storm: processes take turns at a few locks, from threads and from tasks, with waits of
-a few milliseconds, and tasks are cancelled at about the moment in which the lock is handed to them. Every connection
-writes down what the store answered, so at the end each single grant can be followed: it reached its caller, or it was given
-back. The leases of the storm last for a minute, so nothing that was left over would run out unnoticed.
+a few milliseconds, and tasks are cancelled at about the moment in which the lock is handed to them. Every
+connection writes down what the store answered, so at the end each single grant can be followed: it reached its
+caller, or it was given back. The leases of the storm last for a minute: what was left over would not run out unseen.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from common import Crew, Journal, Report, main, until
-from faults import FaultyConnection, FaultyStore, Plan
 
 import holdfast.client
+from faults import FaultyConnection, FaultyStore, Plan
 from holdfast import AsyncClient, Client, LeaseLost, LockTimeout
 from holdfast.commands import Abandon, Acquire, Command, Release
 from holdfast.rules import outcomes as out

@@ -340,6 +340,7 @@ def removable(record: LockRecord, now: int, *, retention: int = RETENTION) -> bo
         record.idle
         and not record.tombstones
         and not record.closed_until
+        and not record.unknown  # a newer version's, and not ours to forget
         and record.fence < now - retention
         and (record.forced is None or record.forced.at < now - retention)
     )
