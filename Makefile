@@ -50,6 +50,7 @@ prove-fresh:
 	$(PYTHON) scripts/prove_fresh.py
 
 prove-rules: $(DEV)
+	$(PY) -m tests.rules.explorer --depth 8
 	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
 
 prove-mutants: $(DEV)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 try:
@@ -36,7 +37,7 @@ def _choose_clock() -> Callable[[], float]:
     if boottime is not None:
         with suppress(OSError):
             time.clock_gettime(boottime)
-            return lambda: time.clock_gettime(boottime)
+            return partial(time.clock_gettime, boottime)
     return time.monotonic
 
 
@@ -53,6 +54,12 @@ def after_fork_in_child(hook: Callable[[], None]) -> None:
     """Run the hook in every child that `fork` makes of this process. Without fork there is nothing to do."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=hook)
+
+
+def around_fork(*, before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]) -> None:
+    """Run these before every `fork` of this process, and on either side after it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 class FileLock:

@@ -25,7 +25,7 @@ from . import _platform
 from .commands import Abandon, Acquire, Command, Release
 from .errors import ClientClosed, HoldfastError, InvalidOption
 from .events import Events
-from .flag import Flag
+from .flag import Flag, running_loop
 from .held import Held
 from .keeper import Keeper, Pulse
 from .lane import Lane
@@ -65,11 +65,10 @@ class Works:
 
     def pulse(self) -> Pulse | None:
         """The pulse of the running event loop, if there is one."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = running_loop()
+        if loop is None:
             return None
-        return self._pulses.setdefault(loop, Pulse(loop))
+        return self._pulses.get(loop) or self._pulses.setdefault(loop, Pulse(loop))
 
     # -- the desk of waiting flows ----------------------------------------------------------------------
 

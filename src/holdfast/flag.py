@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+running_loop = asyncio._get_running_loop  # noqa: SLF001  (the documented one raises, which costs more than all else here)
+"""The event loop that runs in this thread, or None."""
+
 
 class Flag:
     """A latch that any thread may set and any thread or event loop may wait for."""

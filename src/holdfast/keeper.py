@@ -34,6 +34,8 @@ EARLY = 0.25
 """A lease is renewed up to this part of its interval early, to go along with the others."""
 IDLE = 60.0
 """Seconds after which the keeper looks around although nothing is due."""
+LIVELY = 1.0
+"""As long as leases come and go it looks around this often, so that hardly any of them has to wake it."""
 FIRST_CLEANUP = (60.0, 600.0)
 CLEANUP_EVERY = 3_600.0
 JOIN_SECONDS = 15.0
@@ -137,6 +139,7 @@ class Keeper:
         self._debts: dict[str, _Debt] = {}
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._wake_at = 0.0
+        self._lively = False  # whether a lease has come since the last look
         self._renewing = False
         self._stopping = False
         self._clean_at = elapsed() + random.uniform(*FIRST_CLEANUP)
@@ -155,6 +158,7 @@ class Keeper:
     def keep(self, kept: Kept) -> None:
         """Renew this lease until it ends."""
         self._kept[kept.held.id] = kept
+        self._lively = True
         self.start()
         if min(kept.renew_at, kept.held.deadline) < self._wake_at:
             self._mail.put(None)
@@ -206,7 +210,8 @@ class Keeper:
     def _look_around(self) -> float:
         """Lose what is over, renew what is due, and tell when to look again."""
         now = elapsed()
-        wake_at = now + IDLE
+        wake_at = now + (LIVELY if self._lively else IDLE)
+        self._lively = False
         due: list[Kept] = []
         silences: dict[Pulse, float] = {}
         for kept in list(self._kept.values()):

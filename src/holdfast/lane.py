@@ -241,7 +241,7 @@ class Lane:
         outcomes: list[Outcome] | None = None
         error: HoldfastError | None = None
         try:
-            commands = [command for parcel in batch for command in parcel.commands]
+            commands = batch[0].commands if len(batch) == 1 else [one for parcel in batch for one in parcel.commands]
             if self._connection is None:
                 self._connection = self._connect()
             outcomes = self._connection.execute(commands)
@@ -279,6 +279,9 @@ def _twin(error: HoldfastError | None) -> HoldfastError | None:
 
 
 def _deliver(batch: list[_Parcel], outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+    if len(batch) == 1 and not isinstance(batch[0], _Promise):
+        batch[0].deliver(outcomes, error)
+        return
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Promise, list[Outcome] | None]]] = {}
     start = 0
     for parcel in batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -35,6 +37,8 @@ WAITING_LEASE = 10.0
 SLACK = 5.0
 """Seconds that a busy machine may add to a documented bound."""
 
+LONGEST_SMALL, LONGEST_FULL = 120.0, 900.0
+"""Seconds after which a proof is given up as a whole."""
 MOST_BROKEN = 40
 """More broken promises than this are not listed."""
 
@@ -272,6 +276,13 @@ def until(condition: Callable[[], Any], *, within: float, every: float = 0.01) -
     return True
 
 
+def _give_up() -> None:
+    sys.stdout.write("FAILED: it hangs; where, is told on standard error\n")
+    sys.stdout.flush()
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)  # the workers go with us
+
+
 def main(
     script: str,
     prove: Callable[[SizeT, int, Path, Report], None],
@@ -295,6 +306,9 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
     size = full if options.full else small
+    watchdog = threading.Timer(LONGEST_FULL if options.full else LONGEST_SMALL, _give_up)
+    watchdog.daemon = True
+    watchdog.start()
     report = Report(f"{Path(script).stem}, {'full' if options.full else 'small'} size, seed {seed}: {size}")
     with tempfile.TemporaryDirectory(prefix="holdfast-proof-") as folder:
         prove(size, seed, Path(folder), report)

@@ -2,9 +2,9 @@
 
 Each increment reads the file, appends a line of its own and writes the whole of it back through the fence. So the
 file is its own history: a lost update would be a missing line, a stale write a token that falls. Workers stop
-themselves (SIGSTOP) between reading and writing and are continued past their lease, when most of them write without
-asking whether they still hold; others kill themselves (SIGKILL) just before or just after the write. From outside
-workers are killed and paused at random moments.
+themselves (SIGSTOP) between reading and writing and are continued past their lease, when they write without asking
+whether they still hold, sometimes while their successor has read and not written yet. Others kill themselves
+(SIGKILL) just before or just after the write. From outside workers are killed and paused at random moments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import secrets
 import signal
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,7 +28,9 @@ from holdfast._platform import elapsed
 from holdfast.fencing import fenced_replace
 
 TTL = 1.0
-SPOTS = ("stop", "die-before", "die-after")
+SPOTS = ("stop", "dawdle", "die-before", "die-after")
+SHORT, LONG = 1.1 * TTL, 2.5 * TTL
+"""How long a pause past the lease is, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Size:
     processes: int
     increments: int
     stops: int
-    """Workers that are stopped exactly between reading and writing."""
+    """Workers that are stopped exactly between reading and writing; the successor of half of them is slow there."""
     deaths: int
     """Workers that die exactly before, and as many that die exactly after the write."""
     kills: int
@@ -88,7 +91,9 @@ def increment(job: dict[str, Any], lease: Any, journal: Journal, chance: random.
         os.kill(os.getpid(), signal.SIGKILL)
     if spot == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if spot != "stop" and chance.random() < 0.5:  # (the other half trusts the fence alone)
+    elif spot == "dawdle":  # in its own good time: meanwhile its predecessor goes on, and writes
+        time.sleep(LONG - TTL / 2)
+    elif chance.random() < 0.5:  # (the other half trusts the fence alone)
         lease.check()
     try:
         fenced_replace(path, "\n".join([*lines, mine]) + "\n", lease)
@@ -126,10 +131,10 @@ class Campaign:
             "ttl": TTL,
             "increments": size.increments,
             "stop": moments[: size.stops],
+            "dawdle": moments[: size.stops // 2],
             "die-before": moments[size.stops : size.stops + size.deaths],
             "die-after": moments[size.stops + size.deaths :],
         }
-        self.impatient = moments[: size.stops // 2]
         outside = ["kill"] * (size.kills // 2) + ["pause"] * size.pauses
         chance.shuffle(outside)
         self.outside = {
@@ -146,7 +151,7 @@ class Campaign:
             if elapsed() > give_up:
                 self.report.broken(f"not done within {self.size.limit} s: the count is {self.count()}")
                 return
-            self.faults["stops"] += self.crew.look_after(lambda: TTL * self.chance.uniform(1.1, 2.5), self.overtaken)
+            self.faults["stops"] += self.crew.look_after(lambda: self.chance.uniform(SHORT, LONG), self.overtaken)
             self.replace_the_dead()
             self.disturb(self.count())
             until(lambda: False, within=0.005)
@@ -154,9 +159,13 @@ class Campaign:
             self.report.broken(complaint)
 
     def overtaken(self, worker: Worker) -> bool:
-        """Whether somebody else has counted what this one is about to count; half of them do not wait for that."""
+        """Whether somebody else has counted what this one is about to count.
+
+        Where the successor is slow nobody waits for that: its predecessor is to write after it has read and
+        before it writes. If that were accepted, the successor would overwrite it.
+        """
         number = worker.notes("writes")[-1]["number"]
-        return self.count() >= number or number in self.impatient
+        return number in self.job["dawdle"] or self.count() >= number
 
     def hire(self) -> Worker:
         return self.crew.start({**self.job, "seed": self.chance.random()})
@@ -180,7 +189,7 @@ class Campaign:
                 for victim in victims[:2]:  # together, for each costs the others up to its waiting lease
                     victim.kill()
             elif victims:
-                victims[0].pause(TTL * self.chance.uniform(1.1, 2.5))
+                victims[0].pause(self.chance.uniform(SHORT, LONG))
                 self.faults["pauses"] += 1
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .._platform import after_fork_in_child
-from ..flag import Flag
+from ..flag import Flag, running_loop
 from ..held import Held
 
 Context = object
@@ -22,10 +22,7 @@ Context = object
 
 def current_context() -> Context:
     """The running task, or else this thread."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
+    task = asyncio.current_task(loop) if (loop := running_loop()) is not None else None
     return task if task is not None else threading.current_thread()
 
 

@@ -19,6 +19,7 @@ from .._platform import elapsed
 from ..client import BaseClient
 from ..commands import Abandon, Release, Renew, Transfer
 from ..errors import HoldNotReleasable, LeaseLost, StoreUnavailable
+from ..flag import running_loop
 from ..flows import Flow
 from ..held import Held
 from ..keeper import Kept, Pulse
@@ -306,10 +307,7 @@ def _teller(
     lease: weakref.ref[BaseLease], client: BaseClient, turn: Turn | None, terms: Terms
 ) -> Callable[[Held], None]:
     """What happens when a lease is over: the gate opens; if it was lost, that is told and the user called."""
-    try:
-        loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-    except RuntimeError:
-        loop = None
+    loop = running_loop()
     kind: type[BaseLease] = type(lease())  # type: ignore[assignment]
 
     def call_back(held: Held) -> None:

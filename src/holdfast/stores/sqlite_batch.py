@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from operator import itemgetter
 from typing import get_args
@@ -31,13 +32,18 @@ MAX_INTEGER = 2**63 - 1
 MAX_TTL = 2**53
 
 LOAD = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
+# The driver gives the interpreter's lock away with every row. Beside threads that compute, a batch that takes or
+# gives many rows would then wait for the interpreter once a row: so what is many goes in and out as one value.
 LOAD_MANY = (
-    "SELECT locks.key, record FROM json_each(?2) AS wanted CROSS JOIN locks "
+    "SELECT json_group_object(locks.key, record) FROM json_each(?2) AS wanted CROSS JOIN locks "
     "WHERE locks.namespace = ?1 AND locks.key = wanted.value"
 )
-SAVE = (
-    "INSERT INTO locks (namespace, key, record, due_at) VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = excluded.due_at"
+OVERWRITE = "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = excluded.due_at"
+SAVE = "INSERT INTO locks (namespace, key, record, due_at) VALUES (?, ?, ?, ?) " + OVERWRITE
+SAVE_MANY = (
+    "INSERT INTO locks (namespace, key, record, due_at) SELECT json_extract(value, '$[0]'), "
+    "json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]') FROM json_each(?) "
+    "WHERE true " + OVERWRITE
 )
 DUE = "SELECT key, record FROM locks WHERE namespace = ? AND due_at <= ? ORDER BY due_at, key"
 AFTER = "SELECT key, record FROM locks WHERE namespace = ? AND key > ? AND key < ? ORDER BY key LIMIT ?"
@@ -62,29 +68,41 @@ ABSENT = (
     "$.due_at",
     "$.unknown",
 )
-RENEW = f"""
-    UPDATE locks SET record = json_set(record,
-        '$.version', json_extract(record, '$.version') + 1,
-        '$.holders[0].ttl', json_extract(asked.value, '$[1]'),
-        '$.holders[0].expires_at', ?3 + json_extract(asked.value, '$[1]'))
-    FROM json_each(?2) AS asked
+ASKED = f"""
+    FROM json_each(?2) AS asked {{join}}
     WHERE locks.namespace = iif(asked.value IS NULL, NULL, ?1)
       AND locks.key = json_extract(asked.value, '$[0]')
       AND locks.due_at IS NULL
       AND CASE WHEN json_valid(record) THEN
               json_extract(record, '$.holders[0].id', '$.holders[0].token') = json_extract(asked.value, '$[2]')
           AND json_extract(record, {", ".join(f"'{path}'" for path in ABSENT)}) = '[{",".join(["null"] * len(ABSENT))}]'
-          AND json_extract(record, '$.holders[0].expires_at')
-              BETWEEN ?3 + 1 AND ?3 + json_extract(record, '$.holders[0].ttl')
-          AND json_extract(record, '$.holders[0].expires_at') IS NOT ?3 + json_extract(asked.value, '$[1]')
           AND json_type(record, '$.version') = 'integer'
           AND coalesce(json_extract(record, '$.kind'), 'item') IN ({", ".join(f"'{kind}'" for kind in get_args(Kind))})
+          AND {{time}}
       END
-    RETURNING key
-"""  # noqa: S608  (paths and kinds are ours)
+"""
+RENEW = """
+    UPDATE locks SET record = json_set(record,
+        '$.version', json_extract(record, '$.version') + 1,
+        '$.holders[0].ttl', json_extract(asked.value, '$[1]'),
+        '$.holders[0].expires_at', ?3 + json_extract(asked.value, '$[1]'))
+""" + ASKED.format(
+    join="",
+    time="""json_extract(record, '$.holders[0].expires_at')
+              BETWEEN ?3 + 1 AND ?3 + json_extract(record, '$.holders[0].ttl')
+          AND json_extract(record, '$.holders[0].expires_at') IS NOT ?3 + json_extract(asked.value, '$[1]')""",
+)
+# Which of them live on to the moment that was asked for; asked only when the count says that not all do.
+RENEWED = "SELECT json_group_array(locks.key)" + ASKED.format(
+    join="CROSS JOIN locks",
+    time="""json_extract(record, '$.holders[0].ttl') IS json_extract(asked.value, '$[1]')
+          AND json_extract(record, '$.holders[0].expires_at') IS ?3 + json_extract(asked.value, '$[1]')""",
+)
 
 _KEY = itemgetter(0)
 _encoder = msgspec.json.Encoder()
+_TEXTS = msgspec.json.Decoder(list[str])
+_TEXT_BY_KEY = msgspec.json.Decoder(dict[str, str])
 
 
 class Batch:
@@ -154,8 +172,7 @@ class Batch:
                 outcome = failed(command, error)
             outcomes[place] = outcome
         if written:
-            self.changed = True
-            self._db.executemany(SAVE, written.values())
+            self._save(list(written.values()))
         return outcomes  # type: ignore[return-value]  # every place is filled by now
 
     def _run_one(self, command: LockCommand) -> Outcome:
@@ -174,6 +191,13 @@ class Batch:
             self._db.execute(SAVE, row)
         return outcome
 
+    def _save(self, rows: Sequence[tuple[str, str, str, int | None]]) -> None:
+        self.changed = True
+        if len(rows) > FEW_KEYS:
+            self._db.execute(SAVE_MANY, (_encoder.encode(rows).decode(),))
+        else:
+            self._db.executemany(SAVE, rows)
+
     def _row(self, key: str, record: LockRecord) -> tuple[str, str, str, int | None]:
         due_at = record.due_at
         if due_at is not None and due_at > MAX_INTEGER:
@@ -183,7 +207,9 @@ class Batch:
     def _load(self, keys: set[str]) -> dict[str, str]:
         if len(keys) > FEW_KEYS:
             wanted = _encoder.encode(sorted(keys)).decode()  # sorted, to walk the tree in its own order
-            return dict(self._db.execute(LOAD_MANY, (self._namespace, wanted)).fetchall())
+            # Where one of them is not even text, each is looked at alone.
+            with suppress(sqlite3.OperationalError, msgspec.MsgspecError):
+                return _TEXT_BY_KEY.decode(self._db.execute(LOAD_MANY, (self._namespace, wanted)).fetchone()[0])
         texts = {}
         for key in keys:
             found = self._db.execute(LOAD, (self._namespace, key)).fetchone()
@@ -212,10 +238,12 @@ class Batch:
                     asked.pop(key, None)
         wanted = [(key, command.ttl, (command.id, command.token)) for key, (_, command) in asked.items()]
         wanted.sort(key=_KEY)  # to walk the tree in its own order
-        payload = _encoder.encode(wanted).decode()
         now = self._now
-        for (key,) in self._db.execute(RENEW, (self._namespace, payload, now)).fetchall():
-            self.changed = True
+        values = (self._namespace, _encoder.encode(wanted).decode(), now)
+        done = self._db.execute(RENEW, values).rowcount
+        self.changed = self.changed or done > 0
+        renewed = asked if done == len(asked) else _TEXTS.decode(self._db.execute(RENEWED, values).fetchone()[0])
+        for key in renewed:
             place, command = asked[key]
             ttl = command.ttl
             outcomes[place] = Renewed(floor=command.token or 0, expires_at=None if ttl is None else now + ttl)
@@ -265,8 +293,7 @@ class Batch:
                 written.append(self._row(key, after))
             woken += more
         if written:
-            self.changed = True
-            self._db.executemany(SAVE, written)
+            self._save(written)
         following = found[limit - 1][0] if len(found) > limit else None
         return Swept(seen=len(found[:limit]), changed=len(written), next=following, woken=woken)
 

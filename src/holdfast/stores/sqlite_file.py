@@ -23,7 +23,7 @@ from typing import Literal
 from urllib.parse import quote
 from weakref import WeakSet
 
-from .._platform import elapsed
+from .._platform import around_fork, elapsed
 from ..errors import StoreError, StoreUnavailable, StoreUnusable
 from .turns import Turn, pause
 
@@ -218,8 +218,7 @@ def _after_fork_in_child() -> None:
     _handles.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+around_fork(before=_before_fork, in_parent=_after_fork_in_parent, in_child=_after_fork_in_child)
 
 
 def _open_ready(path: Path) -> sqlite3.Connection:
