@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import signal
 import threading
+import weakref
 
 import pytest
 
@@ -163,6 +165,20 @@ def test_a_cancelled_submission_that_was_not_sent_is_never_sent(lane, keeper):
 
     asyncio.run(main())
     assert keeper.batches == [[2]]
+
+
+def test_a_loop_that_is_closed_before_it_posts_leaves_nothing_alive(lane, keeper):
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(lane.submit(ask(1)))
+    task._log_destroy_pending = False
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # one turn: submitted, not yet posted
+    loop.close()
+    gone = weakref.ref(task)
+    del task, loop
+    gc.collect()
+    assert gone() is None
+    assert keeper.batches == []
 
 
 def test_a_closed_lane_sends_what_it_had_and_then_refuses(lane, keeper):

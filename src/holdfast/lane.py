@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
+from weakref import WeakValueDictionary
 
 from .commands import Command, Failed
 from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable
@@ -96,6 +97,10 @@ class _Promise(_Parcel):
             self.future.set_result(outcomes[0])
 
 
+class _Outbox(list[_Promise]):
+    """What a loop has submitted within one turn of its own. If the loop is closed before it posts it, it is gone."""
+
+
 def answer(outcome: Outcome) -> Outcome:
     """The outcome, unless it is the failure of this one command: then its error is raised."""
     if type(outcome) is Failed:
@@ -118,7 +123,7 @@ class Lane:
         self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
         self._thread: threading.Thread | None = None
         self._wake: SimpleQueue[None] = SimpleQueue()
-        self._outbox: dict[asyncio.AbstractEventLoop, list[_Promise]] = {}
+        self._outboxes: WeakValueDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakValueDictionary()
         self._closed = False
         self._ended = threading.Event()
 
@@ -161,12 +166,12 @@ class Lane:
             raise ClientClosed
         loop = asyncio.get_running_loop()
         promise = _Promise(command, loop)
-        waiting = self._outbox.get(loop)
-        if waiting is None:
-            self._outbox[loop] = [promise]
-            loop.call_soon(self._post, loop)
-        else:
-            waiting.append(promise)
+        outbox = self._outboxes.get(loop)
+        if outbox is None:
+            outbox = self._outboxes[loop] = _Outbox()
+            loop.call_soon(self._post, loop, outbox)
+        outbox.append(promise)
+        del outbox
         return answer(await promise.future)
 
     def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
@@ -192,8 +197,9 @@ class Lane:
 
     # -- the work -----------------------------------------------------------------------------------
 
-    def _post(self, loop: asyncio.AbstractEventLoop) -> None:
-        promises = [promise for promise in self._outbox.pop(loop, ()) if not promise.future.done()]
+    def _post(self, loop: asyncio.AbstractEventLoop, outbox: _Outbox) -> None:
+        self._outboxes.pop(loop, None)
+        promises = [promise for promise in outbox if not promise.future.done()]
         with self._mutex:
             if not self._closed:
                 self._queue.extend(promises)

@@ -22,8 +22,8 @@ ABOVE = [
     Mutant(
         "a cancelled submission is sent all the same",
         "lane.py",
-        "self._outbox.pop(loop, ()) if not promise.future.done()]",
-        "self._outbox.pop(loop, ())]",
+        "promises = [promise for promise in outbox if not promise.future.done()]",
+        "promises = list(outbox)",
         (LANE + "test_a_cancelled_submission_that_was_not_sent_is_never_sent",),
     ),
     Mutant(
