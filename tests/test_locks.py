@@ -198,6 +198,25 @@ def test_release_by_the_lock_gives_back_what_this_thread_took(hf):
         lock.release()
 
 
+def test_a_lock_object_keeps_nothing_that_was_given_back(hf):
+    lock = hf.lock("a")
+    for _ in range(20):
+        lock.acquire().release()
+    with pytest.raises(NotHeld):
+        lock.release()
+    assert all(len(mine) <= 1 for mine in lock._taken.values())
+
+
+def test_a_lease_released_within_its_block_does_not_take_a_later_one_along(hf):
+    lock = hf.lock("a")
+    with lock as first:
+        first.release()
+        second = lock.acquire()
+    assert second.valid, "the block gave back its own lease, and that was over"
+    lock.release()
+    assert not second.valid
+
+
 def test_releasing_a_lease_twice_is_harmless(hf):
     lease = hf.lock("a").acquire()
     lease.release()

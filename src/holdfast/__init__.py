@@ -22,7 +22,7 @@ from .errors import (
     WouldDeadlock,
 )
 from .events import EVENTS, Event, Events
-from .fencing import fenced_replace, guard
+from .fencing import fenced_read, fenced_replace, guard
 from .locks.admin import HolderInfo, LockInfo, WaiterInfo
 from .locks.lease import AsyncLease, Lease
 from .locks.lock import AsyncLock, Lock
@@ -60,6 +60,7 @@ __all__ = [
     "StoreUnusable",
     "WaiterInfo",
     "WouldDeadlock",
+    "fenced_read",
     "fenced_replace",
     "guard",
 ]

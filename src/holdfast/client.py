@@ -163,6 +163,7 @@ class BaseClient:
         self._lock = threading.Lock()
         self._works: Works | None = None
         self._store: Store | None = None
+        self._label: Label | None = None
         self._closed = False
         self._open()
         _clients.add(self)
@@ -184,7 +185,12 @@ class BaseClient:
 
     def label(self, owner: str | None) -> Label:
         """Who this is, for people."""
-        return Label(name=owner or self._name, host=_platform.HOST, pid=os.getpid())
+        if owner is None and self._label is not None:
+            return self._label
+        label = Label(name=owner or self._name, host=_platform.HOST, pid=os.getpid())
+        if owner is None:
+            self._label = label
+        return label
 
     def _open(self) -> Works:
         with self._lock:
@@ -211,7 +217,7 @@ class BaseClient:
         """This is a child now: leave everything that is open to the parent, and begin afresh when needed."""
         if self._works is not None:
             _left_to_parent.append(self._works)
-        self._works = None
+        self._works = self._label = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

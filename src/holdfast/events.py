@@ -73,10 +73,14 @@ class Events:
     """The hook: who wants to know subscribes, whoever sees something emits."""
 
     def __init__(self, *sinks: Sink) -> None:
-        self._sinks: tuple[Sink, ...] = sinks
+        self._sinks: tuple[tuple[Sink, Callable[[str], bool] | None], ...] = ()
+        for sink in sinks:
+            self.subscribe(sink)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
         """Send every event to the sink from now on. Returns the way to end that.
+
+        A sink with a method `wants(name)` is asked first; what nobody wants is not even made.
 
         >>> seen = []
         >>> events = Events()
@@ -87,19 +91,22 @@ class Events:
         >>> seen
         ['records_removed']
         """
-        self._sinks = (*self._sinks, sink)
+        entry = (sink, getattr(sink, "wants", None))
+        self._sinks = (*self._sinks, entry)
 
         def end() -> None:
-            self._sinks = tuple(other for other in self._sinks if other is not sink)
+            self._sinks = tuple(other for other in self._sinks if other is not entry)
 
         return end
 
     def emit(self, name: str, **fields: Any) -> None:
         """Tell every sink. The name and its fields are those of the table."""
         assert EVENTS[name].fields == tuple(fields), f"event {name} tells {EVENTS[name].fields}"  # noqa: S101
-        event = Event(name, time.time(), fields)
-        for sink in self._sinks:
+        event = None
+        for sink, wants in self._sinks:
             try:
-                sink(event)
+                if wants is None or wants(name):
+                    event = event or Event(name, time.time(), fields)
+                    sink(event)
             except Exception:  # (a sink must not disturb the work)
                 _log.exception("the event sink %r failed on %s", sink, name)

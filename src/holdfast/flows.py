@@ -80,26 +80,29 @@ class Grant(NamedTuple):
 
 
 def send(command: Command, *, until: float | None = None, role: Role = "commands") -> Flow[tuple[out.Outcome, bool]]:
-    """Submit; where the store does not answer, submit again. Also tells whether an earlier try is ambiguous.
+    """Submit; where the store does not answer, submit again. Also tells whether an earlier try is ambiguous."""
+    try:
+        return (yield Submit(command, role)), False
+    except StoreUnavailable as error:
+        return (yield from _send_again(command, error, until, role))
 
-    `until` ends the tries early, but never while it is unknown what an earlier one did.
-    """
-    ambiguous = False
-    patience = elapsed() + RESEND_FOR
+
+def _send_again(
+    command: Command, error: StoreUnavailable, until: float | None, role: Role
+) -> Flow[tuple[out.Outcome, bool]]:
+    """Try a few times more. `until` ends the tries early, but never while it is unknown what one of them did."""
+    ambiguous = error.ambiguous
+    patience = elapsed() + RESEND_FOR if until is None else min(until, elapsed() + RESEND_FOR)
     for pause in RESEND_AFTER:
+        if elapsed() + pause >= patience and not ambiguous:
+            raise error
+        yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
         try:
             return (yield Submit(command, role)), ambiguous
-        except StoreUnavailable as error:
-            ambiguous = ambiguous or error.ambiguous
-            late = patience if until is None else min(patience, until)
-            if elapsed() + pause >= late and not ambiguous:
-                raise
-        yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
-    try:
-        return (yield Submit(command, role)), ambiguous
-    except StoreUnavailable as error:
-        error.ambiguous = ambiguous or error.ambiguous
-        raise
+        except StoreUnavailable as again:
+            ambiguous = again.ambiguous = ambiguous or again.ambiguous
+            error = again
+    raise error
 
 
 def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = False) -> Flow[Grant]:

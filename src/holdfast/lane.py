@@ -131,7 +131,8 @@ class Lane:
 
     def run(self, command: Command) -> Outcome:
         """Send one command from this thread and wait for its outcome."""
-        return answer(self.call((command,))[0])
+        outcome = self.call((command,))[0]
+        return answer(outcome) if type(outcome) is Failed else outcome
 
     def call(self, commands: Sequence[Command]) -> list[Outcome]:
         """Send commands from this thread and wait for their outcomes, be they failures or not."""

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.errors import InvalidDuration, InvalidOption, StaleToken, StoreUnavailable, StoreUnusable
-from holdfast.fencing import fenced_replace, files
+from holdfast.fencing import fenced_read, fenced_replace, files
+
+T0 = 1_790_000_000_000_000
 
 WORKER = Path(__file__).with_name("worker.py")
 HANG = 120
@@ -72,6 +74,25 @@ def test_a_lower_token_is_refused_and_nothing_was_written(file):
         fenced_replace(file, "older", 100)
     assert (caught.value.resource, caught.value.offered, caught.value.highest) == (str(file), 100, 200)
     assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == before
+
+
+def test_who_reads_behind_the_fence_shuts_out_older_writers_at_once(file):
+    """Otherwise a late write between a successor's reading and writing would be accepted and then overwritten."""
+    fenced_replace(file, b"0", T0)
+    assert fenced_read(file, T0 + 2) == b"0"
+    with pytest.raises(StaleToken):
+        fenced_replace(file, b"late", T0 + 1)
+    with pytest.raises(StaleToken):
+        fenced_read(file, T0 + 1)
+    fenced_replace(file, b"1", T0 + 2)
+    assert file.read_bytes() == b"1"
+
+
+def test_reading_what_is_not_there_leaves_nothing_behind(file):
+    with pytest.raises(FileNotFoundError):
+        fenced_read(file, T0)
+    fenced_replace(file, b"first", T0 - 1)
+    assert file.read_bytes() == b"first"
 
 
 def test_holders_of_a_semaphore_do_not_shut_each_other_out(file):

@@ -199,9 +199,16 @@ ABOVE = [
     Mutant(
         "a stale token may replace a file",
         "fencing/files.py",
-        "    if offer.token < highest:",
-        "    if offer.token < 0:",
+        "    if offer.token < highest:\n",
+        "    if offer.token < 0:\n",
         ("tests/fencing/test_files.py::test_a_lower_token_is_refused_and_nothing_was_written",),
+    ),
+    Mutant(
+        "reading behind the fence shuts nobody out",
+        "fencing/files.py",
+        "        if offer.floor > highest and target.exists():",
+        "        if offer.floor < highest:",
+        ("tests/fencing/test_files.py::test_who_reads_behind_the_fence_shuts_out_older_writers_at_once",),
     ),
     Mutant(
         "a stale token may write to a database",

@@ -28,8 +28,6 @@ from typing import Any, Self, TypeVar
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `waiting` and `faults` live among the tests
 
 from holdfast._platform import elapsed
-from holdfast.fencing import files
-from holdfast.fencing.tokens import checked_offer
 
 SizeT = TypeVar("SizeT")
 WAITING_LEASE = 10.0
@@ -239,23 +237,6 @@ def claim(folder: str | Path, name: str) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def fenced_read(path: str | Path, lease: Any) -> bytes:
-    """Read a file as its newest reader: from here on older tokens are refused there.
-
-    Whoever changes what it has read must read so. Otherwise a holder whose lease ran out could still replace the
-    file between the reading and the writing of its successor, who would then overwrite that.
-    """
-    offer, target = checked_offer(lease), Path(path)
-    with files._locked(files._beside(target, ".fence.lock"), files.LOCK_WAIT_SECONDS):
-        highest = files._remembered(target)
-        if offer.token < highest:
-            raise files.StaleToken(resource=str(target), offered=offer.token, highest=highest)
-        if offer.floor > highest:
-            files._remember(target, offer.floor)
-            files._sync_folder(target.parent)
-        return target.read_bytes()
 
 
 def die_with(boss: int) -> None:

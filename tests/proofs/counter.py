@@ -21,11 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, fenced_read, main, until
+from common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, main, until
 
 from holdfast import Client, LeaseLost, StaleToken, StoreUnavailable
 from holdfast._platform import elapsed
-from holdfast.fencing import fenced_replace
+from holdfast.fencing import fenced_read, fenced_replace
 
 TTL = 1.0
 SPOTS = ("stop", "dawdle", "die-before", "die-after")

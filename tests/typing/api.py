@@ -17,6 +17,7 @@ from holdfast import (
     Lease,
     Lock,
     LockInfo,
+    fenced_read,
     fenced_replace,
     guard,
 )
@@ -37,6 +38,7 @@ def sync_code(hf: Client, connection: sqlite3.Connection) -> None:
         assert_type(lease.transfer("you"), Lease)
         guard(connection, "a", lease)
         guard(connection, "a", 7)
+        assert_type(fenced_read("file", lease), bytes)
         fenced_replace("file", b"data", lease)
     lock = hf.lock("a", renew_every=3, max_renew_failures=2, max_stall=9, reentrant=True, on_lost=print)
     assert_type(lock, Lock)

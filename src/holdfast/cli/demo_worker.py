@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from .. import Client, LeaseLost, StaleToken, fenced_replace
+from .. import Client, LeaseLost, StaleToken, fenced_read, fenced_replace
 
 KEY = "ledger"
 
@@ -31,7 +31,7 @@ def work(url: str, ledger: Path, name: str, job: str, ttl: float, *, stall: bool
         try:
             with hf.lock(KEY, ttl=ttl, owner=name) as lease:
                 tell("got", token=lease.token)
-                entries = json.loads(ledger.read_bytes())
+                entries = json.loads(fenced_read(ledger, lease))
                 if stall:
                     tell("stalls")
                     sys.stdin.readline()

@@ -71,11 +71,48 @@ def fenced_replace(
     offer = checked_offer(lease_or_token)
     content = data.encode() if isinstance(data, str) else _checked_bytes(data)
     patience = seconds(wait, what="wait")
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InvalidOption(f"fenced_replace replaces a file, and {str(target)!r} is a folder")
+    target = _target(path)
     with _locked(_beside(target, ".fence.lock"), patience):
         _replace(target, content, offer)
+
+
+def fenced_read(
+    path: str | os.PathLike[str], lease_or_token: Fenced | int, *, wait: Duration = LOCK_WAIT_SECONDS
+) -> bytes:
+    """Read a file that is going to be changed: from here on older tokens can no longer replace it.
+
+    Whoever writes what it computed from what it read must read so. Otherwise a holder whose lease ran out could
+    still replace the file between its successor's reading and writing, and that update would be lost. Raises
+    `StaleToken` if somebody newer has been here, `FileNotFoundError` if there is no file; else as `fenced_replace`.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = Path(folder.name, "count.txt")
+    >>> fenced_replace(file, "41", 1_700_000_000_000_001)
+    >>> int(fenced_read(file, 1_700_000_000_000_002))
+    41
+    >>> fenced_replace(file, "0", 1_700_000_000_000_001)
+    Traceback (most recent call last):
+        ...
+    holdfast.errors.StaleToken: ...
+    >>> folder.cleanup()
+    """
+    offer = checked_offer(lease_or_token)
+    patience = seconds(wait, what="wait")
+    target = _target(path)
+    with _locked(_beside(target, ".fence.lock"), patience):
+        highest = _checked_floor(target, offer)
+        if offer.floor > highest and target.exists():
+            _remember(target, offer.floor)
+            _sync_folder(target.parent)
+        return target.read_bytes()
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InvalidOption(f"a fence is around a file, and {str(target)!r} is a folder")
+    return target
 
 
 def _checked_bytes(data: object) -> memoryview:
@@ -90,9 +127,7 @@ def _beside(target: Path, suffix: str) -> Path:
 
 def _replace(target: Path, content: bytes | memoryview, offer: Offer) -> None:
     """The step itself, under the lock. The order of the lines is the promise."""
-    highest = _remembered(target)
-    if offer.token < highest:
-        raise StaleToken(resource=str(target), offered=offer.token, highest=highest)
+    highest = _checked_floor(target, offer)
     draft = _beside(target, ".fence.tmp")
     try:
         _write_durably(draft, content, like=target)
@@ -111,6 +146,14 @@ def _replace(target: Path, content: bytes | memoryview, offer: Offer) -> None:
             f"disk ({error}): after a power cut the old content may be back. Write it again.",
             ambiguous=True,
         ) from error
+
+
+def _checked_floor(target: Path, offer: Offer) -> int:
+    """The highest floor so far, unless the offer lies below it."""
+    highest = _remembered(target)
+    if offer.token < highest:
+        raise StaleToken(resource=str(target), offered=offer.token, highest=highest)
+    return highest
 
 
 def _remembered(target: Path) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from .._platform import after_fork_in_child
 from ..flag import Flag, running_loop
 from ..held import Held
+from ..rules.record import Label
 
 Context = object
 """Who is calling: the running task, or else the thread."""
@@ -31,7 +32,7 @@ class Turn:
 
     __slots__ = ("address", "context", "depth", "held", "label", "lease", "open", "since")
 
-    def __init__(self, address: tuple[str, str], context: Context, label: str, since: float) -> None:
+    def __init__(self, address: tuple[str, str], context: Context, label: Label, since: float) -> None:
         self.address = address
         self.context = context
         self.label = label
@@ -55,15 +56,23 @@ class Gates:
             queue = self._queues.get(address)
             return queue[0] if queue else None
 
-    def enter(self, turn: Turn) -> int:
-        """Queue up. Returns how many are before; with none the turn is open."""
+    def enter(self, turn: Turn) -> tuple[int, Turn]:
+        """Queue up. Returns how many are before, and whose turn it is; with none before, the turn is open.
+
+        Whoever is inside already and comes again is told so and does not queue up.
+        """
         with self._lock:
-            queue = self._queues.setdefault(turn.address, deque())
+            queue = self._queues.get(turn.address)
+            if queue is None:
+                queue = self._queues[turn.address] = deque()
+            elif queue[0].context is turn.context:
+                return 0, queue[0]
+            before = len(queue)
             queue.append(turn)
-            before = len(queue) - 1
+            first = queue[0]
         if not before:
             turn.open.set()
-        return before
+        return before, first
 
     def leave(self, turn: Turn) -> None:
         """Leave, from inside or from the queue. Leaving twice is harmless."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
@@ -45,7 +46,9 @@ class BaseLock(Generic[L]):
     def __init__(self, client: BaseClient, terms: Terms) -> None:
         self._client = client
         self._terms = terms
-        self._mine: dict[Context, list[L]] = {}  # each task or thread touches only its own entry
+        # What each task or thread took by `acquire`, and by entering a block. It is forgotten with them.
+        self._taken: WeakKeyDictionary[Context, list[L]] = WeakKeyDictionary()
+        self._entered: WeakKeyDictionary[Context, list[L]] = WeakKeyDictionary()
 
     @property
     def key(self) -> str:
@@ -66,21 +69,25 @@ class BaseLock(Generic[L]):
         return AsyncLock(self._client, replace(self._terms, key=key))
 
     def _take(self, wait: Duration | _AsGiven | None) -> Flow[L]:
-        patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
-        lease = yield from take(self._client, self._terms, patience, self._lease_type)
-        self._mine.setdefault(current_context(), []).append(lease)
+        """Take it for `acquire`: what was taken so may be given back by `release`."""
+        lease = yield from self._enter(wait)
+        context = current_context()
+        living = [other for other in self._taken.get(context, ()) if other._held.state != "ended"]  # noqa: SLF001
+        self._taken[context] = [*living, lease]
         return lease
 
-    def _pop(self) -> L:
-        """The lease that this task or thread took last through this lock."""
-        context = current_context()
-        mine = self._mine.get(context)
-        if not mine:
-            raise NotHeld(f"this task or thread did not take {self.key!r} through this lock object")
-        lease = mine.pop()
-        if not mine:
-            del self._mine[context]
-        return lease
+    def _enter(self, wait: Duration | _AsGiven | None) -> Flow[L]:
+        patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
+        return (yield from take(self._client, self._terms, patience, self._lease_type))
+
+    def _last_taken(self) -> L:
+        """The lease that this task or thread took last by `acquire` and has not given back."""
+        mine = self._taken.get(current_context(), [])
+        while mine:
+            lease = mine.pop()
+            if lease._held.state != "ended":  # noqa: SLF001
+                return lease
+        raise NotHeld(f"this task or thread has not taken {self.key!r} by acquire() of this lock object")
 
 
 class Lock(BaseLock[Lease]):
@@ -100,16 +107,18 @@ class Lock(BaseLock[Lease]):
             return None
 
     def release(self) -> None:
-        """Give back what this thread took last through this lock."""
-        self._pop().release()
+        """Give back what this thread took last by `acquire` of this lock object."""
+        self._last_taken().release()
 
     def __enter__(self) -> Lease:
-        return self.acquire()
+        lease = run(self._enter(AS_GIVEN), self._client.works.lanes)
+        self._entered.setdefault(current_context(), []).append(lease)
+        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._pop()
+        lease = self._entered[current_context()].pop()
         try:
             lease.release()
         except LeaseLost:
@@ -141,11 +150,12 @@ class AsyncLock(BaseLock[AsyncLease]):
             return None
 
     async def release(self) -> None:
-        """Give back what this task took last through this lock."""
-        await self._pop().release()
+        """Give back what this task took last by `acquire` of this lock object."""
+        await self._last_taken().release()
 
     async def __aenter__(self) -> AsyncLease:
-        lease = await self.acquire()
+        lease = await run_async(self._enter(AS_GIVEN), self._client.works.lanes)
+        self._entered.setdefault(current_context(), []).append(lease)
         if lease not in self._blocks:  # a reentrant block within a block changes nothing
             self._blocks[lease] = _Block(lease)
         self._blocks[lease].depth += 1
@@ -154,7 +164,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._pop()
+        lease = self._entered[current_context()].pop()
         block = self._blocks[lease]
         block.depth -= 1
         if not block.depth:

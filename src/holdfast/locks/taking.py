@@ -24,9 +24,9 @@ def take(client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT
         raise InvalidOption("a key that is a function of the arguments is for decorators; here it must be text")
     if not terms.exclusive:
         return (yield from _take_from_store(client, terms, wait, kind, None, told=False))
-    turn = Turn((client.works.store.identity, terms.key), current_context(), str(client.label(terms.owner)), elapsed())
-    inside = gates.inside(turn.address)
-    if inside is not None and inside.context is turn.context:
+    turn = Turn((client.works.store.identity, terms.key), current_context(), client.label(terms.owner), elapsed())
+    before, inside = gates.enter(turn)
+    if inside is not turn and inside.context is turn.context:
         lease = inside.lease()
         if terms.reentrant and isinstance(lease, kind) and lease.valid:
             inside.depth += 1
@@ -35,7 +35,6 @@ def take(client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT
             f"this task or thread holds {terms.key!r} already and would wait for itself: "
             "pass the lease on, or say reentrant=True"
         )
-    before = gates.enter(turn)
     try:
         told = False
         if before:
@@ -57,28 +56,35 @@ def _wait_at_gate(
     while not turn.open.is_set():
         waited = elapsed() - turn.since
         inside = gates.inside(turn.address)
-        holder = inside.label if inside is not None else ""
+        holder = str(inside.label) if inside is not None else ""
         if wait is not None and waited >= wait:
-            age = None if inside is None else elapsed() - inside.since
-            raise LockTimeout(
-                f"{terms.key!r} was not free in time: held in this process by {holder}"
-                + ("" if age is None else f" for {age:.1f} s")
-                + ("" if wait == 0 else f"; this caller was at place {before} in the queue of its process"),
-                key=str(terms.key),
-                holder=holder or None,
-                age=age,
-                position=before - 1,
-            )
+            raise _not_in_time(terms, inside, before, tried_once=wait == 0)
         if not told and waited >= LONG_WAIT:
             told = True
             client.events.emit(
-                "wait_long", key=terms.key, owner=turn.label, waited=waited, holder=holder, position=before - 1
+                "wait_long", key=terms.key, owner=str(turn.label), waited=waited, holder=holder, position=before - 1
             )
         pause = None if told else max(0.001, LONG_WAIT - waited)
         if wait is not None:
             pause = wait - waited if pause is None else min(pause, wait - waited)
         yield Wait(turn.open, pause)
     return (None if wait is None else max(0.0, wait - (elapsed() - turn.since))), told
+
+
+def _not_in_time(terms: Terms, inside: Turn | None, before: int, *, tried_once: bool) -> LockTimeout:
+    """The error for a caller whose turn at the gate did not come: another caller of this process is in the way."""
+    holder = None if inside is None else str(inside.label)
+    age = None if inside is None or inside.held is None else elapsed() - inside.since
+    state = "waited for" if age is None else "held"
+    return LockTimeout(
+        f"{terms.key!r} was not free in time: {state} in this process by {holder or 'another caller'}"
+        + ("" if age is None else f" for {age:.1f} s")
+        + ("" if tried_once else f"; this caller was at place {before} in the queue of its process"),
+        key=str(terms.key),
+        holder=holder,
+        age=age,
+        position=before - 1,
+    )
 
 
 def _take_from_store(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..events import Event
+from ..events import EVENTS, Event
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -20,11 +20,13 @@ class LoggingSink:
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logger or logging.getLogger("holdfast")
 
+    def wants(self, name: str) -> bool:
+        """Whether the logger writes events of this level now."""
+        return self._logger.isEnabledFor(_LEVELS[EVENTS[name].level])
+
     def __call__(self, event: Event) -> None:
-        """Log the event, if its level is wanted."""
-        level = _LEVELS[event.level]
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", self.line(event), extra={"holdfast": event.fields})
+        """Log the event."""
+        self._logger.log(_LEVELS[event.level], "%s", self.line(event), extra={"holdfast": event.fields})
 
     def line(self, event: Event) -> str:
         """The event as one line of text."""

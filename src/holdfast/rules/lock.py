@@ -30,6 +30,8 @@ def settle(record: LockRecord, now: int, *, offers: bool = True) -> tuple[LockRe
     With `offers=False` nothing is handed over: a free permit waits for the head's own acquire.
     """
     holders = _living(record.holders, now)
+    if holders is record.holders and not _restless(record):
+        return record, ()
     waiters = _living(record.waiters, now)
     tombstones = _living(record.tombstones, now)
     closed_until, closed_for = record.closed_until, record.closed_for
@@ -73,6 +75,11 @@ def settle(record: LockRecord, now: int, *, offers: bool = True) -> tuple[LockRe
         due_at=due_at,
     )
     return settled, tuple(woken)
+
+
+def _restless(record: LockRecord) -> bool:
+    """Whether there is more in a record than holders, so that time or a free permit may change it."""
+    return bool(record.waiters or record.tombstones or record.closed_until or record.due_at is not None)
 
 
 def next_token(fence: int, now: int) -> int:
