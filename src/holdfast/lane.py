@@ -226,7 +226,8 @@ class Lane:
         """Leave the lane to its thread if there is more to do, else to the next caller."""
         with self._mutex:
             self._runner = None
-            self._rouse(even_if_empty=self._closed)
+            if self._queue or self._closed:
+                self._rouse(even_if_empty=self._closed)
 
     def _serve(self) -> None:
         while True:

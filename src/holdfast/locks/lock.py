@@ -46,9 +46,9 @@ class BaseLock(Generic[L]):
     def __init__(self, client: BaseClient, terms: Terms) -> None:
         self._client = client
         self._terms = terms
-        # What each task or thread took by `acquire`, and by entering a block. It is forgotten with them.
+        # What each task or thread took by `acquire` is forgotten with it; what it entered, it leaves.
         self._taken: WeakKeyDictionary[Context, list[L]] = WeakKeyDictionary()
-        self._entered: WeakKeyDictionary[Context, list[L]] = WeakKeyDictionary()
+        self._entered: dict[Context, list[L]] = {}
 
     @property
     def key(self) -> str:
@@ -79,6 +79,15 @@ class BaseLock(Generic[L]):
     def _enter(self, wait: Duration | _AsGiven | None) -> Flow[L]:
         patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
         return (yield from take(self._client, self._terms, patience, self._lease_type))
+
+    def _leave(self) -> L:
+        """The lease of the innermost block that this task or thread is in, and leaves now."""
+        context = current_context()
+        mine = self._entered[context]
+        lease = mine.pop()
+        if not mine:
+            del self._entered[context]
+        return lease
 
     def _last_taken(self) -> L:
         """The lease that this task or thread took last by `acquire` and has not given back."""
@@ -118,7 +127,7 @@ class Lock(BaseLock[Lease]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._entered[current_context()].pop()
+        lease = self._leave()
         try:
             lease.release()
         except LeaseLost:
@@ -164,7 +173,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._entered[current_context()].pop()
+        lease = self._leave()
         block = self._blocks[lease]
         block.depth -= 1
         if not block.depth:

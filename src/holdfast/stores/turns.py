@@ -104,8 +104,10 @@ class Turn:
                     for place in [place for place in queue if place.taker is taker]:
                         queue.remove(place)
                 return
-            with suppress(OSError):
+            try:  # noqa: SIM105  (every write comes by here, and suppress() costs more than the rest of it)
                 self._file.unlock()  # harmless where it was not locked yet
+            except OSError:
+                pass
             queue = self._urgent or self._others
             if queue:
                 place = queue.popleft()
