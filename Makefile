@@ -72,16 +72,17 @@ $(PY):
 	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; \
 	  exit 1; } >&2
 	$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
-	$(PIP) --upgrade 'pip>=25.1'
 
 $(RUNTIME): pyproject.toml | $(PY)
 	$(PIP) --editable '.[cli]'
 	@touch $@
 
 $(DEV): pyproject.toml | $(PY)
+	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) --editable . --group dev
 	@touch $@ $(RUNTIME)
 
 $(BENCH): pyproject.toml | $(PY)
+	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) --editable '.[cli]' --group bench
 	@touch $@

@@ -73,6 +73,20 @@ def test_generators_are_refused_because_their_body_runs_later(hf):
             yield 1
 
 
+def test_what_only_returns_a_coroutine_is_refused_because_it_would_run_unprotected(hf):
+    async def work():
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="free again"):
+        hf.lock("a")(lambda: work())()
+
+    class Callable:
+        async def __call__(self):
+            return held(hf)
+
+    assert asyncio.run(hf.lock("a")(Callable())()) == ["a"]
+
+
 def test_busy_raises_by_default_and_skips_where_asked(hf):
     calls = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -141,10 +142,36 @@ def test_a_callback_that_raises_is_reported_and_stops_nobody(hf):
 
     bad = hf.lock("a", on_lost=fail).acquire()
     good = hf.lock("b", on_lost=told.append).acquire()
-    bad._held.lose("test")
-    good._held.lose("test")
-    assert told == [good]
-    assert any(name == "callback_failed" and "in the callback" in fields["error"] for name, fields in seen)
+    worst = hf.lock("c", on_lost=lambda _lease: sys.exit(1)).acquire()
+    for lease in (bad, worst, good):
+        lease._held.lose("test")
+    eventually(lambda: told == [good])
+    errors = [fields["error"] for name, fields in seen if name == "callback_failed"]
+    assert ["ZeroDivisionError" in error or "SystemExit" in error for error in errors] == [True, True]
+
+
+def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
+    go_on, started = threading.Event(), threading.Event()
+
+    def slow(_lease):
+        started.set()
+        go_on.wait(20)
+
+    other = hf.lock("b", ttl=0.9).acquire()
+    lost = hf.lock("a", on_lost=slow).acquire()
+    hf.works.keeper.soon(lambda: lost._held.lose("test"))  # as the keeper itself finds out
+    assert started.wait(10)
+    first = other.expires_at
+    eventually(lambda: other.expires_at > first + timedelta(seconds=1))
+    go_on.set()
+    other.release()
+
+
+def test_a_sink_that_ends_its_thread_does_not_end_the_keeper(hf):
+    hf.events.subscribe(lambda _event: sys.exit(1))
+    with hf.lock("a", ttl=0.9) as lease:
+        first = lease.expires_at
+        eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
 
 
 class AnsweringLoop:

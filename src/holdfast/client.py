@@ -27,7 +27,7 @@ from .errors import ClientClosed, HoldfastError, InvalidOption
 from .events import Events
 from .flag import Flag, running_loop
 from .held import Held
-from .keeper import Keeper, Pulse
+from .keeper import Callbacks, Keeper, Pulse
 from .lane import Lane
 from .rules import outcomes as out
 from .rules.lock import RETENTION
@@ -51,6 +51,7 @@ class Works:
         self.channel = secrets.token_hex(8)
         self.lanes: Lanes = {role: Lane(partial(store.connect, role), role) for role in ROLES}
         self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
+        self.callbacks = Callbacks()
         self._events = events
         self._attempts = itertools.count(1)
         # Weak: a flow whose event loop was closed is collected, and gives its place back as it goes.
@@ -101,6 +102,10 @@ class Works:
         """Give an attempt up, without waiting for it."""
         self.keeper.give_back(command)
 
+    def permits_changed(self, command: Acquire, before: int) -> None:
+        """Say that this attempt changed the number of permits."""
+        self._events.emit("permits_changed", key=command.key, before=before, after=command.permits)
+
     def long_wait(self, command: Acquire, waited: float, outcome: out.Queued) -> None:
         """Say that somebody has waited for long, and for whom."""
         holder = str(outcome.holders[0].label) if outcome.holders else ""
@@ -122,9 +127,12 @@ class Works:
 
     # -- the end ----------------------------------------------------------------------------------------
 
-    def shut(self, give_back: list[Held]) -> None:
-        """Release what is held, leave the queues, and end every thread and connection."""
-        ended = [held for held in give_back if held.end()]
+    def shut(self, give_back: list[Held], *, quietly: bool) -> None:
+        """Release what is held, leave the queues, and end every thread and connection.
+
+        Whoever still holds something is told, because its work may go on; not when the whole process ends.
+        """
+        ended = [held for held in give_back if (held.end() if quietly else held.lose("its client was closed"))]
         waiting = list(self._waiting.items())
         farewell: list[Command] = [Release(key=held.key, id=held.id, token=held.token) for held in ended]
         farewell += [Abandon(key=key, id=attempt, ttl=FAREWELL) for attempt, (key, _) in waiting]
@@ -154,8 +162,8 @@ class BaseClient:
         events: Events | None = None,
     ) -> None:
         self._url = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL
-        self._namespace = checked_key(namespace)
-        self._name = name or _process_name()
+        self._namespace = checked_key(namespace, what="namespace")
+        self._name = _process_name() if name is None else checked_key(name, what="name")
         self.retention = round(seconds(retention, what="retention") * MICROSECONDS)
         if self.retention < MICROSECONDS:
             raise InvalidOption("retention cannot be less than a second: tokens must not meet their own past")
@@ -206,12 +214,12 @@ class BaseClient:
                 self.events.emit("store_opened", url=store.url, namespace=self._namespace)
             return self._works
 
-    def _shut(self) -> None:
+    def _shut(self, *, quietly: bool = False) -> None:
         with self._lock:
             works, self._works, self._closed = self._works, None, True
         _clients.discard(self)
         if works is not None:
-            works.shut(works.keeper.kept())
+            works.shut(works.keeper.kept(), quietly=quietly)
 
     def _forked(self) -> None:
         """This is a child now: leave everything that is open to the parent, and begin afresh when needed."""
@@ -229,7 +237,7 @@ class BaseClient:
         if works is not None:
             with suppress(RuntimeError):  # too late for a thread: the process is about to end
                 closer = threading.Thread(
-                    target=works.shut, args=(works.keeper.kept(),), name="holdfast-closer", daemon=True
+                    target=partial(works.shut, works.keeper.kept(), quietly=False), name="holdfast-closer", daemon=True
                 )
                 closer.start()
             warnings.warn(
@@ -239,7 +247,8 @@ class BaseClient:
 
 def _process_name() -> str:
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
-    return name or "python"
+    readable = "".join(letter for letter in name.encode(errors="replace").decode() if letter.isprintable())
+    return readable[:100] or "python"
 
 
 _clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
@@ -254,7 +263,7 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     for client in list(_clients):
         with suppress(Exception):
-            client._shut()  # noqa: SLF001
+            client._shut(quietly=True)  # noqa: SLF001
 
 
 _platform.after_fork_in_child(_after_fork)

@@ -83,7 +83,7 @@ class NotHeld(HoldfastError):
 
 
 class HoldNotReleasable(HoldfastError):
-    """A hold is kept for its whole window and never given back early: let it run out."""
+    """A hold is kept for its whole window: it is neither prolonged nor given back early. Let it run out."""
 
 
 class KindMismatch(HoldfastError):

@@ -108,5 +108,5 @@ class Events:
                 if wants is None or wants(name):
                     event = event or Event(name, time.time(), fields)
                     sink(event)
-            except Exception:  # (a sink must not disturb the work)
+            except (Exception, SystemExit):  # a sink must not disturb the work
                 _log.exception("the event sink %r failed on %s", sink, name)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ._platform import elapsed
 from .commands import Abandon, Acquire, Command, LockCommand
-from .errors import KindMismatch, LockTimeout, NeverFits, StoreUnavailable
+from .errors import ClientClosed, KindMismatch, LockTimeout, NeverFits, StoreUnavailable
 from .flag import Flag
 from .held import local_deadline
 from .rules import outcomes as out
@@ -68,6 +68,9 @@ class Desk(Protocol):
     def give_back(self, command: Abandon) -> None:
         """Send this without waiting, and see to it that it arrives."""
 
+    def permits_changed(self, command: Acquire, before: int) -> None:
+        """This attempt changed the number of permits."""
+
     def long_wait(self, command: Acquire, waited: float, outcome: out.Queued) -> None:
         """Somebody has waited for long."""
 
@@ -81,20 +84,19 @@ class Grant(NamedTuple):
 
 def send(command: Command, *, until: float | None = None, role: Role = "commands") -> Flow[tuple[out.Outcome, bool]]:
     """Submit; where the store does not answer, submit again. Also tells whether an earlier try is ambiguous."""
+    patience = elapsed() + RESEND_FOR
     try:
         return (yield Submit(command, role)), False
     except StoreUnavailable as error:
-        return (yield from _send_again(command, error, until, role))
+        late = patience if until is None else min(until, patience)
+        return (yield from _send_again(command, error, late, role))
 
 
-def _send_again(
-    command: Command, error: StoreUnavailable, until: float | None, role: Role
-) -> Flow[tuple[out.Outcome, bool]]:
+def _send_again(command: Command, error: StoreUnavailable, until: float, role: Role) -> Flow[tuple[out.Outcome, bool]]:
     """Try a few times more. `until` ends the tries early, but never while it is unknown what one of them did."""
     ambiguous = error.ambiguous
-    patience = elapsed() + RESEND_FOR if until is None else min(until, elapsed() + RESEND_FOR)
     for pause in RESEND_AFTER:
-        if elapsed() + pause >= patience and not ambiguous:
+        if elapsed() + pause >= until and not ambiguous:
             raise error
         yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
         try:
@@ -120,6 +122,8 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
             sent = elapsed()
             outcome, _ = yield from send(command, until=until)
             now = elapsed()
+            if isinstance(outcome, (out.Granted, out.Queued, out.Busy)) and outcome.permits_before is not None:
+                desk.permits_changed(command, outcome.permits_before)
             if isinstance(outcome, out.Granted):
                 if command.ttl is None or now < local_deadline(sent, command.ttl):
                     return Grant(outcome, sent)
@@ -190,7 +194,7 @@ def refusal(command: Acquire, outcome: out.Outcome) -> Exception:
         return NeverFits(
             f"a weight of {command.weight} never fits into the {outcome.permits} permits of {command.key!r}"
         )
-    return LockTimeout(f"the attempt to take {command.key!r} had been given up already: try again", key=command.key)
+    return ClientClosed(f"the client was closed while {command.key!r} was waited for")
 
 
 def timed_out(command: Acquire, holders: tuple[Holder, ...], now: int, position: int | None) -> LockTimeout:

@@ -125,14 +125,22 @@ class Held:
     def _finish(self, state: State, reason: str) -> bool:
         if self.inherited:
             return False
-        with self._lock:
-            if self.state != "held":
-                return False
-            self.state = state
-            self.reason = reason
-            listeners, self._listeners = self._listeners, []
-        if state == "lost":
-            self.lost.set()
-        for listener in listeners:
-            listener(self)
+        first = False
+        try:
+            with self._lock:
+                if self.state != "held":
+                    return False
+                self.state, self.reason, first = state, reason, True
+            self._tell()
+        except BaseException:  # interrupted on the way: nobody may be left untold
+            if first:
+                self._tell()
+            raise
         return True
+
+    def _tell(self) -> None:
+        if self.state == "lost":
+            self.lost.set()
+        for listener in self._listeners:
+            listener(self)
+        self._listeners = []

@@ -17,6 +17,7 @@ import random
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -77,7 +78,18 @@ class Pulse:
 class Kept:
     """A lease in the keeper's care, and who looks after it: an event loop (by its pulse) or a thread."""
 
-    __slots__ = ("dropped", "held", "interval", "max_failures", "max_stall", "neglected", "pulse", "renew_at", "thread")
+    __slots__ = (
+        "dropped",
+        "handle",
+        "held",
+        "interval",
+        "max_failures",
+        "max_stall",
+        "neglected",
+        "pulse",
+        "renew_at",
+        "thread",
+    )
 
     def __init__(
         self,
@@ -88,6 +100,7 @@ class Kept:
         max_stall: float,
         pulse: Pulse | None,
         since: float,
+        handle: Callable[[], object | None],
     ) -> None:
         self.held = held
         self.interval = interval
@@ -96,12 +109,13 @@ class Kept:
         self.pulse = pulse
         self.thread = threading.current_thread() if pulse is None else None
         self.renew_at = since + interval
-        self.dropped = False  # set by the finaliser of the user's handle
+        self.dropped = False  # set by the finaliser of the user's handle, which has warned then
+        self.handle = handle  # a weak reference to it, for a finaliser that was interrupted
         self.neglected = ""
 
     def why_neglected(self, now: float, silences: dict[Pulse, float]) -> str:
         """Why nobody looks after this lease any more; empty while somebody does. Each loop is asked once a round."""
-        if self.dropped:
+        if self.dropped or self.handle() is None:
             return "it was dropped without being released"
         if self.pulse is not None:
             if self.pulse.stopped:
@@ -127,6 +141,36 @@ class _Debt:
         self.retry_at = until
 
 
+class Callbacks:
+    """A thread for what users want to be told: made when there is something to tell, gone afterwards.
+
+    One that takes long delays the others that are told, and nobody's heartbeat.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._running = False
+
+    def add(self, call: Callable[[], None]) -> None:
+        """Make this call soon, after those that were added before."""
+        with self._lock:
+            self._calls.append(call)
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._serve, name="holdfast-on-lost", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._running = False
+                    return
+                call = self._calls.popleft()
+            call()
+
+
 class Keeper:
     """One thread that keeps the leases of one client alive, and tells when one is lost."""
 
@@ -144,16 +188,19 @@ class Keeper:
         self._stopping = False
         self._clean_at = elapsed() + random.uniform(*FIRST_CLEANUP)
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._started = False
+        self._lock = threading.RLock()  # a signal handler may come in while its thread has it
 
     def start(self) -> None:
         """Make sure that the thread runs."""
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._stopping:
-                    thread = threading.Thread(target=self._serve, name="holdfast-keeper", daemon=True)
-                    thread.start()
-                    self._thread = thread
+        if self._started:
+            return
+        with self._lock:
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(target=self._serve, name="holdfast-keeper", daemon=True)
+            if self._thread is not None and not self._started:
+                self._started = True  # before: interrupted within, it starts all the same
+                self._thread.start()
 
     def keep(self, kept: Kept) -> None:
         """Renew this lease until it ends."""
@@ -203,7 +250,7 @@ class Keeper:
             except Empty:
                 if self._stopping:
                     return
-            except Exception:  # (a fault here must not end everybody's heartbeats)
+            except BaseException:  # whatever it is, it must not end everybody's heartbeats
                 _log.exception("the keeper stumbled and goes on")
                 time.sleep(BREATH)
 

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from weakref import WeakValueDictionary
 
 from .commands import Command, Failed
-from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable
+from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable, WouldDeadlock
 from .rules.outcomes import Outcome
 from .stores.contract import Connection
 
@@ -31,13 +31,20 @@ Done = Callable[[list[Outcome] | None, HoldfastError | None], None]
 class _Parcel:
     """Some commands of one caller, and what to do with the answer. `error` goes to all of them."""
 
-    __slots__ = ("commands", "done")
+    __slots__ = ("answered", "commands", "done")
 
     def __init__(self, commands: Sequence[Command], done: Done | None) -> None:
         self.commands = commands
         self.done = done
+        self.answered = False
 
     def deliver(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+        """Give the answer, once: after an interrupt it is given again to all, to reach those who have none."""
+        if not self.answered:
+            self.answered = True
+            self._give(outcomes, error)
+
+    def _give(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
         if self.done is not None:
             self.done(outcomes, error)
 
@@ -45,17 +52,14 @@ class _Parcel:
 class _Call(_Parcel):
     """The parcel of a thread that waits for its outcomes."""
 
-    __slots__ = ("_bell", "error", "outcomes")
+    __slots__ = ("_bell", "error", "outcomes", "thread")
 
     def __init__(self, commands: Sequence[Command]) -> None:
         super().__init__(commands, None)
+        self.thread = threading.get_ident()
         self.outcomes: list[Outcome] | None = None
         self.error: HoldfastError | None = None
         self._bell: threading.Lock | None = None
-
-    @property
-    def unanswered(self) -> bool:
-        return self.outcomes is None and self.error is None
 
     def will_wait(self) -> None:
         self._bell = threading.Lock()
@@ -65,7 +69,7 @@ class _Call(_Parcel):
         if self._bell is not None:
             self._bell.acquire()
 
-    def deliver(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+    def _give(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
         self.outcomes = outcomes
         self.error = error
         if self._bell is not None:
@@ -118,7 +122,7 @@ class Lane:
         self._connect = connect
         self._name = name
         self._connection: Connection | None = None
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may come in while its thread has it
         self._queue: list[_Parcel] = []
         self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
         self._thread: threading.Thread | None = None
@@ -141,22 +145,32 @@ class Lane:
         try:
             with self._mutex:
                 if self._closed:
-                    raise ClientClosed
+                    raise ClientClosed  # noqa: TRY301  (one place cleans up)
                 if self._runner is None:
                     self._runner = call
                     batch, self._queue = [*self._queue, call], []
                 else:
+                    self._refuse_itself()
                     call.will_wait()
                     self._queue.append(call)
             if batch:
                 self._send(batch)
-        finally:
-            if self._runner is call:
-                if call.unanswered:  # interrupted on the way to the store
-                    _deliver(batch, None, _interrupted())
-                self._hand_on()
+                self._hand_on(call)
+        except BaseException:
+            # An interrupt may come anywhere, also in the middle of delivering or handing on. All of it is done again.
+            _deliver(batch, None, _interrupted())
+            self._hand_on(call)
+            raise
         call.wait()
         return call.answers()
+
+    def _refuse_itself(self) -> None:
+        """A signal handler or a finaliser that runs inside this thread's own batch would wait for itself."""
+        if isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident():
+            raise WouldDeadlock(
+                "this thread is in the middle of talking to the store, and was interrupted by a signal handler or a "
+                "finaliser that wants to do the same: it would wait for itself. Set a flag there, and act on it later."
+            )
 
     async def submit(self, command: Command) -> Outcome:
         """Send one command from this event loop and await its outcome.
@@ -191,7 +205,8 @@ class Lane:
                 return
             self._closed = True
             self._rouse(even_if_empty=True)
-        if self._thread is not threading.current_thread():
+            mine = isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident()
+        if self._thread is not threading.current_thread() and not mine:  # not what would wait for itself
             self._ended.wait(JOIN_SECONDS)
             if self._thread is not None:
                 self._thread.join(JOIN_SECONDS)
@@ -222,10 +237,13 @@ class Lane:
                 self._thread.start()
             self._wake.put(None)
 
-    def _hand_on(self) -> None:
-        """Leave the lane to its thread if there is more to do, else to the next caller."""
+    def _hand_on(self, call: _Call) -> None:
+        """Leave the lane to its thread if there is more to do, else to the next caller. Twice is harmless."""
         with self._mutex:
-            self._runner = None
+            if self._runner is call:
+                self._runner = None
+            elif self._runner is _THREAD:
+                self._wake.put(None)  # it may have been named and not been woken
             if self._queue or self._closed:
                 self._rouse(even_if_empty=self._closed)
 
@@ -234,6 +252,10 @@ class Lane:
             self._wake.get()
             while True:
                 with self._mutex:
+                    if self._runner is not _THREAD:  # woken once too often
+                        if self._ended.is_set():
+                            return
+                        break
                     batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
                     if not batch:
                         self._runner = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from .flows import Flow, Submit
@@ -31,6 +32,11 @@ def run(flow: Flow[T], lanes: Lanes) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+    except BaseException as raised:
+        # Raised by the flow, which is over then; or an interrupt between two of its steps, and it must hear of it.
+        with suppress(BaseException):
+            flow.throw(raised)
+        raise
     finally:
         flow.close()
         error = None  # break the cycle of the traceback

@@ -32,28 +32,28 @@ _PART = re.compile(r"\s*(?:and\s+)?(\d+(?:\.\d+)?)\s*([a-z]+)\s*,?", re.IGNORECA
 _FORMS = 'give seconds (30, 0.5), a timedelta, or text such as "5 minutes" or "1 h 30 m"'
 
 
-def checked_key(key: str) -> str:
+def checked_key(key: str, *, what: str = "key") -> str:
     """Return the key, or raise `InvalidKey` with the reason.
 
     >>> checked_key("invoice:42")
     'invoice:42'
     """
     if not isinstance(key, str):
-        raise InvalidKey(f"a key is text, not {type(key).__name__}: {key!r}")
+        raise InvalidKey(f"a {what} is text, not {type(key).__name__}: {key!r}")
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        raise InvalidKey(f"the key {key!r} is not valid Unicode text (a lone surrogate)") from None
+        raise InvalidKey(f"the {what} {key!r} is not valid Unicode text (a lone surrogate)") from None
     if not size:
-        raise InvalidKey("a key may not be empty: name the thing that is locked, such as 'invoice:42'")
+        raise InvalidKey(f"a {what} may not be empty: say what it is, such as 'invoice:42'")
     if size > MAX_KEY_BYTES:
         raise InvalidKey(
-            f"the key {key[:40]!r}... has {size} bytes and may have {MAX_KEY_BYTES}: use a hash of the long part"
+            f"the {what} {key[:40]!r}... has {size} bytes and may have {MAX_KEY_BYTES}: use a hash of the long part"
         )
     if not key.isprintable():
         for character in key:
             if unicodedata.category(character) == "Cc":
-                raise InvalidKey(f"the key {key!r} holds the control character {character!r}")
+                raise InvalidKey(f"the {what} {key!r} holds the control character {character!r}")
     return key
 
 
@@ -70,7 +70,10 @@ def seconds(value: Duration, *, what: str = "a duration") -> float:
     elif isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidDuration(f"{what} cannot be {value!r}: {_FORMS}")
     else:
-        result = float(value)
+        try:
+            result = float(value)
+        except OverflowError:
+            result = math.inf
     if math.isnan(result) or math.isinf(result) or result < 0:
         raise InvalidDuration(f"{what} cannot be {value!r}: it must be a finite number that is not negative")
     return result

@@ -181,7 +181,7 @@ def test_a_bad_token_is_refused_before_anything_is_touched(file, wrong):
 def test_bad_content_a_folder_and_a_bad_wait_are_refused(file, tmp_path):
     with pytest.raises(InvalidOption, match="bytes or text, not int"):
         fenced_replace(file, 7, 100)
-    with pytest.raises(InvalidOption, match="is a folder"):
+    with pytest.raises(InvalidOption, match="regular file"):
         fenced_replace(tmp_path, "new", 100)
     with pytest.raises(InvalidDuration):
         fenced_replace(file, "new", 100, wait=-1)

@@ -157,9 +157,23 @@ ABOVE = [
     Mutant(
         "closing a client leaves its locks held",
         "client.py",
-        "        ended = [held for held in give_back if held.end()]",
-        "        ended = [held for held in give_back if held.end() and not held]",
+        "        ended = [held for held in give_back if (held.end()",
+        "        ended = [held for held in give_back[:0] if (held.end()",
         (LOCKS + "test_closing_a_client_releases_what_it_holds",),
+    ),
+    Mutant(
+        "closing a client under a block is silent",
+        "client.py",
+        "(held.end() if quietly else held.lose(",
+        "(held.end() if True else held.lose(",
+        (LOCKS + "test_closing_a_client_under_a_block_is_loud",),
+    ),
+    Mutant(
+        "a callback of the user's runs on the heartbeats' thread",
+        "keeper.py",
+        '        threading.Thread(target=self._serve, name="holdfast-on-lost", daemon=True).start()',
+        "        self._serve()",
+        (KEEPER + "test_a_callback_that_takes_long_costs_nobody_a_heartbeat",),
     ),
     Mutant(
         "the child of a fork holds what its parent holds",

@@ -296,7 +296,7 @@ def test_a_forced_release_puts_offers_out_too():
 
 def test_a_forced_release_of_nothing_leaves_no_note():
     desk = Desk()
-    assert desk.force_release() == out.ForceReleased(holders=())
+    assert desk.force_release() == out.ForceReleased(holders=(), now=desk.now)
     assert desk.record is EMPTY
 
 

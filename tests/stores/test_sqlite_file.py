@@ -80,8 +80,9 @@ def test_the_file_says_whose_it_is_and_how_it_keeps_its_promise(url, path, opene
 
 def test_every_connection_is_durable(url, opened):
     for role in ("commands", "heartbeats", "queries"):
-        with opened(url).connect(role)._handle as db:
-            assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+        handle = opened(url).connect(role)._handle
+        with handle.active:
+            assert handle.ready().execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def corrupt(path):
@@ -267,14 +268,16 @@ def test_deleting_the_file_under_a_client_is_told_clearly(url, path, opened, mon
 def test_a_full_disk_is_told_and_leaves_the_connection_usable(url, opened):
     connection = opened(url).connect("commands")
     connection.execute([acquire()])
-    with connection._handle as db:
+    with connection._handle.active:
+        db = connection._handle.ready()
         pages = db.execute("PRAGMA page_count").fetchone()[0]
         db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreUnavailable, match="full") as caught:
         connection.execute([acquire(f"{n}" * 100) for n in range(100)])
     assert not caught.value.ambiguous
     assert caught.value.retryable
-    with connection._handle as db:
+    with connection._handle.active:
+        db = connection._handle.ready()
         db.execute("PRAGMA max_page_count = 1000000")
     assert isinstance(connection.execute([acquire("0" * 100)])[0], out.Granted)
 
@@ -456,9 +459,11 @@ def test_a_child_that_inherited_an_open_transaction_is_refused_not_endangered(ur
         except StoreUnusable as error:
             return "spawn" in str(error)
 
-    with connection._handle as db:
+    with connection._handle.active:
+        db = connection._handle.ready()
         db.execute("BEGIN IMMEDIATE")
         assert in_child(child) == "True"
+        connection._handle.tidy()
     assert isinstance(connection.execute([acquire()])[0], out.Granted)
 
 

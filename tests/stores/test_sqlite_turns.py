@@ -148,7 +148,8 @@ def test_an_interruption_in_the_middle_leaves_neither_turn_nor_transaction(url, 
 
 def test_an_error_at_the_commit_is_ambiguous(url, opened, tmp_path):
     connection = opened(url).connect("commands")
-    with connection._handle as db:
+    with connection._handle.active:
+        db = connection._handle.ready()
         db.set_authorizer(
             lambda action, name, *_: (
                 sqlite3.SQLITE_DENY if (action, name) == (sqlite3.SQLITE_TRANSACTION, "COMMIT") else sqlite3.SQLITE_OK
@@ -157,7 +158,8 @@ def test_an_error_at_the_commit_is_ambiguous(url, opened, tmp_path):
     with pytest.raises(StoreUnavailable, match="may or may not") as caught:
         connection.execute([acquire()])
     assert caught.value.ambiguous
-    with connection._handle as db:
+    with connection._handle.active:
+        db = connection._handle.ready()
         db.set_authorizer(None)
     assert isinstance(connection.execute([acquire(id="b.1")])[0], out.Granted)
 

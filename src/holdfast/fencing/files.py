@@ -69,7 +69,7 @@ def fenced_replace(
     >>> folder.cleanup()
     """
     offer = checked_offer(lease_or_token)
-    content = data.encode() if isinstance(data, str) else _checked_bytes(data)
+    content = _checked_text(data) if isinstance(data, str) else _checked_bytes(data)
     patience = seconds(wait, what="wait")
     target = _target(path)
     with _locked(_beside(target, ".fence.lock"), patience):
@@ -110,9 +110,16 @@ def fenced_read(
 
 def _target(path: str | os.PathLike[str]) -> Path:
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InvalidOption(f"a fence is around a file, and {str(target)!r} is a folder")
+    if target.exists() and not target.is_file():
+        raise InvalidOption(f"a fence is around a regular file, and {str(target)!r} is none")
     return target
+
+
+def _checked_text(data: str) -> bytes:
+    try:
+        return data.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"the new content of a file is not valid Unicode text: {error}") from None
 
 
 def _checked_bytes(data: object) -> memoryview:

@@ -15,6 +15,8 @@ from ..rules.record import EMPTY, Holder, LockRecord, Waiter
 from ..runners import run, run_async
 from ..values import MICROSECONDS, checked_key
 
+MAX_REASON = 1_000
+
 
 class HolderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds: for how long already, and how long still. `offered` waits for the holder's confirmation."""
@@ -146,16 +148,18 @@ class BaseLocks:
         return _info(key, seen.record, seen.now)
 
     def _force_release(self, key: str, reason: str) -> Flow[tuple[HolderInfo, ...]]:
-        if not reason or not reason.strip():
-            raise InvalidOption("a forced release needs a reason: it is kept with the lock for those who ask later")
+        if not isinstance(reason, str) or not reason.strip() or len(reason) > MAX_REASON:
+            raise InvalidOption(
+                f"a forced release needs a reason, a text of at most {MAX_REASON} characters: it is kept with the lock "
+                "for those who ask later"
+            )
         by = str(self._client.label(None))
         done = yield Submit(ForceRelease(key=checked_key(key), by=by, reason=reason))
         assert isinstance(done, out.ForceReleased)  # noqa: S101  (the command's only answer)
         self._client.events.emit(
             "force_released", key=key, by=by, reason=reason, holders=[str(holder.label) for holder in done.holders]
         )
-        now = max((holder.since for holder in done.holders), default=0)
-        return tuple(_holder(holder, now) for holder in done.holders)
+        return tuple(_holder(holder, done.now) for holder in done.holders)
 
     def _cleanup(self) -> Flow[int]:
         removed, after = 0, ""

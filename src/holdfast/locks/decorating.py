@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import string
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from ..errors import InvalidKey, LockTimeout
@@ -29,14 +29,14 @@ def guarded(
     """The function, behind a lock. With `on_busy="skip"` a call that finds it busy returns None."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{function.__qualname__} is a generator: its body runs after the call has returned and the lock is "
-            "free again. Take the lock inside it with a `with` block."
+            f"{getattr(function, '__qualname__', function)!r} is a generator: its body runs after the call has "
+            "returned and the lock is free again. Take the lock inside it with a `with` block."
         )
     if isinstance(function, type) or not callable(function):
         raise TypeError(f"a lock guards functions, not {function!r}")
     key_of = _key_maker(function, key)
 
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
         @functools.wraps(function)
         async def guarded_async(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -48,7 +48,7 @@ def guarded(
                     return None
                 raise
             async with _Entered(lock):
-                return await function(*args, **kwargs)
+                return await cast("Awaitable[Any]", function(*args, **kwargs))
 
         return cast("Callable[P, R]", guarded_async)
 
@@ -62,7 +62,15 @@ def guarded(
                 return None
             raise
         with _Entered(lock):
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise TypeError(
+                    f"{function!r} returned {result!r}, whose work begins when the lock is free again. Decorate an "
+                    "`async def`, or take the lock inside."
+                )
+            return result
 
     return guarded_sync
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -34,7 +35,7 @@ class Turn:
 
     def __init__(self, address: tuple[str, str], context: Context, label: Label, since: float) -> None:
         self.address = address
-        self.context = context
+        self.context = weakref.ref(context)  # weak: a task whose loop is gone must be collected, not kept here
         self.label = label
         self.since = since
         self.open = Flag()
@@ -42,12 +43,17 @@ class Turn:
         self.lease: Callable[[], object] = lambda: None  # a weak reference: a gate keeps nothing alive
         self.depth = 1
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether the lease inside was dropped: nobody can release it, and it ends when its time runs out."""
+        return self.held is not None and self.lease() is None
+
 
 class Gates:
     """All the gates of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in while its thread has it
         self._queues: dict[tuple[str, str], deque[Turn]] = {}  # the first of each is inside
 
     def inside(self, address: tuple[str, str]) -> Turn | None:
@@ -63,9 +69,9 @@ class Gates:
         """
         with self._lock:
             queue = self._queues.get(turn.address)
-            if queue is None:
+            if not queue:
                 queue = self._queues[turn.address] = deque()
-            elif queue[0].context is turn.context:
+            elif queue[0].context() is turn.context() and not queue[0].forgotten:
                 return 0, queue[0]
             before = len(queue)
             queue.append(turn)
@@ -75,20 +81,18 @@ class Gates:
         return before, first
 
     def leave(self, turn: Turn) -> None:
-        """Leave, from inside or from the queue. Leaving twice is harmless."""
-        following = None
+        """Leave, from inside or from the queue. Twice is harmless, and finishes what was interrupted."""
         with self._lock:
             queue = self._queues.get(turn.address)
-            if queue is None or turn not in queue:
+            if queue is None:
                 return
-            first = queue[0] is turn
-            queue.remove(turn)
-            if not queue:
+            if turn in queue:
+                queue.remove(turn)
+            head = queue[0] if queue else None
+            if head is None:
                 del self._queues[turn.address]
-            elif first:
-                following = queue[0]
-        if following is not None:
-            following.open.set()
+        if head is not None:
+            head.open.set()
 
     def __len__(self) -> int:
         return len(self._queues)

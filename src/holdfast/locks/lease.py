@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 from .. import flows
 from .._platform import elapsed
-from ..client import BaseClient
+from ..client import BaseClient, Works
 from ..commands import Abandon, Release, Renew, Transfer
 from ..errors import HoldNotReleasable, LeaseLost, StoreUnavailable
 from ..flag import running_loop
@@ -73,6 +74,7 @@ class BaseLease:
         self._held = held
         self._turn = turn
         self._kept: Kept | None = None
+        self._in_hand = False  # whether the caller has it: an interrupt may come just before
 
     @property
     def key(self) -> str:
@@ -120,6 +122,9 @@ class BaseLease:
     def __del__(self) -> None:
         kept = getattr(self, "_kept", None)
         if kept is not None and kept.held.state == "held" and not kept.held.inherited:
+            if not self._in_hand:
+                self._works.keeper.soon(partial(_give_up, self._works, kept.held))
+                return
             kept.dropped = True
             warnings.warn(
                 f"the lease on {kept.held.key!r} was dropped without being released: it is no longer renewed and "
@@ -146,6 +151,7 @@ class BaseLease:
             max_stall=terms.max_stall,
             pulse=pulse,
             since=sent,
+            handle=weakref.ref(self),
         )
         self._works.keeper.keep(self._kept)
 
@@ -160,25 +166,26 @@ class BaseLease:
             turn.depth -= 1
             return
         self.check()
-        self._works.keeper.drop(held)
         try:
-            kept = yield from flows.release(Release(key=held.key, id=held.id, token=held.token))
+            self._works.keeper.drop(held)
+            if (yield from flows.release(Release(key=held.key, id=held.id, token=held.token))):
+                held.end()
+            else:
+                held.lose("it was gone when it was to be released")
         except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
-            self._works.keeper.soon(lambda: _just_end(held))
-            self._works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+            self._works.keeper.soon(partial(_give_up, self._works, held))
             raise
-        except BaseException:
-            held.end()
-            self._works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+        except BaseException:  # interrupted anywhere: it is given back all the same
+            _give_up(self._works, held)
             raise
-        if not kept:
-            held.lose("it was gone when it was to be released")
+        if held.state == "lost":
             raise self._loss()
-        held.end()
         self._client.events.emit("lease_released", key=held.key, owner=held.owner, token=held.token)
 
     def _prolong(self) -> Flow[None]:
         held = self._held
+        if self._terms.kind == "hold":
+            raise HoldNotReleasable
         self.check()
         sent = elapsed()
         outcome, _ = yield from flows.send(Renew(key=held.key, id=held.id, token=held.token, ttl=held.ttl))
@@ -193,7 +200,6 @@ class BaseLease:
         held, works = self._held, self._works
         checked_key(to_owner)
         self.check()
-        works.keeper.drop(held)
         to_id, sent = works.new_attempt(), elapsed()
         command = Transfer(
             key=held.key,
@@ -204,6 +210,7 @@ class BaseLease:
             ttl=held.ttl,
         )
         try:
+            works.keeper.drop(held)
             outcome, _ = yield from flows.send(command)
         except BaseException as error:
             if isinstance(error, StoreUnavailable) and not error.ambiguous and self._kept is not None:
@@ -275,7 +282,9 @@ class Lease(BaseLease):
 
     def transfer(self, to_owner: str) -> Lease:
         """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
-        return run(self._hand_over(to_owner), self._works.lanes)
+        lease = run(self._hand_over(to_owner), self._works.lanes)
+        lease._in_hand = True  # noqa: SLF001
+        return lease
 
 
 class AsyncLease(BaseLease):
@@ -296,29 +305,37 @@ class AsyncLease(BaseLease):
 
     async def transfer(self, to_owner: str) -> AsyncLease:
         """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
-        return await run_async(self._hand_over(to_owner), self._works.lanes)
+        lease = await run_async(self._hand_over(to_owner), self._works.lanes)
+        lease._in_hand = True  # noqa: SLF001
+        return lease
 
 
-def _just_end(held: Held) -> None:
+def _give_up(works: Works, held: Held) -> None:
+    """Give back what no caller ever had in hand."""
+    works.keeper.drop(held)
     held.end()
+    works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
 
 
 def _teller(
     lease: weakref.ref[BaseLease], client: BaseClient, turn: Turn | None, terms: Terms
 ) -> Callable[[Held], None]:
     """What happens when a lease is over: the gate opens; if it was lost, that is told and the user called."""
-    loop = running_loop()
+    loop, callbacks = running_loop(), client.works.callbacks
     kind: type[BaseLease] = type(lease())  # type: ignore[assignment]
 
     def call_back(held: Held) -> None:
         try:
             result: Any = terms.on_lost(lease() or kind(client, terms, held, turn)) if terms.on_lost else None
             if asyncio.iscoroutine(result) and loop is not None:
-                task = loop.create_task(result)
+                task = loop.create_task(_awaited(result, failed, held))
                 _callbacks.add(task)
                 task.add_done_callback(_callbacks.discard)
-        except Exception as error:  # (the user's callback must not stop the keeper)
-            client.events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
+        except BaseException as error:  # whatever it raises, SystemExit too, it is called on our thread
+            failed(held, error)
+
+    def failed(held: Held, error: BaseException) -> None:
+        client.events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
 
     def tell(held: Held) -> None:
         if turn is not None and turn.held is held:
@@ -334,9 +351,18 @@ def _teller(
             except RuntimeError:  # the loop is closed: nobody is left to be told
                 return
         else:
-            call_back(held)
+            callbacks.add(lambda: call_back(held))
 
     return tell
+
+
+async def _awaited(
+    result: Coroutine[Any, Any, object], failed: Callable[[Held, BaseException], None], held: Held
+) -> None:
+    try:
+        await result
+    except Exception as error:  # (it is reported like any other callback's)
+        failed(held, error)
 
 
 _callbacks: set[asyncio.Task[Any]] = set()

@@ -73,7 +73,11 @@ class BaseLock(Generic[L]):
         lease = yield from self._enter(wait)
         context = current_context()
         living = [other for other in self._taken.get(context, ()) if other._held.state != "ended"]  # noqa: SLF001
-        self._taken[context] = [*living, lease]
+        try:
+            self._taken[context] = [*living, lease]
+        except BaseException:  # interrupted before anybody had it in hand
+            self._taken[context] = living
+            raise
         return lease
 
     def _enter(self, wait: Duration | _AsGiven | None) -> Flow[L]:
@@ -81,12 +85,30 @@ class BaseLock(Generic[L]):
         return (yield from take(self._client, self._terms, patience, self._lease_type))
 
     def _leave(self) -> L:
-        """The lease of the innermost block that this task or thread is in, and leaves now."""
+        """The lease of the innermost block that is left now.
+
+        As a rule by the task or thread that entered it; a generator or an exit stack may be finished by another.
+        """
         context = current_context()
-        mine = self._entered[context]
+        if context not in self._entered and len(self._entered) == 1:
+            context = next(iter(self._entered))
+        mine = self._entered.get(context)
+        if not mine:
+            raise NotHeld(f"{self.key!r} was entered by several tasks or threads, and this is none of them")
         lease = mine.pop()
         if not mine:
             del self._entered[context]
+        return lease
+
+    def _entering(self, lease: L) -> L:
+        """Remember the lease of a block. Interrupted before the block began, it is dropped, and so given back."""
+        context = current_context()
+        try:
+            self._entered.setdefault(context, []).append(lease)
+        except BaseException:
+            self._entered.pop(context, None)
+            raise
+        lease._in_hand = True  # noqa: SLF001
         return lease
 
     def _last_taken(self) -> L:
@@ -106,7 +128,9 @@ class Lock(BaseLock[Lease]):
 
     def acquire(self, wait: Duration | _AsGiven | None = AS_GIVEN) -> Lease:
         """Take the lock, waiting as long as `wait` says (None: for ever, 0: try once), or raise `LockTimeout`."""
-        return run(self._take(wait), self._client.works.lanes)
+        lease = run(self._take(wait), self._client.works.lanes)
+        lease._in_hand = True  # noqa: SLF001
+        return lease
 
     def try_acquire(self) -> Lease | None:
         """Take the lock if it is free now, else None."""
@@ -120,9 +144,7 @@ class Lock(BaseLock[Lease]):
         self._last_taken().release()
 
     def __enter__(self) -> Lease:
-        lease = run(self._enter(AS_GIVEN), self._client.works.lanes)
-        self._entered.setdefault(current_context(), []).append(lease)
-        return lease
+        return self._entering(run(self._enter(AS_GIVEN), self._client.works.lanes))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -149,7 +171,9 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def acquire(self, wait: Duration | _AsGiven | None = AS_GIVEN) -> AsyncLease:
         """Take the lock, waiting as long as `wait` says (None: for ever, 0: try once), or raise `LockTimeout`."""
-        return await run_async(self._take(wait), self._client.works.lanes)
+        lease = await run_async(self._take(wait), self._client.works.lanes)
+        lease._in_hand = True  # noqa: SLF001
+        return lease
 
     async def try_acquire(self) -> AsyncLease | None:
         """Take the lock if it is free now, else None."""
@@ -163,8 +187,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         await self._last_taken().release()
 
     async def __aenter__(self) -> AsyncLease:
-        lease = await run_async(self._enter(AS_GIVEN), self._client.works.lanes)
-        self._entered.setdefault(current_context(), []).append(lease)
+        lease = self._entering(await run_async(self._enter(AS_GIVEN), self._client.works.lanes))
         if lease not in self._blocks:  # a reentrant block within a block changes nothing
             self._blocks[lease] = _Block(lease)
         self._blocks[lease].depth += 1

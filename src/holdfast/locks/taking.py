@@ -7,7 +7,7 @@ from typing import TypeVar
 from .. import flows
 from .._platform import elapsed
 from ..client import BaseClient
-from ..commands import Acquire
+from ..commands import Abandon, Acquire
 from ..errors import InvalidOption, LockTimeout, WouldDeadlock
 from ..flows import LONG_WAIT, Flow, Wait
 from ..held import Held
@@ -25,17 +25,10 @@ def take(client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT
     if not terms.exclusive:
         return (yield from _take_from_store(client, terms, wait, kind, None, told=False))
     turn = Turn((client.works.store.identity, terms.key), current_context(), client.label(terms.owner), elapsed())
-    before, inside = gates.enter(turn)
-    if inside is not turn and inside.context is turn.context:
-        lease = inside.lease()
-        if terms.reentrant and isinstance(lease, kind) and lease.valid:
-            inside.depth += 1
-            return lease
-        raise WouldDeadlock(
-            f"this task or thread holds {terms.key!r} already and would wait for itself: "
-            "pass the lease on, or say reentrant=True"
-        )
     try:
+        before, inside = gates.enter(turn)
+        if not before and inside is not turn:
+            return _again(terms, inside, kind)
         told = False
         if before:
             wait, told = yield from _wait_at_gate(client, terms, turn, wait, before)
@@ -46,6 +39,18 @@ def take(client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT
     except BaseException:
         gates.leave(turn)
         raise
+
+
+def _again(terms: Terms, inside: Turn, kind: type[LeaseT]) -> LeaseT:
+    """What a task or thread gets that holds the lock already."""
+    lease = inside.lease()
+    if terms.reentrant and isinstance(lease, kind) and lease.valid:
+        inside.depth += 1
+        return lease
+    raise WouldDeadlock(
+        f"this task or thread holds {terms.key!r} already and would wait for itself: "
+        "pass the lease on, or say reentrant=True"
+    )
 
 
 def _wait_at_gate(
@@ -106,6 +111,23 @@ def _take_from_store(
         delay=terms.lock_delay,
     )
     grant = yield from flows.acquire(works, command, wait, told=told)
+    try:
+        return _granted(client, terms, command, grant, kind, turn=turn, started=started)
+    except BaseException:  # interrupted before there was a lease that could be dropped
+        works.give_back(Abandon(key=command.key, id=command.id, ttl=terms.ttl))
+        raise
+
+
+def _granted(
+    client: BaseClient,
+    terms: Terms,
+    command: Acquire,
+    grant: flows.Grant,
+    kind: type[LeaseT],
+    *,
+    turn: Turn | None,
+    started: float,
+) -> LeaseT:
     outcome = grant.outcome
     lease = kind(
         client,
@@ -113,7 +135,7 @@ def _take_from_store(
         Held(
             key=command.key,
             id=command.id,
-            owner=label.name,
+            owner=command.label.name,
             token=outcome.token,
             floor=outcome.floor,
             ttl=terms.ttl,
@@ -124,10 +146,8 @@ def _take_from_store(
     )
     if turn is not None:
         turn.since = elapsed()
-    lease._start(grant.sent, works.pulse() if issubclass(kind, AsyncLease) else None)  # noqa: SLF001
-    if outcome.permits_before is not None:
-        client.events.emit("permits_changed", key=command.key, before=outcome.permits_before, after=terms.permits)
+    lease._start(grant.sent, client.works.pulse() if issubclass(kind, AsyncLease) else None)  # noqa: SLF001
     client.events.emit(
-        "lease_acquired", key=command.key, owner=label.name, token=outcome.token, waited=elapsed() - started
+        "lease_acquired", key=command.key, owner=command.label.name, token=outcome.token, waited=elapsed() - started
     )
     return lease

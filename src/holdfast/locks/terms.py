@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import InvalidOption
 from ..rules.record import Kind
-from ..values import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
+from ..values import MAX_TTL_SECONDS, MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
 
 OnBusy = Literal["raise", "skip"]
 Key = str | Callable[..., str]
@@ -19,6 +19,8 @@ WAITER_TTL = 10 * MICROSECONDS
 """How long a waiter's place is kept after its last sign of life: a dead one delays the others by no more."""
 RENEWALS = 3
 """A lease is renewed this many times within its ttl."""
+LATEST_RENEWAL = 0.8
+"""A renewal may not wait for longer than this part of a ttl."""
 STALLS = 10
 """An event loop may be stuck for this many ttls before its leases are given up."""
 
@@ -67,14 +69,21 @@ def checked_terms(
     """Check every option at once, so that a mistake shows where it was made."""
     length = checked_ttl(ttl)
     every = length / RENEWALS if renew_every is None else checked_ttl(renew_every, what="renew_every")
-    if every >= length:
-        raise InvalidOption(f"renew_every={renew_every!r} is not shorter than ttl={ttl!r}: the lease would end first")
+    if every > length * LATEST_RENEWAL:
+        raise InvalidOption(
+            f"renew_every={renew_every!r} is too close to ttl={ttl!r}: at most {LATEST_RENEWAL:.0%} of it, or the "
+            "lease may end before its renewal is answered"
+        )
     if checked_count(weight, what="weight") > checked_count(permits, what="permits"):
         raise InvalidOption(f"weight={weight} never fits into permits={permits}")
     if on_busy not in ("raise", "skip"):
         raise InvalidOption(f"on_busy cannot be {on_busy!r}: it is 'raise' or 'skip'")
     if owner is not None:
-        checked_key(owner)
+        checked_key(owner, what="owner")
+    if on_lost is not None and not callable(on_lost):
+        raise InvalidOption(f"on_lost cannot be {on_lost!r}: it is a function that is given the lease")
+    if seconds(lock_delay, what="lock_delay") > MAX_TTL_SECONDS:
+        raise InvalidOption(f"lock_delay cannot be {lock_delay!r}: it must be at most 366 days")
     return Terms(
         key=key if callable(key) else checked_key(key),
         kind=kind,

@@ -331,10 +331,10 @@ def force_release(record: LockRecord, now: int, *, by: str, reason: str, offers:
     record, woken = settle(record, now, offers=offers)
     put_out = record.holders
     if not put_out:
-        return record, out.ForceReleased(holders=(), woken=woken)
+        return record, out.ForceReleased(holders=(), now=now, woken=woken)
     note = Forced(at=now, by=by, reason=reason, holders=tuple(str(holder.label) for holder in put_out))
     record, more = _change(record, now, offers, holders=(), forced=note)
-    return record, out.ForceReleased(holders=put_out, woken=woken + more)
+    return record, out.ForceReleased(holders=put_out, now=now, woken=woken + more)
 
 
 def removable(record: LockRecord, now: int, *, retention: int = RETENTION) -> bool:

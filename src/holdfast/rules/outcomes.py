@@ -101,6 +101,7 @@ class ForceReleased(Outcome, frozen=True, kw_only=True):
     """Everyone who held was put out."""
 
     holders: tuple[Holder, ...]
+    now: int
 
 
 class Settled(Outcome, frozen=True, kw_only=True):

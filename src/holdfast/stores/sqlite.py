@@ -55,7 +55,10 @@ def open_sqlite(url: str, *, namespace: str, clock: Clock) -> Store:
 def _parse(url: str) -> tuple[Path, dict[str, str]]:
     """Take the URL apart as SQLAlchemy does: three slashes and a relative path, four and an absolute one."""
     place, _, query = url.partition("://")[2].partition("?")
-    name = unquote(place[1:], errors="strict") if place.startswith("/") else ""
+    try:
+        name = unquote(place[1:], errors="strict") if place.startswith("/") else ""
+    except UnicodeDecodeError:
+        raise InvalidOption("the path of a sqlite:// URL is not UTF-8 behind its % signs") from None
     if not place or name in ("", ":memory:"):
         if place.strip("/") not in ("", ":memory:"):
             raise InvalidOption(
@@ -156,8 +159,8 @@ class SqliteConnection:
         self._path = store.path
         self._urgent = urgent
         self._handle = Handle(store.path)
-        with self._handle:  # opened now, so that what is wrong with it is said now
-            pass
+        with self._handle.active:  # opened now, so that what is wrong with it is said now
+            self._handle.ready()
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
         """Carry the batch out in one transaction; reads alone do not wait for the writer's turn."""
@@ -187,26 +190,32 @@ class SqliteConnection:
             turn.take(self, urgent=self._urgent, deadline=deadline)
             while (outcomes := self._transact(commands, deadline)) is None:
                 pause(urgent=self._urgent)
-        finally:
             turn.give(self)
+        except BaseException:  # an interrupt may have come in the middle of the giving, too
+            turn.give(self)
+            raise
         return outcomes
 
     def _transact(self, commands: Sequence[Command], deadline: float) -> list[Outcome] | None:
         """One transaction; None if a program that takes no turns is in the way and there is time to try again."""
-        with self._handle as db:
+        with self._handle.active:
             try:
-                db.execute("BEGIN IMMEDIATE")
-                batch = Batch(db, self._namespace, self._clock())
-                outcomes = batch.run(commands)
-            except sqlite3.Error as error:
-                if is_busy(error) and elapsed() < deadline:
-                    return None
-                raise store_error(error, self._path) from error
-            try:
-                db.execute("COMMIT" if batch.changed else "ROLLBACK")
-            except sqlite3.Error as error:
-                raise store_error(error, self._path, ambiguous=batch.changed) from error
-            return outcomes
+                db = self._handle.ready()
+                try:
+                    db.execute("BEGIN IMMEDIATE")
+                    batch = Batch(db, self._namespace, self._clock())
+                    outcomes = batch.run(commands)
+                except sqlite3.Error as error:
+                    if is_busy(error) and elapsed() < deadline:
+                        return None
+                    raise store_error(error, self._path) from error
+                try:
+                    db.execute("COMMIT" if batch.changed else "ROLLBACK")
+                except sqlite3.Error as error:
+                    raise store_error(error, self._path, ambiguous=batch.changed) from error
+                return outcomes
+            finally:
+                self._handle.tidy()
 
     def _read(self, commands: Sequence[Command]) -> list[Outcome]:
         if not commands:
@@ -214,9 +223,13 @@ class SqliteConnection:
         deadline = elapsed() + self._patience
         while True:
             try:
-                with self._handle as db:
-                    db.execute("BEGIN")
-                    return Batch(db, self._namespace, self._clock()).run(commands)
+                with self._handle.active:
+                    try:
+                        db = self._handle.ready()
+                        db.execute("BEGIN")
+                        return Batch(db, self._namespace, self._clock()).run(commands)
+                    finally:
+                        self._handle.tidy()
             except sqlite3.Error as error:
                 if not is_busy(error) or elapsed() >= deadline:
                     raise store_error(error, self._path) from error

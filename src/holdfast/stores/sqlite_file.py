@@ -34,6 +34,7 @@ SCHEMA_VERSION = len(MIGRATIONS)
 MIN_SQLITE = (3, 35, 0)
 BUSY_SECONDS = 0.005
 CACHE_KIB = 16_384
+OPENING_SECONDS = 5.0
 FORK_PATIENCE_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 """How seldom a busy connection looks whether its file is still there; it costs more than all other checks."""
@@ -107,7 +108,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 class Handle:
     """A connection to the file that is opened when needed and closed around a fork.
 
-    `with handle as db` is the only way to it; within, no fork can happen.
+    The way to it is `with handle.active:`, then `ready()`, and `tidy()` in a finally; within, no fork can
+    happen. A lock of the interpreter's own in a `with`, because an interrupt may come between any two calls.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,28 +118,18 @@ class Handle:
         self._file: tuple[int, int] | None = None
         self._closed = ""
         self._look_again = 0.0
-        self._active = threading.Lock()
+        self.active = threading.Lock()
         _handles.add(self)
 
-    def __enter__(self) -> sqlite3.Connection:
-        self._active.acquire()
-        try:
-            if self._db is not None and time.monotonic() < self._look_again:
-                return self._db
-            return self._ready()
-        except BaseException:
-            self._active.release()
-            raise
+    def tidy(self) -> None:
+        """Leave no transaction open behind, whatever happened in between."""
+        if self._db is not None and self._db.in_transaction:
+            self._roll_back()
 
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing open behind, whatever happened in between."""
-        try:
-            if self._db is not None and self._db.in_transaction:
-                self._roll_back()
-        finally:
-            self._active.release()
-
-    def _ready(self) -> sqlite3.Connection:
+    def ready(self) -> sqlite3.Connection:
+        """The connection, opened if need be, to a file that is still the same."""
+        if self._db is not None and time.monotonic() < self._look_again:
+            return self._db
         if self._closed:
             raise StoreUnusable(self._closed)
         if self._db is None:
@@ -168,24 +160,24 @@ class Handle:
 
     def close(self, why: str = "this connection is closed: open a new one") -> None:
         """Close for good."""
-        with self._active:
+        with self.active:
             self._closed = self._closed or why
             self._drop()
 
     def rest_for_fork(self) -> bool:
         """Close until the next use, and keep others out until `resume`. False: it is in use and would not end."""
-        if not self._active.acquire(timeout=FORK_PATIENCE_SECONDS):
+        if not self.active.acquire(timeout=FORK_PATIENCE_SECONDS):
             return False
         self._drop()
         return True
 
     def resume(self) -> None:
         """Let it be used again, in the process that called fork."""
-        self._active.release()
+        self.active.release()
 
     def leave_to_parent(self) -> bool:
         """In a forked child: never touch again. True if the parent's connection came along, still open."""
-        self._active = threading.Lock()
+        self.active = threading.Lock()
         self._closed = "this connection belongs to the process that this one was forked from: open a new client here"
         if self._db is None:
             return False
@@ -228,16 +220,21 @@ def _open_ready(path: Path) -> sqlite3.Connection:
             f"this process was forked while its parent was in the middle of a transaction on {path}, so SQLite "
             "cannot be used on it here. Start workers by 'spawn', or fork before the first client is opened."
         )
-    try:
-        db = _connect(path, "rw")
+    deadline = elapsed() + OPENING_SECONDS
+    while True:
         try:
-            version = _look(db, path)
-            _set_up(db)
-        except BaseException:
-            db.close()
-            raise
-    except sqlite3.Error as error:
-        raise store_error(error, path) from error
+            db = _connect(path, "rw")
+            try:
+                version = _look(db, path)
+                _set_up(db)
+                break
+            except BaseException:
+                db.close()
+                raise
+        except sqlite3.Error as error:  # the first opener or the last closer of the file may be at work
+            if not is_busy(error) or elapsed() >= deadline:
+                raise store_error(error, path) from error
+        pause(urgent=False)
     if version != SCHEMA_VERSION:
         db.close()
         raise StoreUnusable(f"{path} was replaced by an empty or older file. Close this client and open a new one.")
@@ -275,14 +272,18 @@ def _migrated(db: sqlite3.Connection, path: Path, deadline: float) -> bool:
 
 def version_of(path: Path) -> int:
     """The schema version of an existing file, looked at without writing; refuses what is not ours."""
-    try:
-        db = _connect(path, "ro")
+    deadline = elapsed() + OPENING_SECONDS
+    while True:
         try:
-            return _look(db, path)
-        finally:
-            db.close()
-    except sqlite3.Error as error:
-        raise store_error(error, path) from error
+            db = _connect(path, "ro")
+            try:
+                return _look(db, path)
+            finally:
+                db.close()
+        except sqlite3.Error as error:
+            if not is_busy(error) or elapsed() >= deadline:
+                raise store_error(error, path) from error
+        pause(urgent=False)
 
 
 def _look(db: sqlite3.Connection, path: Path) -> int:

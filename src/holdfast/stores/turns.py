@@ -111,8 +111,8 @@ class Turn:
             queue = self._urgent or self._others
             if queue:
                 place = queue.popleft()
+                place.gate.release()  # first: an interrupt in between must leave nobody waiting
                 self._taker = place.taker
-                place.gate.release()
             else:
                 self._taker = None
 

@@ -258,7 +258,8 @@ class PollingWatch(_Watch):
         seen: object = None
         while not self._closed.is_set():
             with suppress(sqlite3.Error, HoldfastError):  # whoever sends a command hears of it
-                with self._handle as db:
+                with self._handle.active:
+                    db = self._handle.ready()
                     # A connection that was opened anew counts from the start: then it is a change as well.
                     version = (id(db), db.execute("PRAGMA data_version").fetchone()[0])
                 if seen not in (None, version):
