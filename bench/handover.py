@@ -18,7 +18,7 @@ from holdfast import Client
 
 HANDOVERS = 100
 WAITERS = 50
-WATCHED_SECONDS = 10.0
+WATCHED_SECONDS = 5.0
 
 
 def pingpong(url: str, shared: str) -> None:
@@ -42,7 +42,7 @@ def wait(url: str) -> None:
     with Client(url) as client:
         print("ready", flush=True)
         try:
-            client.lock("held", ttl=30).acquire(wait=WATCHED_SECONDS * 6)
+            client.lock("held", ttl=30).acquire(wait=60)
         except TimeoutError:
             return
 
@@ -96,7 +96,7 @@ def figures() -> list[Figure]:
     rounds = [handover_ms() for _ in range(ROUNDS)]
     p50s = [statistics.median(values) for values in rounds]
     everything = sorted(value for values in rounds for value in values)
-    cost = [waiting_cost() for _ in range(2)]
+    cost = [waiting_cost() for _ in range(ROUNDS)]
     return [
         Figure(
             "sqlite, hand-over between two processes, p50",
@@ -107,10 +107,10 @@ def figures() -> list[Figure]:
         ),
         Figure(
             f"sqlite, {WAITERS} waiting processes together",
-            max(cost),
+            median(cost),
             10,
             "% of one core",
-            f"watched for {WATCHED_SECONDS:g} s, twice; the worse one counts",
+            f"{ROUNDS} rounds of {WATCHED_SECONDS:g} s, the worst {max(cost):.2f} %",
         ),
     ]
 

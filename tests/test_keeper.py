@@ -9,10 +9,11 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast import Client, LeaseLost
+from holdfast import Client, LeaseLost, LockTimeout, flows
 from holdfast._platform import elapsed
 from holdfast.commands import Acquire, Release, Renew
 from holdfast.keeper import Keeper, Pulse
+from holdfast.locks import taking
 from waiting import PATIENCE, eventually
 
 
@@ -192,3 +193,45 @@ def test_a_loop_that_answers_at_once_is_not_silent():
     pulse = Pulse(AnsweringLoop(holder))
     assert pulse.silent_for(10.0) == 0.0
     assert pulse.silent_for(99.0) == 0.0
+
+
+def test_records_that_nobody_uses_are_removed_by_and_by(url):
+    """The keeper does it now and then, a page at a time; tokens still rise afterwards."""
+    removed = []
+    with Client(url, retention=1) as hf:
+        hf.events.subscribe(
+            lambda event: removed.append(event.fields["removed"]) if event.name == "records_removed" else None
+        )
+        tokens = []
+        for number in range(150):
+            with hf.lock(f"k:{number}") as lease:
+                tokens.append(lease.token)
+        keeper = hf.works.keeper
+
+        def all_removed():
+            keeper._clean_at = 0.0  # its hour has come
+            keeper.soon(lambda: None)
+            return sum(removed) == 150
+
+        eventually(all_removed)
+        assert max(removed) <= 100, "a page at a time"
+        with hf.lock("k:0") as again:
+            assert again.token > tokens[0]
+
+
+def test_a_long_wait_is_said_once_with_holder_and_position(url, monkeypatch):
+    monkeypatch.setattr(flows, "LONG_WAIT", 0.05)
+    monkeypatch.setattr(taking, "LONG_WAIT", 0.05)
+    with Client(url, name="holder") as holder, Client(url, name="waiter") as waiter:
+        seen = []
+        waiter.events.subscribe(lambda event: seen.append(event.fields) if event.name == "wait_long" else None)
+        with holder.semaphore("s", permits=1), pytest.raises(LockTimeout):
+            waiter.semaphore("s", permits=1).acquire(wait=0.3)
+        assert [(event["key"], event["position"]) for event in seen] == [("s", 0)]
+        assert seen[0]["holder"].startswith("holder")
+        seen.clear()
+        with waiter.lock("a"):
+            thread = threading.Thread(target=lambda: waiter.lock("a", wait=0.3, on_busy="skip")(print)())
+            thread.start()
+            thread.join(20)
+        assert [(event["key"], event["position"]) for event in seen] == [("a", 0)], "also at the local gate"
