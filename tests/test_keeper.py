@@ -173,6 +173,7 @@ def test_a_sink_that_ends_its_thread_does_not_end_the_keeper(hf):
     with hf.lock("a", ttl=0.9) as lease:
         first = lease.expires_at
         eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+        assert lease.valid
 
 
 class AnsweringLoop:

@@ -63,6 +63,7 @@ def test_the_watches_of_one_channel_all_hear(store, opened, connection, watching
     (held,) = connection.execute([acquire(), wait()])[:1]
     connection.execute([release(token=held.token)])
     eventually(lambda: len(heard) == 2)
+    assert heard[0] == heard[1]
 
 
 def test_a_closed_watch_hears_nothing(store, connection, watching, heard):
@@ -113,6 +114,7 @@ def test_polling_hears_also_when_nobody_is_eager(tmp_path, opened, watching, hea
     watching(store, "other")
     connection = store.connect("commands")
     eventually(lambda: connection.execute([acquire(id=f"b.{len(heard)}")]) and heard)
+    assert heard[0] is None
 
 
 def test_where_a_socket_cannot_be_bound_the_store_polls(tmp_path, opened, watching):
@@ -173,7 +175,7 @@ def test_a_full_or_missing_receiver_does_not_hurt_the_sender(tmp_path, opened):
         for n in range(600):
             store._post.tell({"b": [f"b.{n}"], "nobody": ["nobody.1"]})
         (held,) = connection.execute([acquire(), wait()])[:1]
-        connection.execute([release(token=held.token)])
+        assert type(connection.execute([release(token=held.token)])[0]).__name__ == "Released"
 
 
 def test_many_hints_at_once_become_one_that_says_look_for_yourself(tmp_path, opened, watching, heard):

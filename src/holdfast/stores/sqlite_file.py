@@ -288,9 +288,7 @@ def version_of(path: Path) -> int:
 
 def _look(db: sqlite3.Connection, path: Path) -> int:
     """The schema version (0: an empty database), or `StoreUnusable` for a file that is not for us."""
-    (owner,) = db.execute("PRAGMA application_id").fetchone()
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    owner, version, tables = _facts(db)
     if owner != APPLICATION_ID and (owner or tables):
         raise StoreUnusable(
             f"{path} is the database of another application (application_id {owner}, {len(tables)} tables). It was "
@@ -304,6 +302,21 @@ def _look(db: sqlite3.Connection, path: Path) -> int:
     if owner == APPLICATION_ID and "locks" not in tables:
         raise StoreUnusable(f"{path} is damaged: its table 'locks' is missing. Restore it from a backup.")
     return int(version) if owner == APPLICATION_ID else 0
+
+
+def _facts(db: sqlite3.Connection) -> tuple[int, int, set[str]]:
+    """Whose the file is, its version and its tables, all of one moment: another process may be making it just now."""
+    alone = not db.in_transaction
+    if alone:
+        db.execute("BEGIN")
+    try:
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        (owner,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+    finally:
+        if alone and db.in_transaction:
+            db.execute("ROLLBACK")
+    return owner, version, tables
 
 
 def _migrate(db: sqlite3.Connection, path: Path) -> None:
