@@ -142,6 +142,8 @@ class Lane:
         """Send commands from this thread and wait for their outcomes, be they failures or not."""
         call = _Call(commands)
         batch: list[_Parcel] = []
+        if self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  (as threading.Condition asks it)
+            raise _would_wait_for_itself()
         try:
             with self._mutex:
                 if self._closed:
@@ -167,10 +169,7 @@ class Lane:
     def _refuse_itself(self) -> None:
         """A signal handler or a finaliser that runs inside this thread's own batch would wait for itself."""
         if isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident():
-            raise WouldDeadlock(
-                "this thread is in the middle of talking to the store, and was interrupted by a signal handler or a "
-                "finaliser that wants to do the same: it would wait for itself. Set a flag there, and act on it later."
-            )
+            raise _would_wait_for_itself()
 
     async def submit(self, command: Command) -> Outcome:
         """Send one command from this event loop and await its outcome.
@@ -231,10 +230,10 @@ class Lane:
                 self._drop_connection()
                 self._ended.set()
                 return
-            self._runner = _THREAD
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name=f"holdfast-{self._name}", daemon=True)
                 self._thread.start()
+            self._runner = _THREAD
             self._wake.put(None)
 
     def _hand_on(self, call: _Call) -> None:
@@ -243,7 +242,7 @@ class Lane:
             if self._runner is call:
                 self._runner = None
             elif self._runner is _THREAD:
-                self._wake.put(None)  # it may have been named and not been woken
+                self._wake.put(None)  # interrupted, it may have been named and not been woken
             if self._queue or self._closed:
                 self._rouse(even_if_empty=self._closed)
 
@@ -291,6 +290,13 @@ class Lane:
         if connection is not None:
             with suppress(Exception):
                 connection.close()
+
+
+def _would_wait_for_itself() -> WouldDeadlock:
+    return WouldDeadlock(
+        "this thread is in the middle of talking to the store, and was interrupted by a signal handler or a "
+        "finaliser that wants to do the same: it would wait for itself. Set a flag there, and act on it later."
+    )
 
 
 def _interrupted() -> StoreUnavailable:
