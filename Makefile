@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 
-PROOFS := counter permits clock waiters replies stalls
+PROOFS := counter permits clock waiters replies stalls state leader
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

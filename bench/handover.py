@@ -1,24 +1,28 @@
-"""Hand-over between processes, and what waiting costs.
+"""Hand-over between processes, and what waiting costs, each beside the same done by hand with bare parts.
 
 As a script it is one of the processes: `pingpong` takes the lock again and again and prints how long after
-the other's release it got it; `wait` only waits.
+the other's release it got it; `wait` only waits. `bare_pingpong` and `block` are their floors.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
+import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from common import ROUNDS, Figure, finish, folder, median, spawn
+from common import ROUNDS, Figure, alternate, finish, folder, median, ratio, spawn
+from wakeups import bare, commit, cpu_seconds
 
 from holdfast import Client
 
 HANDOVERS = 100
 WAITERS = 50
-WATCHED_SECONDS = 5.0
+WATCHED_SECONDS = 3.0
 
 
 def pingpong(url: str, shared: str) -> None:
@@ -38,6 +42,31 @@ def pingpong(url: str, shared: str) -> None:
                 note.write_text(f"{time.monotonic_ns()} {os.getpid()}")
 
 
+def bare_pingpong(where: str, me: str, other: str) -> None:
+    """The least that a release and the acquire that confirms it can cost: a commit, a datagram and a commit."""
+    os.chdir(where)  # the name of a socket must be short
+    note = Path("note")
+    db = bare("bare.db")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+        bell.bind(me)
+        bell.settimeout(30)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for turn in range(HANDOVERS):
+            if turn or me != "first":
+                bell.recv(1)
+            commit(db, "ball", time.monotonic_ns())
+            got = time.monotonic_ns()
+            released, by = note.read_text().split()
+            if int(by) not in (0, os.getpid()):
+                print((got - int(released)) / 1e6, flush=True)
+            time.sleep(0.003)  # as above
+            note.write_text(f"{time.monotonic_ns()} {os.getpid()}")
+            commit(db, "ball", time.monotonic_ns())
+            with suppress(ConnectionRefusedError):  # after the very last turn nobody is there any more
+                bell.sendto(b"", other)
+
+
 def wait(url: str) -> None:
     with Client(url) as client:
         print("ready", flush=True)
@@ -47,35 +76,64 @@ def wait(url: str) -> None:
             return
 
 
+def block(url: str) -> None:
+    """As `wait`, but nothing is asked for: what such a process costs anyway."""
+    with Client(url):
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+
+def played(players: list[subprocess.Popen[str]]) -> list[float]:
+    """Let them begin when all are there; what they measured, in ms."""
+    for player in players:
+        player.stdout.readline()
+    for player in players:
+        player.stdin.write("\n")
+        player.stdin.flush()
+    return [float(line) for player in players for line in finish(player).split()]
+
+
 def handover_ms() -> list[float]:
     with folder() as where:
         note = where / "note"
         note.write_text("0 0")
-        players = [spawn("handover.py", "pingpong", f"sqlite:///{where}/hf.db", note) for _ in range(2)]
-        for player in players:
-            player.stdout.readline()
-        for player in players:
-            player.stdin.write("\n")
-            player.stdin.flush()
-        return [float(line) for player in players for line in finish(player).split()]
+        return played([spawn("handover.py", "pingpong", f"sqlite:///{where}/hf.db", note) for _ in range(2)])
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def bare_handover_ms() -> list[float]:
+    with folder() as where:
+        (where / "note").write_text("0 0")
+        bare(where / "bare.db").close()  # two that make the file at the same time would be in each other's way
+        names = ("first", "second")
+        return played([spawn("handover.py", "bare_pingpong", where, me, other) for me, other in (names, names[::-1])])
 
 
-def waiting_cost() -> float:
-    """The part of one core that fifty waiting processes use together, in percent."""
+def p50(measure: Callable[[], list[float]], everything: list[float]) -> Callable[[], float]:
+    """A measure whose rounds give their p50s, and leave all that they measured behind."""
+
+    def run() -> float:
+        values = measure()
+        everything.extend(values)
+        return median(values)
+
+    return run
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
+
+
+def waiting_cost(how: str, queued: int) -> float:
+    """The part of one core that fifty processes use together, in percent, when so many of them are in the queue."""
     with folder() as where:
         url = f"sqlite:///{where}/hf.db"
         with Client(url) as client:
             lease = client.lock("held", ttl=30).acquire()
-            waiting = [spawn("handover.py", "wait", url) for _ in range(WAITERS)]
+            waiting = [spawn("handover.py", how, url) for _ in range(WAITERS)]
             try:
                 for process in waiting:
                     process.stdout.readline()
-                while len(client.locks.inspect("held").waiters) < WAITERS:
+                while len(client.locks.inspect("held").waiters) < queued:
                     time.sleep(0.05)
                 time.sleep(1)
                 before = sum(cpu_seconds(process.pid) for process in waiting)
@@ -93,24 +151,28 @@ def waiting_cost() -> float:
 
 
 def figures() -> list[Figure]:
-    rounds = [handover_ms() for _ in range(ROUNDS)]
-    p50s = [statistics.median(values) for values in rounds]
-    everything = sorted(value for values in rounds for value in values)
-    cost = [waiting_cost() for _ in range(ROUNDS)]
+    everything: list[float] = []
+    by_hand: list[float] = []
+    mine, floor = alternate(p50(handover_ms, everything), p50(bare_handover_ms, by_hand))
+    cost, idle = alternate(lambda: waiting_cost("wait", WAITERS), lambda: waiting_cost("block", 0))
+    # Blocked processes may well use less than the clock can tell.
+    beside = f"we use {median(cost) / median(idle):.1f} x" if median(idle) else "too little for a ratio"
     return [
         Figure(
             "sqlite, hand-over between two processes, p50",
-            median(p50s),
+            median(mine),
             15,
             "ms",
-            f"{len(everything)} hand-overs in {ROUNDS} rounds, p99 {everything[int(len(everything) * 0.99)]:.2f} ms",
+            f"{len(everything)} hand-overs in {ROUNDS} rounds, p99 {p99(everything):.2f} ms; floor, commit + datagram "
+            f"+ commit by hand: {median(floor):.2f} ms (we take {ratio(mine, floor):.1f} x), p99 {p99(by_hand):.2f} ms",
         ),
         Figure(
             f"sqlite, {WAITERS} waiting processes together",
             median(cost),
             10,
             "% of one core",
-            f"{ROUNDS} rounds of {WATCHED_SECONDS:g} s, the worst {max(cost):.2f} %",
+            f"{ROUNDS} rounds of {WATCHED_SECONDS:g} s, the worst {max(cost):.2f} %; floor, the same processes blocked "
+            f"on a pipe: {median(idle):.2f} % ({beside}), the worst {max(idle):.2f} %",
         ),
     ]
 

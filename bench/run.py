@@ -13,8 +13,10 @@ import sys
 import handover
 import leases
 import pairs
+import states
+import wakeups
 
-PARTS = {"pairs": pairs, "handover": handover, "leases": leases}
+PARTS = {"pairs": pairs, "handover": handover, "leases": leases, "states": states, "wakeups": wakeups}
 
 
 def main(wanted: list[str]) -> int:

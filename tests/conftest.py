@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,24 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import colours
 import faults
 import providers
 from holdfast.locks.gate import gates
 from waiting import eventually
 
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests here send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("holdfast", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("holdfast")
+
+
+def pytest_collection_finish() -> None:
+    """What has been made by now stays: the search for garbage after every test need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _our_threads() -> list[str]:
@@ -45,3 +57,16 @@ def plan() -> Iterator[faults.Plan]:
     """Clients made in this test reach their store through this plan."""
     with faults.planned() as made:
         yield made
+
+
+@pytest.fixture(params=colours.NAMES)
+def colour(request: pytest.FixtureRequest) -> Iterator[colours.Colour]:
+    """Synchronous and asynchronous code in turn, for tests that say the same of both."""
+    with colours.painted(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def hf(colour: colours.Colour, url: str) -> colours.AnyClient:
+    """A client of each colour on each store; closed at the end of the test."""
+    return colour.client(url)

@@ -32,12 +32,12 @@ def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
     return records
 
 
-def _sqlite_path(url: str) -> str:
+def sqlite_path(url: str) -> str:
     return url.removeprefix("sqlite:///").partition("?")[0]
 
 
 def _dump_sqlite(url: str, namespace: str) -> dict[str, LockRecord]:
-    with closing(sqlite3.connect(_sqlite_path(url))) as db:
+    with closing(sqlite3.connect(sqlite_path(url))) as db:
         rows = db.execute("SELECT key, record, due_at FROM locks WHERE namespace = ?", (namespace,)).fetchall()
     records = {key: decode(key, text) for key, text, _ in rows}
     for key, _, due_at in rows:
@@ -46,7 +46,7 @@ def _dump_sqlite(url: str, namespace: str) -> dict[str, LockRecord]:
 
 
 def _plant_sqlite(url: str, namespace: str, key: str, text: str) -> None:
-    with closing(sqlite3.connect(_sqlite_path(url))) as db, db:
+    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
         db.execute("INSERT OR REPLACE INTO locks VALUES (?, ?, ?, 1)", (namespace, key, text))
 
 

@@ -8,15 +8,39 @@ import pytest
 
 import holdfast
 import holdfast.fencing
-from holdfast import AsyncClient, AsyncLease, AsyncLock, Client, Lease, Lock
+from holdfast import (
+    AsyncAtomicState,
+    AsyncClient,
+    AsyncLeader,
+    AsyncLease,
+    AsyncLock,
+    AsyncNoopLeaseProvider,
+    AsyncReadWriteLock,
+    AtomicState,
+    Client,
+    DurableMutex,
+    DurableSemaphore,
+    Leader,
+    Lease,
+    Lock,
+    NoopLeaseProvider,
+    ReadWriteLock,
+)
 from holdfast.locks.admin import AsyncLocks, Locks
+from holdfast.locks.leases import AsyncLeases, Leases
+from holdfast.locks.run_locks import AsyncRunLocks, RunLocks
+from holdfast.state.states import AsyncStates, States
 
 NAMES = [
-    "AsyncClient", "AsyncLease", "AsyncLock", "Client", "ClientClosed", "EVENTS", "Event", "Events",
-    "HoldNotReleasable", "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption",
-    "KindMismatch", "Lease", "LeaseLost", "Lock", "LockInfo", "LockTimeout", "NeverFits", "NotHeld",
-    "RecordUnreadable", "StaleToken", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable",
-    "WaiterInfo", "WouldDeadlock", "fenced_read", "fenced_replace", "guard",
+    "AcquireAttempt", "AsyncAtomicState", "AsyncClient", "AsyncLeader", "AsyncLease", "AsyncLeaseProvider",
+    "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
+    "AtomicStateConflictError", "Client", "ClientClosed", "DurableMutex", "DurableSemaphore", "EVENTS", "Event",
+    "Events", "HoldNotReleasable", "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey",
+    "InvalidOption", "InvalidValue", "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider",
+    "LeaseResult", "Lock", "LockInfo", "LockRecord", "LockTimeout", "NeverFits", "NoopLeaseProvider", "NotHeld",
+    "ReadWriteLock", "RecordUnreadable", "RunLock", "RunLocked", "StaleToken", "StoreError",
+    "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "WaiterInfo", "WouldDeadlock",
+    "fenced_read", "fenced_replace", "guard", "initial_lock_record", "is_lease_provider",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -26,6 +50,9 @@ SIGNATURES = {
     "semaphore": "(self, key, *, permits, weight=1, ttl=30, wait=None, owner=None, renew_every=None, "
     "max_renew_failures=3, max_stall=None, on_lost=None, on_busy='raise', lock_delay=0)",
     "hold": "(self, key, *, ttl, owner=None)",
+    "rwlock": "(self, key, *, ttl=30, wait=None, owner=None, renew_every=None, max_renew_failures=3, max_stall=None, "
+    "on_lost=None, on_busy='raise', lock_delay=0)",
+    "leader": "(self, name, *, ttl=15, owner=None, on_change=None, renew_every=None, max_stall=None)",
     "close": "(self)",
 }
 
@@ -51,7 +78,8 @@ def test_both_clients_have_the_same_words(kind):
     for name, signature in SIGNATURES.items():
         assert bare(getattr(kind, name)) == signature
     assert public(kind) == [
-        "close", "hold", "label", "lock", "locks", "namespace", "semaphore", "url", "works",
+        "close", "hold", "label", "leader", "leases", "lock", "locks", "namespace", "run_locks", "rwlock", "semaphore",
+        "state", "url", "works",
     ]  # fmt: skip
 
 
@@ -66,6 +94,51 @@ def test_both_leases_have_the_same_words(kind):
         "check", "expires_at", "floor", "key", "lost", "owner", "release", "remaining", "renew", "token", "transfer",
         "valid",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [ReadWriteLock, AsyncReadWriteLock])
+def test_both_read_write_locks_have_the_same_words(kind):
+    assert public(kind) == ["key", "read", "write"]
+
+
+@pytest.mark.parametrize("kind", [Leader, AsyncLeader])
+def test_both_leaders_have_the_same_words(kind):
+    assert public(kind) == ["campaign", "is_leader", "name", "resign", "run", "token"]
+
+
+@pytest.mark.parametrize("kind", [AtomicState, AsyncAtomicState])
+def test_both_states_have_the_same_words(kind):
+    assert public(kind) == [
+        "append", "decrement", "delete", "get", "increment", "key", "merge", "remove_first", "remove_last", "set",
+        "update",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [States, AsyncStates])
+def test_both_states_are_found_by_the_same_words(kind):
+    assert public(kind) == ["execution", "workflow"]
+    assert bare(kind.__call__).startswith("(self, key, initial=")
+
+
+@pytest.mark.parametrize("kind", [RunLocks, AsyncRunLocks])
+def test_both_run_locks_have_the_same_words(kind):
+    assert public(kind) == ["get", "guard", "release", "renew", "token", "try_acquire"]
+    assert bare(kind.try_acquire) == "(self, workflow_name, run_id, ttl=None, *, renew_every=None)"
+
+
+@pytest.mark.parametrize("kind", [Leases, AsyncLeases, NoopLeaseProvider, AsyncNoopLeaseProvider])
+def test_all_lease_providers_have_the_same_words(kind):
+    assert public(kind) == [
+        "acquire_lease", "get_lease_owner", "release_lease", "renew_lease", "transfer_lease",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [DurableMutex, DurableSemaphore])
+def test_both_durable_locks_have_the_same_words(kind):
+    assert public(kind) == ["inspect", "release", "renew", "try_acquire"]
+    assert bare(kind.try_acquire) == "(self, slot, *, holder_id, now, lease=None)"
+    assert bare(kind.renew) == "(self, slot, *, holder_id, now, lease=None)"
+    assert bare(kind.release) == "(self, slot, *, holder_id, now)"
 
 
 @pytest.mark.parametrize("kind", [Locks, AsyncLocks])

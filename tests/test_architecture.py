@@ -14,7 +14,7 @@ import holdfast
 SOURCE = Path(holdfast.__file__).parent
 
 ROWS = (
-    ("errors", "values", "_platform", "events", "flag"),
+    ("errors", "values", "codec", "_platform", "events", "flag"),
     ("rules", "observe"),
     ("commands",),
     ("stores",),

@@ -6,11 +6,14 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 
 import pytest
 
-from holdfast import AsyncClient, Client, LeaseLost, LockTimeout, WouldDeadlock
+from holdfast import AsyncClient, Client, ClientClosed, LeaseLost, LockTimeout, WouldDeadlock
 from holdfast.commands import Abandon, Acquire
+from holdfast.locks import taking
+from holdfast.locks.gate import gates
 from waiting import eventually, eventually_async
 
 
@@ -273,6 +276,118 @@ def test_a_loop_that_ends_in_the_middle_of_an_acquire_leaves_nothing_behind(url,
         assert not holder.locks.inspect("s").waiters
         lease.release()
         run(client.close())
+
+
+def give_up_at_the_gate(client, key):
+    """A task that waits at the local gate, and whose loop is closed under it. Nobody has collected it yet."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(client.lock(key).acquire())
+    task._log_destroy_pending = False
+    address = (client.works.store.identity, key)
+    loop.run_until_complete(eventually_async(lambda: len(gates._queues.get(address, ())) > 1))
+    loop.close()
+    return task
+
+
+def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url):
+    """It never went to the store, so nothing of its client had to run until now."""
+    client = AsyncClient(url)
+    with Client(url) as holder:
+        lease = holder.lock("a").acquire()
+        task = give_up_at_the_gate(client, "a")
+        del task
+        gc.collect()
+        lease.release()
+        with holder.lock("a", wait=10):
+            pass
+    run(client.close())
+
+
+def test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_gate_shut(url, monkeypatch):
+    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    client = AsyncClient(url)
+    with Client(url) as holder:
+        lease = holder.lock("a").acquire()
+        task = give_up_at_the_gate(client, "a")
+        run(client.close())
+        got = []
+        behind = threading.Thread(target=lambda: got.append(holder.lock("a", wait=10).acquire()))
+        behind.start()
+        address = (holder.works.store.identity, "a")
+        eventually(lambda: len(gates._queues.get(address, ())) == 3)
+        del task
+        gc.collect()  # the keeper of that client has ended: whoever waits sees to it
+        lease.release()
+        behind.join(20)
+        assert got
+        got[0].release()
+
+
+def test_a_caller_at_the_gate_hears_that_its_client_was_closed(url, monkeypatch):
+    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+
+    async def main():
+        client = AsyncClient(url)
+        with Client(url) as holder, holder.lock("a"):
+            task = asyncio.create_task(client.lock("a").acquire())
+            await eventually_async(lambda: len(gates._queues[holder.works.store.identity, "a"]) == 2)
+            await client.close()
+            with pytest.raises(ClientClosed):
+                await task
+
+    run(main())
+
+
+def test_a_release_whose_loop_ends_in_the_middle_opens_the_gate_although_its_client_is_closed(url, plan):
+    """The keeper has let the lease go by then, and has ended itself."""
+    client = AsyncClient(url)
+    loop = asyncio.new_event_loop()
+    lease = loop.run_until_complete(client.lock("a", ttl=1).acquire())
+    flow = lease._give()
+    next(flow)  # on its way to the store
+    loop.close()
+    run(client.close())
+    flow.close()
+    with Client(url) as other, other.lock("a", wait=40):
+        assert not lease.valid
+
+
+def test_an_event_loop_is_not_kept_alive_by_the_client(url):
+    client = AsyncClient(url)
+
+    async def use():
+        async with client.lock("a"):
+            return weakref.ref(asyncio.get_running_loop())
+
+    gone = run(use())
+    eventually(lambda: (gc.collect(), gone() is None)[1])
+    run(client.close())
+
+
+def test_waiting_for_a_loss_ends_when_the_lease_is_given_back(url):
+    async def main():
+        async with AsyncClient(url) as hf:
+            lease = await hf.lock("a").acquire()
+            waiting = asyncio.create_task(lease.lost.wait())
+            await asyncio.sleep(0)
+            await lease.release()
+            assert await waiting is False
+
+    run(main())
+
+
+def test_giving_back_within_a_reentrant_block_leaves_the_outer_block_its_lock(url):
+    async def main():
+        async with AsyncClient(url) as hf:
+            lock = hf.lock("a", reentrant=True)
+            async with lock as outer:
+                async with lock as inner:
+                    await inner.release()
+                assert outer.valid
+                assert (await hf.locks.inspect("a")).held
+            assert not (await hf.locks.inspect("a")).held
+
+    run(main())
 
 
 def test_a_lease_whose_loop_is_closed_is_no_longer_renewed(url):

@@ -56,6 +56,66 @@ def test_a_template_that_cannot_work_is_refused_at_decoration(hf, template):
             raise AssertionError
 
 
+@pytest.mark.parametrize("template", ["{amount:{nobody}}", "{amount:>{}}", "{amount:{amount:{amount}}}"])
+def test_a_template_whose_format_cannot_work_is_refused_at_decoration(hf, template):
+    with pytest.raises(InvalidKey):
+
+        @hf.lock("invoice:" + template)
+        def charge(amount: int) -> None:
+            raise AssertionError
+
+
+def test_a_format_may_come_from_the_arguments_too(hf):
+    @hf.lock("invoice:{amount:>{width}}")
+    def charge(amount: int, width: int) -> list[str]:
+        return held(hf)
+
+    assert charge(7, width=3) == ["invoice:  7"]
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [
+        lambda: "k",
+        lambda order: "k",
+        lambda order, amount, extra, *, dry: "k",
+        lambda order, amount: "k",
+        lambda order, amount, *, wet: "k",
+    ],
+)
+def test_a_key_function_that_cannot_take_the_arguments_is_refused_at_decoration(hf, maker):
+    with pytest.raises(InvalidKey, match="charge"):
+
+        @hf.lock(maker)
+        def charge(order: int, amount: int = 1, *, dry: bool = False) -> None:
+            raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [
+        lambda order, amount=1, *, dry=False: f"order:{order}",
+        lambda order, *_, **__: f"order:{order}",
+        lambda *args, **_: f"order:{args[0]}",
+    ],
+)
+def test_a_key_function_that_can_take_every_call_is_accepted(hf, maker):
+    @hf.lock(maker)
+    def charge(order: int, amount: int = 1, *, dry: bool = False) -> list[str]:
+        return held(hf)
+
+    assert charge(7) == charge(7, 2, dry=True) == ["order:7"]
+
+
+def test_a_key_function_of_an_open_ended_or_unknown_function_is_judged_by_its_calls(hf):
+    @hf.lock(lambda order, **_: f"order:{order}")
+    def forward(*args: int, **kwargs: int) -> list[str]:
+        return held(hf)
+
+    assert forward(order=7) == ["order:7"]
+    assert hf.lock(str)(lambda order: held(hf))(7) == ["7"]
+
+
 def test_a_key_that_comes_out_bad_is_refused_at_the_call(hf):
     @hf.lock("{name}")
     def greet(name: str) -> None:

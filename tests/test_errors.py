@@ -5,6 +5,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
@@ -15,7 +16,7 @@ KINDS = sorted(
     (kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, HoldfastError)),
     key=lambda kind: kind.__name__,
 )
-SAMPLES = {"str": "sample", "int": 7, "float": 1.5, "bool": True}
+SAMPLES = {"str": "sample", "int": 7, "float": 1.5, "bool": True, "datetime": datetime(2026, 1, 1, tzinfo=UTC)}
 
 
 def options(kind):
@@ -80,6 +81,7 @@ def test_both_flags_are_there_on_every_error(kind):
         (errors.InvalidKey, ValueError),
         (errors.InvalidOption, ValueError),
         (errors.InvalidDuration, errors.InvalidOption),
+        (errors.InvalidValue, ValueError),
         (errors.NeverFits, ValueError),
         (errors.StoreUnavailable, errors.StoreError),
         (errors.StoreUnusable, errors.StoreError),
@@ -91,8 +93,13 @@ def test_an_error_is_also_what_the_language_calls_it(kind, also):
     assert issubclass(kind, also)
 
 
-def test_a_time_out_and_a_silent_store_may_be_tried_again_and_the_rest_not():
-    assert {kind for kind in KINDS if kind.retryable} == {errors.LockTimeout, errors.StoreUnavailable}
+def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_not():
+    assert {kind for kind in KINDS if kind.retryable} == {
+        errors.LockTimeout,
+        errors.StoreUnavailable,
+        errors.RunLocked,
+        errors.AtomicStateConflictError,
+    }
 
 
 def test_only_the_one_that_was_told_so_is_ambiguous():

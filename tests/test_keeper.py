@@ -9,10 +9,12 @@ from datetime import timedelta
 
 import pytest
 
+from exhausted import no_threads
 from holdfast import Client, LeaseLost, LockTimeout, flows
 from holdfast._platform import elapsed
-from holdfast.commands import Acquire, Release, Renew
-from holdfast.keeper import Keeper, Pulse
+from holdfast.commands import Abandon, Acquire, Release, Renew
+from holdfast.held import Held
+from holdfast.keeper import Callbacks, Keeper, Pulse
 from holdfast.locks import taking
 from waiting import PATIENCE, eventually
 
@@ -179,9 +181,6 @@ def test_a_sink_that_ends_its_thread_does_not_end_the_keeper(hf):
 class AnsweringLoop:
     """An event loop that answers at once, from within the question."""
 
-    def __init__(self, pulse_holder):
-        self.pulse_holder = pulse_holder
-
     def call_soon_threadsafe(self, callback):
         callback()
 
@@ -190,10 +189,95 @@ class AnsweringLoop:
 
 
 def test_a_loop_that_answers_at_once_is_not_silent():
-    holder = []
-    pulse = Pulse(AnsweringLoop(holder))
+    loop = AnsweringLoop()
+    pulse = Pulse(loop)
     assert pulse.silent_for(10.0) == 0.0
     assert pulse.silent_for(99.0) == 0.0
+    assert not pulse.stopped
+    del loop
+    assert pulse.stopped, "a loop that is gone has stopped"
+
+
+def test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one(caplog):
+    callbacks, told = Callbacks(), []
+    with no_threads():
+        callbacks.add(lambda: told.append(1))
+    assert "nobody can be told" in caplog.text
+    callbacks.add(lambda: told.append(2))
+    eventually(lambda: told == [1, 2])
+
+
+def test_a_loss_that_finds_no_thread_for_its_callback_ends_nobodys_heartbeats(hf):
+    other = hf.lock("b", ttl=0.9).acquire()
+    told = []
+    lost = hf.lock("a", ttl=0.9, on_lost=told.append).acquire()
+    eventually(lambda: hf.works.lanes["heartbeats"]._thread)
+    with no_threads():
+        hf.locks.force_release("a", reason="test")
+        eventually(lost.lost.is_set)
+        first = other.expires_at
+        eventually(lambda: other.expires_at > first + timedelta(seconds=1))
+    other.release()
+
+
+def test_a_keeper_that_finds_no_thread_says_so_and_starts_when_there_is_one(url):
+    with Client(url) as hf:
+        with no_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+            hf.lock("a").acquire()
+        with hf.lock("a", ttl=0.9, wait=10) as lease:
+            first = lease.expires_at
+            eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+
+
+def test_heartbeats_for_which_there_is_no_thread_are_tried_again(hf):
+    seen = []
+    hf.events.subscribe(lambda event: seen.append((event.name, event.fields)))
+    lease = hf.lock("a", ttl=1.5, max_renew_failures=50).acquire()
+    with no_threads():
+        eventually(lambda: any(name == "renewal_unknown" for name, _ in seen))
+    first = lease.expires_at
+    eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+    assert "no thread" in next(fields["error"] for name, fields in seen if name == "renewal_unknown")
+    lease.release()
+
+
+def test_what_could_not_be_given_back_says_why(hf, monkeypatch):
+    """Also where it was this one command that failed, and not the way to the store."""
+    seen = []
+    hf.events.subscribe(lambda event: seen.append(event.fields["error"]) if event.name == "give_back_failed" else None)
+    monkeypatch.setattr(Abandon, "apply", lambda self, record, now: 1 / 0)
+    hf.works.keeper.start()
+    hf.works.give_back(Abandon(key="a", id="x.1", ttl=5_000_000))
+    assert "Abandon on 'a' could not be carried out" in eventually(lambda: seen)[0]
+
+
+def test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_caller(url):
+    client, done = Client(url), []
+    keeper = client.works.keeper
+    keeper.start()
+    client.close()
+    keeper.soon(lambda: done.append(1))
+    keeper.soon(lambda: 1 / 0)
+    keeper.soon(lambda: done.append(2))
+    assert not done, "not by the one who comes with it, which may be a finaliser"
+    with Client(url) as hf, hf.lock("a"):
+        assert done == [1, 2]
+
+
+def test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper(hf, monkeypatch):
+    lease = hf.lock("a").acquire()
+    lost_by = []
+    lose = Held.lose
+    monkeypatch.setattr(
+        Held, "lose", lambda self, why: (lost_by.append(threading.current_thread().name), lose(self, why))[1]
+    )
+    flow = lease._hand_over("bob")
+    next(flow)  # on its way to the store
+    flow.close()  # as it is when it is collected
+    eventually(lambda: not lease.valid)
+    assert lost_by == ["holdfast-keeper"]
+    with hf.lock("a", wait=10):
+        pass
 
 
 def test_records_that_nobody_uses_are_removed_by_and_by(url):
@@ -236,3 +320,4 @@ def test_a_long_wait_is_said_once_with_holder_and_position(url, monkeypatch):
             thread.start()
             thread.join(20)
         assert [(event["key"], event["position"]) for event in seen] == [("a", 0)], "also at the local gate"
+        assert [event["owner"] for event in seen] == ["waiter"], "named as everywhere else"

@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 
+from exhausted import no_threads
 from holdfast import Client, ClientClosed, HoldfastError, StoreUnavailable
 from holdfast.commands import Acquire, Failed, Inspect
 from holdfast.lane import Lane, _Parcel
@@ -217,6 +218,66 @@ def test_closing_waits_for_a_caller_that_is_sending(lane, keeper):
     keeper.gate.release(5)
     closer.join(10)
     runner.join(10)
+    assert keeper.closed == 1
+
+
+def test_a_call_on_a_closed_lane_starts_nothing_again(lane):
+    answered = threading.Event()
+    lane.enqueue([ask(1)], lambda *_: answered.set())
+    assert answered.wait(10)
+    lane.close()
+    thread = lane._thread
+    for _ in range(3):
+        with pytest.raises(ClientClosed):
+            lane.run(ask(9))
+    assert lane._thread is thread
+    assert lane._runner is None
+
+
+def test_a_mistake_in_what_is_done_with_an_answer_stays_alone(lane, keeper, caplog):
+    shut(keeper)
+    answered = []
+    lane.enqueue([ask(0)])
+    keeper.started.acquire()
+    lane.enqueue([ask(1)], lambda *_: 1 / 0)
+    lane.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
+    keeper.gate.release(10)
+    eventually(lambda: answered == [None])
+    assert "ZeroDivisionError" in caplog.text
+    assert isinstance(lane.run(ask(3)), Seen), "the thread goes on"
+
+
+def test_where_no_thread_can_be_started_everybody_is_told_and_the_lane_goes_on(lane, keeper):
+    async def submit():
+        return await lane.submit(ask(1))
+
+    answered = []
+    with no_threads():
+        with pytest.raises(StoreUnavailable, match="no thread") as caught:
+            asyncio.run(asyncio.wait_for(submit(), 10))
+        assert not caught.value.ambiguous
+        assert lane.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
+        assert "no thread" in str(answered[0])
+        shut(keeper)
+        runner = threading.Thread(target=lane.run, args=(ask(3),))
+        runner.start()
+        keeper.started.acquire()
+        lane.enqueue([ask(4)], lambda outcomes, error: answered.append(error))
+        keeper.gate.release(10)
+        runner.join(10)
+        eventually(lambda: len(answered) == 2)
+        assert isinstance(lane.run(ask(5)), Seen), "a caller needs no thread"
+    assert isinstance(asyncio.run(submit()), Seen)
+    assert keeper.batches == [[3], [5], [1]]
+
+
+def test_a_lane_can_be_closed_where_no_thread_can_be_started(lane, keeper):
+    lane.run(ask(1))
+    answered = []
+    with no_threads():
+        lane._queue.append(_Parcel([ask(7)], lambda outcomes, error: answered.append(error)))
+        lane.close()
+    assert "no thread" in str(answered[0])
     assert keeper.closed == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import pickle
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import (
+    AsyncClient,
     Client,
     ClientClosed,
     HoldNotReleasable,
@@ -24,6 +26,11 @@ from holdfast import (
     NotHeld,
     WouldDeadlock,
 )
+from holdfast.commands import Acquire
+from holdfast.flag import Flag
+from holdfast.keeper import Keeper
+from holdfast.locks import taking
+from holdfast.rules.record import Label
 from waiting import PATIENCE, eventually
 
 
@@ -49,7 +56,7 @@ def in_thread(function):
         except BaseException as error:
             result.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, result
 
@@ -188,6 +195,36 @@ def test_a_reentrant_lock_is_the_same_lease_and_ends_with_the_outermost_block(hf
         pass
 
 
+def test_giving_back_within_a_reentrant_block_leaves_the_outer_block_its_lock(hf):
+    lock = hf.lock("a", reentrant=True)
+    with lock as outer:
+        with lock as inner:
+            inner.release()
+        assert outer.valid
+        assert hf.locks.inspect("a").held
+    assert not hf.locks.inspect("a").held
+
+
+def test_each_taking_of_a_reentrant_lock_is_given_back_once_in_any_order(hf):
+    lock = hf.lock("a", reentrant=True)
+    with lock:
+        with lock as inner:
+            inner.release()
+            lock.acquire()  # a new taking, which none of the two blocks gives back
+    assert inner.valid
+    lock.release()
+    assert not hf.locks.inspect("a").held
+
+
+def test_what_was_taken_twice_is_handed_over_once(hf):
+    lock = hf.lock("a", reentrant=True)
+    with lock, lock as lease:
+        successor = lease.transfer("bob")
+    assert successor.valid
+    successor.release()
+    assert not hf.locks.inspect("a").held
+
+
 def test_release_by_the_lock_gives_back_what_this_thread_took(hf):
     lock = hf.lock("a")
     lock.acquire()
@@ -306,6 +343,9 @@ def test_a_hold_is_kept_for_its_whole_window(url):
                 lease.release()
             with pytest.raises(HoldNotReleasable):
                 lease.renew()
+            with pytest.raises(HoldNotReleasable):
+                lease.transfer("bob")
+            assert lease.valid
             token = lease.token
         assert outlives.hold("reconciler", ttl=60) is None, "closing the client does not end it"
         outlives.locks.force_release("reconciler", reason="test")
@@ -396,6 +436,91 @@ def test_closing_a_client_under_a_block_is_loud(url):
     thread.join(10)
     assert isinstance(result[0], LeaseLost)
     assert "closed" in result[0].reason
+
+
+def test_a_closed_client_cannot_be_entered(url):
+    client = Client(url)
+    client.close()
+    with pytest.raises(ClientClosed), client:
+        raise AssertionError
+
+    async def enter():
+        closed = AsyncClient(url)
+        await closed.close()
+        async with closed:
+            raise AssertionError
+
+    with pytest.raises(ClientClosed):
+        asyncio.run(enter())
+
+
+def test_a_grant_that_comes_while_its_client_is_closed_is_given_back(url, monkeypatch):
+    """Granted and not yet in the keeper's care: nobody would renew it, nor tell its holder."""
+    client = Client(url)
+    keep = Keeper.keep
+
+    def close_first(self, kept):
+        monkeypatch.setattr(Keeper, "keep", keep)
+        run_in_thread(client.close)
+        keep(self, kept)
+
+    monkeypatch.setattr(Keeper, "keep", close_first)
+    with Client(url) as other:
+        with pytest.raises(ClientClosed):
+            client.lock("a").acquire()
+        assert not other.locks.inspect("a").held
+        with other.lock("a", wait=0):
+            pass
+
+
+def test_whoever_begins_to_wait_when_its_client_has_closed_opens_nothing_again(url):
+    client = Client(url)
+    works = client.works
+    client.close()
+    with pytest.raises(ClientClosed):
+        works.expect("x", eager=True)
+    with pytest.raises(ClientClosed):
+        works.listen(Acquire(key="a", id="x", label=Label(name="x"), ttl=1))
+
+
+def test_waiting_for_a_loss_ends_when_the_lease_is_given_back(hf):
+    lease = hf.lock("a").acquire()
+    thread, result = in_thread(lease.lost.wait)
+    eventually(lambda: lease._held.over._watchers)
+    lease.release()
+    thread.join(10)
+    assert result == [False]
+
+
+def test_a_caller_at_the_gate_that_was_not_called_finds_out_by_itself(hf, monkeypatch):
+    """Whoever left was interrupted just before it could call the next one."""
+    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(taking, "LONG_WAIT", 0.01)
+    seen = []
+    hf.events.subscribe(lambda event: seen.append(event.name))
+    lease = hf.lock("a").acquire()
+    thread, result = in_thread(lambda: hf.lock("a", wait=60).acquire())
+    eventually(lambda: "wait_long" in seen)
+    with monkeypatch.context() as patch:
+        patch.setattr(Flag, "set", lambda self: None)
+        lease.release()
+    thread.join(20)
+    assert result
+    result[0].release()
+
+
+def test_a_forgotten_client_is_closed_by_another_thread_than_its_finalisers(url, monkeypatch):
+    """A finaliser may come anywhere, also in the middle of a thread's start."""
+    client = Client(url)
+    client.locks.inspect("a")
+    started = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self.name), start(self))[1])
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        del client
+    assert started == []
+    with Client(url):  # nothing of the other one ran, so the next one to pass by sees to it
+        eventually(lambda: "holdfast-closer" in started)
 
 
 def test_a_block_may_be_left_by_another_thread(hf):
@@ -501,3 +626,19 @@ def test_lock_delay_keeps_the_key_closed_after_an_abnormal_loss(hf, other):
         gc.collect()
     eventually(lambda: not other.locks.inspect("a").held)
     assert other.lock("a").try_acquire() is None, "closed, although nobody holds it"
+
+
+def test_who_is_told_of_a_loss_may_take_the_lock_again_at_once(url):
+    """The news reaches the waiting thread before the gate is opened; it is no reason to refuse it."""
+    with Client(url) as client:
+        lock = client.lock("k", ttl=30)
+        lease = lock.acquire()
+        again = []
+        lease._held._listeners.insert(0, lambda _held: again.append(lock.try_acquire()))
+        client.locks.force_release("k", reason="test")
+        with pytest.raises(LeaseLost):
+            lease.renew()
+        (second,) = again
+        assert second is not None
+        assert second.token > lease.token
+        second.release()

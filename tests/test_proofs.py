@@ -8,6 +8,8 @@
 | waiters | each of 4 scenes once                                       | 10 times                               |
 | replies | 16 callers; 12 takes each, on each store                    | 72; 90                                 |
 | stalls  | 4 blocked loops; 400 attempts to take a lock                | 20; 6,000                              |
+| state   | 50 tasks in 2 processes, 400 additions, 20 stale writers    | 100 in 4, 2,000, 500                   |
+| leader  | 3 processes, 6 seconds, 3 kills and pauses                  | 5, 60, 27                              |
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ LIMIT = 150.0
 """Seconds after which a proof of this size has certainly gone wrong."""
 
 
-@pytest.mark.parametrize("name", ["counter", "permits", "clock", "waiters", "replies", "stalls"])
+@pytest.mark.parametrize("name", ["counter", "permits", "clock", "waiters", "replies", "stalls", "state", "leader"])
 def test_it_holds_at_the_smaller_size(name):
     if name == "clock" and not sys.platform.startswith("linux"):
         pytest.skip("the clock is moved by a library that is preloaded on Linux only")

@@ -14,20 +14,30 @@ from .events import Events
 from .flag import Flag
 from .locks.admin import AsyncLocks, Locks
 from .locks.hold import hold
+from .locks.leader import TTL as TERM
+from .locks.leader import AsyncLeader, BaseLeader, Leader, OnChange, leader_terms
 from .locks.lease import AsyncLease, Lease
+from .locks.leases import AsyncLeases, Leases
 from .locks.lock import AsyncLock, BaseLock, Lock
+from .locks.run_locks import AsyncRunLocks, RunLocks
+from .locks.rwlock import ALL, AsyncReadWriteLock, BaseReadWriteLock, ReadWriteLock
 from .locks.terms import Key, OnBusy, OnLost, checked_terms
 from .observe import LoggingSink
 from .runners import run, run_async
-from .values import Duration
+from .state.states import AsyncStates, States
+from .values import Duration, checked_key
 
 LockT = TypeVar("LockT", bound=BaseLock[Any])
+RwT = TypeVar("RwT", bound=BaseReadWriteLock[Any])
+LeaderT = TypeVar("LeaderT", bound=BaseLeader[Any])
 
 
-class _Words(BaseClient, Generic[LockT]):
+class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
     """The words that both clients have, for the colour of lock that each gives out."""
 
     _lock_type: type[LockT]
+    _rw_type: type[RwT]
+    _leader_type: type[LeaderT]
 
     def __init__(
         self,
@@ -117,8 +127,56 @@ class _Words(BaseClient, Generic[LockT]):
         )
         return self._lock_type(self, terms)
 
+    def rwlock(
+        self,
+        key: str,
+        *,
+        ttl: Duration = 30,
+        wait: Duration | None = None,
+        owner: str | None = None,
+        renew_every: Duration | None = None,
+        max_renew_failures: int = 3,
+        max_stall: Duration | None = None,
+        on_lost: OnLost | None = None,
+        on_busy: OnBusy = "raise",
+        lock_delay: Duration = 0,
+    ) -> RwT:
+        """Many readers or one writer, in order of arrival: take `.read()` or `.write()`. Options as those of `lock`."""
+        terms = checked_terms(
+            checked_key(key),
+            kind="rw",
+            permits=ALL,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            renew_every=renew_every,
+            max_renew_failures=max_renew_failures,
+            max_stall=max_stall,
+            on_lost=on_lost,
+            on_busy=on_busy,
+            lock_delay=lock_delay,
+        )
+        return self._rw_type(self, terms)
 
-class Client(_Words[Lock]):
+    def leader(
+        self,
+        name: str,
+        *,
+        ttl: Duration = TERM,
+        owner: str | None = None,
+        on_change: OnChange | None = None,
+        renew_every: Duration | None = None,
+        max_stall: Duration | None = None,
+    ) -> LeaderT:
+        """A candidate for leadership: of all that ask under this name, one leads at a time.
+
+        `on_change` is called with the candidate whenever it begins or ceases to lead.
+        """
+        terms = leader_terms(name, ttl=ttl, owner=owner, renew_every=renew_every, max_stall=max_stall)
+        return self._leader_type(self, terms, on_change)
+
+
+class Client(_Words[Lock, ReadWriteLock, Leader]):
     """Durable locks for synchronous code.
 
     `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made.
@@ -132,11 +190,28 @@ class Client(_Words[Lock]):
     """
 
     _lock_type = Lock
+    _rw_type = ReadWriteLock
+    _leader_type = Leader
 
     @property
     def locks(self) -> Locks:
         """Who holds what, and who waits."""
         return Locks(self)
+
+    @property
+    def state(self) -> States:
+        """Values that many processes change: `hf.state("seats", initial=3).decrement()`."""
+        return States(self)
+
+    @property
+    def leases(self) -> Leases:
+        """Leases whose owner is named by the caller, for electing the one process that owns a resource."""
+        return Leases(self)
+
+    @property
+    def run_locks(self) -> RunLocks:
+        """One driver a run, for those who bring their own workflow engine."""
+        return RunLocks(self)
 
     def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> Lease | None:
         """Take the key for a whole window, or None while somebody has it. Never released early.
@@ -152,6 +227,7 @@ class Client(_Words[Lock]):
         self._shut()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
@@ -160,7 +236,7 @@ class Client(_Words[Lock]):
         self.close()
 
 
-class AsyncClient(_Words[AsyncLock]):
+class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader]):
     """Durable locks for asynchronous code. The options are those of `Client`.
 
     >>> import asyncio
@@ -173,11 +249,28 @@ class AsyncClient(_Words[AsyncLock]):
     """
 
     _lock_type = AsyncLock
+    _rw_type = AsyncReadWriteLock
+    _leader_type = AsyncLeader
 
     @property
     def locks(self) -> AsyncLocks:
         """Who holds what, and who waits."""
         return AsyncLocks(self)
+
+    @property
+    def state(self) -> AsyncStates:
+        """Values that many processes change: `await hf.state("seats", initial=3).decrement()`."""
+        return AsyncStates(self)
+
+    @property
+    def leases(self) -> AsyncLeases:
+        """Leases whose owner is named by the caller, for electing the one process that owns a resource."""
+        return AsyncLeases(self)
+
+    @property
+    def run_locks(self) -> AsyncRunLocks:
+        """One driver a run, for those who bring their own workflow engine."""
+        return AsyncRunLocks(self)
 
     async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
         """Take the key for a whole window, or None while somebody has it. Never released early."""
@@ -200,6 +293,7 @@ class AsyncClient(_Words[AsyncLock]):
         closer.join()
 
     async def __aenter__(self) -> Self:
+        self._check_open()
         return self
 
     async def __aexit__(

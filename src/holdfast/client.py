@@ -27,7 +27,7 @@ from .errors import ClientClosed, HoldfastError, InvalidOption
 from .events import Events
 from .flag import Flag, running_loop
 from .held import Held
-from .keeper import Callbacks, Keeper, Pulse
+from .keeper import Callbacks, Keeper, Pulse, see_to_left_over
 from .lane import Lane
 from .rules import outcomes as out
 from .rules.lock import RETENTION
@@ -56,8 +56,10 @@ class Works:
         self._attempts = itertools.count(1)
         # Weak: a flow whose event loop was closed is collected, and gives its place back as it goes.
         self._waiting: dict[str, tuple[str, weakref.ref[Flag]]] = {}
+        self._taking: dict[str, str] = {}  # from before it is asked for until the keeper has it: its key
         self._watch: Watch | None = None
         self._watching = threading.Lock()
+        self._over = False  # whether no watch may be opened any more
         self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
 
     def new_attempt(self) -> str:
@@ -78,13 +80,26 @@ class Works:
         self.keeper.start()  # so that a finaliser never has to
         flag = Flag()
         self._waiting[command.id] = (command.key, weakref.ref(flag))
+        if self.keeper.retired:  # after: whoever closes looks at the list after that
+            del self._waiting[command.id]
+            raise ClientClosed
         return flag
+
+    def taking(self, command: Acquire) -> None:
+        """The attempt is on its way: closing gives it back, also in the moment before the keeper has it."""
+        self._taking[command.id] = command.key
+
+    def taken(self, command: Acquire) -> None:
+        """The attempt is in the keeper's care, or over."""
+        self._taking.pop(command.id, None)
 
     def expect(self, id: str, *, eager: bool) -> bool:
         """The attempt waits. True if hints begin to flow only now."""
         fresh = False
         if self._watch is None:
             with self._watching:
+                if self._over:
+                    raise ClientClosed
                 if self._watch is None:
                     self._watch = self.store.watch(self.channel, self._hinted)
                     fresh = True
@@ -133,9 +148,9 @@ class Works:
         Whoever still holds something is told, because its work may go on; not when the whole process ends.
         """
         ended = [held for held in give_back if (held.end() if quietly else held.lose("its client was closed"))]
-        waiting = list(self._waiting.items())
+        under_way = self._taking | {attempt: key for attempt, (key, _) in list(self._waiting.items())}
         farewell: list[Command] = [Release(key=held.key, id=held.id, token=held.token) for held in ended]
-        farewell += [Abandon(key=key, id=attempt, ttl=FAREWELL) for attempt, (key, _) in waiting]
+        farewell += [Abandon(key=key, id=attempt, ttl=FAREWELL) for attempt, key in under_way.items()]
         if farewell:
             with suppress(HoldfastError):  # it expires by itself, then
                 self.lanes["commands"].call(farewell)  # in this thread: a process that ends can start no other
@@ -144,9 +159,18 @@ class Works:
             lane.close()
         self._hinted(None)  # whoever waits finds the lanes closed
         with self._watching:
+            self._over = True
             if self._watch is not None:
                 self._watch.close()
         self.store.close()
+
+    def shut_soon(self) -> None:
+        """Shut without waiting, from a thread of its own."""
+        with suppress(RuntimeError):  # no thread can be had: what is held ends with its ttl
+            closer = threading.Thread(
+                target=lambda: self.shut(self.keeper.retire(), quietly=False), name="holdfast-closer", daemon=True
+            )
+            closer.start()
 
 
 class BaseClient:
@@ -200,7 +224,12 @@ class BaseClient:
             self._label = label
         return label
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed
+
     def _open(self) -> Works:
+        see_to_left_over()
         with self._lock:
             if self._closed:
                 raise ClientClosed
@@ -219,7 +248,7 @@ class BaseClient:
             works, self._works, self._closed = self._works, None, True
         _clients.discard(self)
         if works is not None:
-            works.shut(works.keeper.kept(), quietly=quietly)
+            works.shut(works.keeper.retire(), quietly=quietly)
 
     def _forked(self) -> None:
         """This is a child now: leave everything that is open to the parent, and begin afresh when needed."""
@@ -235,11 +264,7 @@ class BaseClient:
     def __del__(self) -> None:
         works = getattr(self, "_works", None)
         if works is not None:
-            with suppress(RuntimeError):  # too late for a thread: the process is about to end
-                closer = threading.Thread(
-                    target=partial(works.shut, works.keeper.kept(), quietly=False), name="holdfast-closer", daemon=True
-                )
-                closer.start()
+            works.keeper.soon(works.shut_soon)
             warnings.warn(
                 f"{self!r} was not closed: use `with`, or call close()", ResourceWarning, stacklevel=2, source=self
             )

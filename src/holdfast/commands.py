@@ -8,14 +8,20 @@ sending it again after a lost reply does.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from .errors import HoldfastError
-from .rules import lock
+from .rules import lock, slot
 from .rules import outcomes as out
 from .rules.record import EMPTY, Kind, Label, LockRecord
 
 PAGE = 100
+
+Scope = Literal["shared", "workflow", "execution"]
+Address = tuple[Scope, str, str]
+"""Where a slot is: its scope, whose it is within the scope (a workflow's name, a run's id, or nothing), its key."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +171,54 @@ class Inspect(LockCommand, frozen=True, kw_only=True):
         return record, out.Seen(record=None if record == EMPTY else shown, now=now)
 
 
+class SlotCommand(Command, frozen=True, kw_only=True):
+    """A command about one state slot. Atomic by itself and independent of its neighbours."""
+
+    address: Address
+
+    def apply(self, before: slot.Slot, now: int) -> slot.Step:
+        """Decide, without doing anything."""
+        raise NotImplementedError
+
+
+class ReadSlot(SlotCommand, frozen=True, kw_only=True):
+    """Look at a slot. Answers `SlotSeen`; one that was never written has version 0. Again: looks again."""
+
+    def apply(self, before: slot.Slot, now: int) -> slot.Step:  # noqa: ARG002  (no time passes for a value)
+        """Decide by `rules.slot.read`."""
+        return before, slot.read(before)
+
+
+class SwapSlot(SlotCommand, frozen=True, kw_only=True):
+    """Write `value` (JSON text; None removes it) if the last write is still `expected`, of version `version`.
+
+    `request` is `<client>.<number>`; of what its client numbered below `acked` nothing will be sent again. Answers
+    `Swapped`, or `Conflict` with what is there now. A loser may `reserve` the next write for so many microseconds.
+    Again: answered `Swapped` and not made again; where the slot has forgotten this client's writes of that time, a
+    `Conflict` that is not `decided`.
+    """
+
+    request: str
+    expected: str
+    version: int
+    value: str | None
+    acked: int = 0
+    reserve: int = 0
+
+    def apply(self, before: slot.Slot, now: int) -> slot.Step:
+        """Decide by `rules.slot.swap`."""
+        return slot.swap(
+            before,
+            now,
+            request=self.request,
+            expected=self.expected,
+            version=self.version,
+            value=self.value,
+            acked=self.acked,
+            reserve=self.reserve,
+        )
+
+
 class ListLocks(Command, frozen=True, kw_only=True):
     """Look at a page of keys in order, those with the prefix and after `after`. Answers `Page`. A read."""
 
@@ -220,5 +274,5 @@ class Failed(out.Outcome, frozen=True, kw_only=True):
     error: HoldfastError
 
 
-READS: tuple[type[Command], ...] = (Inspect, ListLocks)
+READS: tuple[type[Command], ...] = (Inspect, ListLocks, ReadSlot)
 """Commands that never write: a store may answer them without waiting for a writer's turn."""

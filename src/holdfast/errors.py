@@ -8,6 +8,7 @@ Celery or multiprocessing with their fields.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 
 
@@ -43,6 +44,10 @@ class InvalidDuration(InvalidOption):
     """A duration is a number of seconds, a timedelta, or text such as "5 minutes"."""
 
 
+class InvalidValue(HoldfastError, ValueError):
+    """The value cannot be stored: it is not JSON, or too large, or not of the type that was asked for."""
+
+
 class LockTimeout(HoldfastError, TimeoutError):
     """The lock was not free within the time that the caller was ready to wait."""
 
@@ -56,12 +61,38 @@ class LockTimeout(HoldfastError, TimeoutError):
         holder: str | None = None,
         age: float | None = None,
         position: int | None = None,
+        expires_at: datetime | None = None,
     ) -> None:
         super().__init__(message)
         self.key = key
         self.holder = holder
         self.age = age
         self.position = position
+        self.expires_at = expires_at
+
+
+class RunLocked(HoldfastError):
+    """The run is driven by somebody else. Leave it to them, or try again when their lock has ended."""
+
+    retryable = True
+
+    def __init__(
+        self, message: str | None = None, *, holder: str | None = None, expires_at: datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.holder = holder
+        self.expires_at = expires_at
+
+
+class AtomicStateConflictError(HoldfastError):
+    """Others wrote the state first, as often as it was tried. Nothing was written; the call may be repeated."""
+
+    retryable = True
+
+    def __init__(self, message: str | None = None, *, key: str = "", retries: int = 0) -> None:
+        super().__init__(message)
+        self.key = key
+        self.retries = retries
 
 
 class WouldDeadlock(HoldfastError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ._platform import elapsed
@@ -200,9 +201,15 @@ def refusal(command: Acquire, outcome: out.Outcome) -> Exception:
 def timed_out(command: Acquire, holders: tuple[Holder, ...], now: int, position: int | None) -> LockTimeout:
     """The error for a lock that was not free in time, with who holds it and for how long."""
     holder = str(holders[0].label) if holders else None
+    ends = holders[0].expires_at if holders else None
     age = max(0, now - holders[0].since) / MICROSECONDS if holders else None
     by = f"held by {holder} for {age:.1f} s" if holders else "not handed over yet"
     place = "" if position is None else f"; this caller was at place {position + 1} in the queue"
     return LockTimeout(
-        f"{command.key!r} was not free in time: {by}{place}", key=command.key, holder=holder, age=age, position=position
+        f"{command.key!r} was not free in time: {by}{place}",
+        key=command.key,
+        holder=holder,
+        age=age,
+        position=position,
+        expires_at=None if ends is None else datetime.fromtimestamp(ends / MICROSECONDS, UTC),
     )

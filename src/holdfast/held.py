@@ -45,7 +45,7 @@ class Held:
         "floor",
         "id",
         "key",
-        "lost",
+        "over",
         "owner",
         "reason",
         "state",
@@ -67,7 +67,7 @@ class Held:
         self.failures = 0
         self.state: State = "held"
         self.reason = ""
-        self.lost = Flag()
+        self.over = Flag()
         self._listeners: list[Callable[[Held], None]] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -99,6 +99,13 @@ class Held:
                 self.expires_at = expires_at
                 self.floor = floor
                 self.failures = 0
+
+    def shorten(self, sent: float, ttl: int) -> None:
+        """A renewal to a shorter ttl is about to be sent: from here on it may end so early, answered or not."""
+        with self._lock:
+            if self.state == "held":
+                self.ttl = ttl
+                self.deadline = min(self.deadline, local_deadline(sent, ttl))
 
     def judge(self) -> bool:
         """Whether it is held; past its deadline it is lost, by whoever looks first."""
@@ -139,8 +146,7 @@ class Held:
         return True
 
     def _tell(self) -> None:
-        if self.state == "lost":
-            self.lost.set()
+        self.over.set()
         for listener in self._listeners:
             listener(self)
         self._listeners = []

@@ -17,14 +17,16 @@ import random
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import NoReturn
 
-from ._platform import elapsed
+from ._platform import after_fork_in_child, elapsed
 from .commands import Abandon, Cleanup, Failed, Renew, Swept
-from .errors import HoldfastError
+from .errors import ClientClosed, HoldfastError
 from .events import Events
 from .held import Held
 from .lane import Lane
@@ -48,18 +50,37 @@ BREATH = 0.1
 
 _log = logging.getLogger("holdfast")
 
+_left_over: deque[Callable[[], None]] = deque()
+after_fork_in_child(_left_over.clear)
+
+
+def see_to_left_over() -> None:
+    """Run the errands that came to a keeper that does not run, or no longer. Whoever passes by does it.
+
+    Never call it in a finaliser: it takes locks. Twice is harmless to every errand, and so is an interrupt here.
+    """
+    while _left_over:
+        with suppress(IndexError, ValueError):  # another thread was here first
+            errand = _left_over[0]
+            try:
+                errand()
+            except Exception:
+                _log.exception("an errand that was left over failed")
+            _left_over.remove(errand)
+
 
 class Pulse:
-    """The heartbeat of an event loop, as the keeper hears it."""
+    """The heartbeat of an event loop, as the keeper hears it. Weak: it keeps no loop alive."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop = weakref.ref(loop)
         self._asked_at: float | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether the loop is closed for good."""
-        return self._loop.is_closed()
+        """Whether the loop is closed for good, or gone."""
+        loop = self._loop()
+        return loop is None or loop.is_closed()
 
     def silent_for(self, now: float) -> float:
         """For how long the loop has owed an answer; asks it if nothing is owed."""
@@ -67,8 +88,10 @@ class Pulse:
         if asked_at is not None:
             return now - asked_at
         self._asked_at = now
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._answer)
+        loop = self._loop()
+        if loop is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._answer)
         return 0.0
 
     def _answer(self) -> None:
@@ -150,22 +173,28 @@ class Callbacks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: deque[Callable[[], None]] = deque()
-        self._running = False
+        self._thread: threading.Thread | None = None
 
     def add(self, call: Callable[[], None]) -> None:
-        """Make this call soon, after those that were added before."""
+        """Make this call soon, after those that were added before. Where no thread can be had, with the next one."""
         with self._lock:
             self._calls.append(call)
-            if self._running:
+            if self._thread is not None and self._thread.is_alive():
                 return
-            self._running = True
-        threading.Thread(target=self._serve, name="holdfast-on-lost", daemon=True).start()
+            self._thread = threading.Thread(target=self._serve, name="holdfast-on-lost", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._thread = None
+                _log.exception("nobody can be told by a callback now: %d calls wait for the next", len(self._calls))
 
     def _serve(self) -> None:
         while True:
             with self._lock:
+                if self._thread is not threading.current_thread():  # interrupted, it was started once too often
+                    return
                 if not self._calls:
-                    self._running = False
+                    self._thread = None
                     return
                 call = self._calls.popleft()
             call()
@@ -185,26 +214,30 @@ class Keeper:
         self._wake_at = 0.0
         self._lively = False  # whether a lease has come since the last look
         self._renewing = False
+        self.retired = False  # whether what is held is being given back: nothing more is taken into care
         self._stopping = False
+        self._serving = False  # whether the thread reads the mail
         self._clean_at = elapsed() + random.uniform(*FIRST_CLEANUP)
         self._thread: threading.Thread | None = None
         self._started = False
         self._lock = threading.RLock()  # a signal handler may come in while its thread has it
 
     def start(self) -> None:
-        """Make sure that the thread runs."""
+        """Make sure that the thread runs. Where none can be had, that is raised and nothing has changed."""
         if self._started:
             return
         with self._lock:
             if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._serve, name="holdfast-keeper", daemon=True)
-            if self._thread is not None and not self._started:
-                self._started = True  # before: interrupted within, it starts all the same
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name="holdfast-keeper", daemon=True)
+                thread.start()  # interrupted within, it may run or not: only the first to come here serves
+                self._thread = thread
+            self._started = self._thread is not None
 
     def keep(self, kept: Kept) -> None:
-        """Renew this lease until it ends."""
+        """Renew this lease until it ends. Once its client is being closed it is given back, and that is raised."""
         self._kept[kept.held.id] = kept
+        if self.retired:
+            self._refuse(kept.held)
         self._lively = True
         self.start()
         if min(kept.renew_at, kept.held.deadline) < self._wake_at:
@@ -218,13 +251,30 @@ class Keeper:
         """The leases in the keeper's care."""
         return [kept.held for kept in list(self._kept.values())]
 
+    def retire(self) -> list[Held]:
+        """Take nothing more into care; what is there is the caller's to give back."""
+        self.retired = True  # first: whoever comes from here on sees it, whoever came before is in the list
+        return self.kept()
+
+    def _refuse(self, held: Held) -> NoReturn:
+        """A grant that came while its client was being closed: nobody would watch over it."""
+        self.drop(held)
+        held.lose("its client was closed")
+        self._commands.enqueue((Abandon(key=held.key, id=held.id, ttl=held.ttl),))
+        raise ClientClosed(f"the client was closed while {held.key!r} was taken: it was given back")
+
     def soon(self, errand: Callable[[], None]) -> None:
-        """Run this on the keeper's thread. Never waits and takes no lock, so a finaliser may call it."""
+        """Run this on the keeper's thread, or where none runs by whoever passes by.
+
+        Never waits and takes no lock, so a finaliser may call it. It may be run twice.
+        """
         self._mail.put(errand)
+        if not self._serving:
+            _left_over.append(errand)
 
     def give_back(self, command: Abandon) -> None:
         """Send an Abandon, and again until it is answered or pointless. Safe in a finaliser."""
-        self._mail.put(lambda: self._owe(command))
+        self.soon(lambda: self._owe(command))
 
     def stop(self) -> None:
         """End the thread; what was mailed before is done before."""
@@ -238,6 +288,21 @@ class Keeper:
     # -- the thread ---------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        with self._lock:
+            if self._thread not in {None, threading.current_thread()}:
+                return
+            self._thread = threading.current_thread()
+        self._serving = True
+        self._work()
+        self._serving = False  # whoever has an errand from here on leaves it to those who pass by
+        with suppress(Empty):
+            while True:
+                errand = self._mail.get_nowait()
+                if errand is not None:
+                    _left_over.append(errand)
+        see_to_left_over()
+
+    def _work(self) -> None:
         while True:
             try:
                 self._wake_at = math.inf  # whoever comes while it looks around must ring
@@ -357,7 +422,8 @@ class Keeper:
             if outcomes is not None and isinstance(outcomes[0], out.Abandoned):
                 self._debts.pop(command.id, None)
                 return
-            self._events.emit("give_back_failed", key=command.key, attempt=command.id, error=str(error))
+            trouble = outcomes[0].error if outcomes is not None and isinstance(outcomes[0], Failed) else error
+            self._events.emit("give_back_failed", key=command.key, attempt=command.id, error=str(trouble))
             debt.retry_at = elapsed() + RETRY_DEBT
             self._mail.put(None)
 

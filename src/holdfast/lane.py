@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ MAX_BATCH = 1_000
 JOIN_SECONDS = 15.0
 
 Done = Callable[[list[Outcome] | None, HoldfastError | None], None]
+
+_log = logging.getLogger("holdfast")
 
 
 class _Parcel:
@@ -45,8 +48,11 @@ class _Parcel:
             self._give(outcomes, error)
 
     def _give(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
-        if self.done is not None:
-            self.done(outcomes, error)
+        try:
+            if self.done is not None:
+                self.done(outcomes, error)
+        except Exception:  # it must not end the lane's thread, nor cost its neighbours their answers
+            _log.exception("what was to be done with an answer failed")
 
 
 class _Call(_Parcel):
@@ -189,12 +195,16 @@ class Lane:
         return answer(await promise.future)
 
     def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
-        """Send commands without waiting. `done` is called from another thread. False if the lane is closed."""
+        """Send commands without waiting. `done` is called from another thread. False if the lane is closed.
+
+        Where no thread can be had, `done` is told so here and now.
+        """
         with self._mutex:
             if self._closed:
                 return False
             self._queue.append(_Parcel(commands, done))
-            self._rouse()
+            stranded = self._rouse()
+        _tell_stranded(stranded)
         return True
 
     def close(self) -> None:
@@ -203,8 +213,9 @@ class Lane:
             if self._closed:
                 return
             self._closed = True
-            self._rouse(even_if_empty=True)
+            stranded = self._rouse(even_if_empty=True)
             mine = isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident()
+        _tell_stranded(stranded)
         if self._thread is not threading.current_thread() and not mine:  # not what would wait for itself
             self._ended.wait(JOIN_SECONDS)
             if self._thread is not None:
@@ -216,25 +227,43 @@ class Lane:
         self._outboxes.pop(loop, None)
         promises = [promise for promise in outbox if not promise.future.done()]
         with self._mutex:
-            if not self._closed:
+            closed = self._closed
+            stranded: list[_Parcel] = []
+            if not closed:
                 self._queue.extend(promises)
-                self._rouse()
-                return
-        for promise in promises:
-            promise.settle(None, ClientClosed())
+                stranded = self._rouse()
+        if closed:
+            for promise in promises:
+                promise.settle(None, ClientClosed())
+        _tell_stranded(stranded)
 
-    def _rouse(self, *, even_if_empty: bool = False) -> None:
-        """Make the thread look at the queue. Called with the mutex held."""
+    def _rouse(self, *, even_if_empty: bool = False) -> list[_Parcel]:
+        """Make the thread look at the queue. Called with the mutex held. Returns those for whom there is no thread."""
         if self._runner is None and (self._queue or even_if_empty):
             if not self._queue and self._thread is None:  # closed, and never needed a thread
-                self._drop_connection()
-                self._ended.set()
-                return
+                self._end()
+                return []
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name=f"holdfast-{self._name}", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:
+                    return self._strand()
             self._runner = _THREAD
             self._wake.put(None)
+        return []
+
+    def _strand(self) -> list[_Parcel]:
+        """No thread can be started: leave the lane to the next caller, with an empty queue."""
+        self._thread = None
+        stranded, self._queue = self._queue, []
+        if self._closed:
+            self._end()
+        return stranded
+
+    def _end(self) -> None:
+        self._drop_connection()
+        self._ended.set()
 
     def _hand_on(self, call: _Call) -> None:
         """Leave the lane to its thread if there is more to do, else to the next caller. Twice is harmless."""
@@ -243,10 +272,15 @@ class Lane:
                 self._runner = None
             elif self._runner is _THREAD:
                 self._wake.put(None)  # interrupted, it may have been named and not been woken
-            if self._queue or self._closed:
-                self._rouse(even_if_empty=self._closed)
+            stranded: list[_Parcel] = []
+            if self._queue or (self._closed and not self._ended.is_set()):
+                stranded = self._rouse(even_if_empty=self._closed)
+        _tell_stranded(stranded)
 
     def _serve(self) -> None:
+        with self._mutex:
+            if self._thread is not threading.current_thread():  # interrupted, it was started once too often
+                return
         while True:
             self._wake.get()
             while True:
@@ -259,8 +293,7 @@ class Lane:
                     if not batch:
                         self._runner = None
                         if self._closed:
-                            self._drop_connection()
-                            self._ended.set()
+                            self._end()
                             return
                         break
                 self._send(batch)
@@ -297,6 +330,16 @@ def _would_wait_for_itself() -> WouldDeadlock:
         "this thread is in the middle of talking to the store, and was interrupted by a signal handler or a "
         "finaliser that wants to do the same: it would wait for itself. Set a flag there, and act on it later."
     )
+
+
+def _tell_stranded(stranded: list[_Parcel]) -> None:
+    """Tell those whose command was not sent. Not under the mutex, for it may go on to anybody."""
+    if stranded:
+        error = StoreUnavailable(
+            "no thread could be started to send this command, so it was not sent: this process, or its user, has as "
+            "many threads as it may have. End some (`ps -eLf` shows them) or raise the limit, and try again."
+        )
+        _deliver(stranded, None, error)
 
 
 def _interrupted() -> StoreUnavailable:

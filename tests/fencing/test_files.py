@@ -88,10 +88,14 @@ def test_who_reads_behind_the_fence_shuts_out_older_writers_at_once(file):
     assert file.read_bytes() == b"1"
 
 
-def test_reading_what_is_not_there_leaves_nothing_behind(file):
+def test_who_finds_no_file_behind_the_fence_shuts_out_older_writers_too(file):
+    """It will make the file from nothing; a late write in between would be accepted and then overwritten."""
     with pytest.raises(FileNotFoundError):
         fenced_read(file, T0)
-    fenced_replace(file, b"first", T0 - 1)
+    with pytest.raises(StaleToken):
+        fenced_replace(file, b"late", T0 - 1)
+    assert not file.exists()
+    fenced_replace(file, b"first", T0)
     assert file.read_bytes() == b"first"
 
 

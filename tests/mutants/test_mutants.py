@@ -3,10 +3,11 @@
 import pytest
 
 from .above import ABOVE
+from .held import HELD
 from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, run_tests
 from .table import MUTANTS as RULES
 
-MUTANTS = [*RULES, *ABOVE]
+MUTANTS = [*RULES, *ABOVE, *HELD]
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
 

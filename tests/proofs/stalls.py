@@ -29,7 +29,7 @@ from holdfast.commands import Abandon, Acquire, Command, Release
 from holdfast.rules import outcomes as out
 from holdfast.stores import open_store
 
-TTL = 0.7
+TTL = 1.5
 LONG = 60.0
 """The ttl in the storm."""
 KEYS = (("mutex", 0), ("one-permit", 1), ("two-permits", 2))

@@ -10,13 +10,13 @@ import pytest
 
 from holdfast.stores import open_store
 from holdfast.stores.contract import Connection, Store
+from holdfast.testing.asking import ManualClock
 from providers import PROVIDERS, Provider
-from stores.asking import VirtualClock
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture(params=PROVIDERS.values(), ids=lambda provider: provider.name)
@@ -52,7 +52,7 @@ def opened() -> Iterator[Callable[..., Store]]:
 
 
 @pytest.fixture
-def store(url: str, clock: VirtualClock, opened) -> Store:
+def store(url: str, clock: ManualClock, opened) -> Store:
     return opened(url, clock=clock)
 
 

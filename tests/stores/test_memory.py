@@ -7,7 +7,7 @@ import gc
 from holdfast import commands as c
 from holdfast.rules import outcomes as out
 from holdfast.stores import memory
-from stores.asking import acquire
+from holdfast.testing.asking import acquire
 from stores.forking import in_child
 
 
@@ -25,6 +25,14 @@ def test_memory_with_a_name_is_shared(opened):
     first.connect("commands").execute([acquire()])
     (outcome,) = second.connect("commands").execute([acquire(id="b.1")])
     assert isinstance(outcome, out.Busy)
+
+
+def test_a_name_and_a_namespace_are_never_mistaken_for_another_pair(opened):
+    first, second = opened("memory://a#b", namespace="c"), opened("memory://a", namespace="b#c")
+    assert first.identity != second.identity
+    for store in (first, second):
+        (outcome,) = store.connect("commands").execute([acquire()])
+        assert isinstance(outcome, out.Granted)
 
 
 def test_the_last_one_to_close_forgets_the_records(opened):

@@ -10,8 +10,10 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +23,9 @@ from holdfast.rules import outcomes as out
 from holdfast.rules.record import decode
 from holdfast.stores import open_store, sqlite_file
 from holdfast.stores import sqlite as sqlite_store
-from stores.asking import SECOND, acquire, release, renew
+from holdfast.testing.asking import SECOND, acquire, release, renew
+from holdfast.testing.processes import Process, running
 from stores.forking import in_child
-from stores.processes import Process, running
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_eight_processes_may_open_a_new_file_at_once(url, path):
 def test_the_file_says_whose_it_is_and_how_it_keeps_its_promise(url, path, opened):
     opened(url).connect("commands").execute([acquire()])
     assert query(path, "PRAGMA application_id") == [(sqlite_file.APPLICATION_ID,)]
-    assert query(path, "PRAGMA user_version") == [(1,)]
+    assert query(path, "PRAGMA user_version") == [(sqlite_file.SCHEMA_VERSION,)]
     assert query(path, "PRAGMA journal_mode") == [("wal",)]
     assert query(path, "SELECT json_extract(record, '$.holders[0].label.name') FROM locks") == [("me",)]
 
@@ -465,6 +467,127 @@ def test_a_child_that_inherited_an_open_transaction_is_refused_not_endangered(ur
         assert in_child(child) == "True"
         connection._handle.tidy()
     assert isinstance(connection.execute([acquire()])[0], out.Granted)
+
+
+def databases_open():
+    """The SQLite files that this process has open, as the system sees it."""
+    targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]  # noqa: PTH115, PTH208
+    return sorted({Path(target).name for target in targets if "locks.db" in target and not target.endswith("-turn")})
+
+
+def _is_open(fd):
+    return Path(f"/proc/self/fd/{fd}").is_symlink()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="this system does not tell which files are open")
+@pytest.mark.parametrize("new", [True, False], ids=["made", "looked-at"])
+def test_a_fork_while_another_thread_opens_the_file_takes_no_connection_along(url, opened, monkeypatch, new):
+    if not new:
+        opened(url)
+    looking, look = threading.Event(), sqlite_file._look
+
+    def slowly(db, path):
+        found = look(db, path)
+        looking.set()
+        time.sleep(0.3)  # the fork comes in the middle, and must wait
+        return found
+
+    monkeypatch.setattr(sqlite_file, "_look", slowly)
+    opening = threading.Thread(target=lambda: open_store(url, namespace="other").close())
+    opening.start()
+    assert looking.wait(10)
+    try:
+        assert in_child(databases_open) == "[]"
+    finally:
+        opening.join(20)
+
+
+def test_one_thread_at_a_time_forks_and_lets_go_only_of_its_own(url, opened, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_SECONDS", 0.01)
+    connection = opened(url).connect("commands")
+    sqlite_file._before_fork()
+
+    def fork_too():
+        sqlite_file._before_fork()
+        sqlite_file._after_fork_in_parent()
+
+    second = threading.Thread(target=fork_too)
+    try:
+        second.start()
+        second.join(0.3)  # it has had its time, and must not have come through
+        assert connection._handle.active.locked(), "nobody may open it before the first one has forked"
+        assert second.is_alive()
+    finally:
+        sqlite_file._after_fork_in_parent()
+        second.join(10)
+    assert isinstance(connection.execute([acquire()])[0], out.Granted)
+
+
+def test_many_threads_that_fork_and_open_clients_at_once_hurt_nobody(url, opened):
+    store = opened(url)
+    stop, answers = threading.Event(), []
+
+    def work():
+        while not stop.is_set():
+            other = open_store(url, namespace="other")
+            connection = other.connect("commands")
+            connection.execute([acquire()])
+            connection.close()
+            other.close()
+
+    def fork():
+        for _ in range(8):
+            answer = in_child(lambda: (databases_open(), store.reopen().connect("commands") is not None))
+            answers.append(answer)
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    forkers = [threading.Thread(target=fork) for _ in range(2)]
+    for thread in workers + forkers:
+        thread.start()
+    for thread in forkers:
+        thread.join(60)
+    stop.set()
+    for thread in workers:
+        thread.join(20)
+    assert answers == ["([], True)"] * 16
+
+
+def test_a_file_that_is_locked_by_others_says_whether_something_was_done(path):
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    assert "Nothing was done" in str(sqlite_file.store_error(busy, path))
+    unknown = sqlite_file.store_error(busy, path, ambiguous=True)
+    assert unknown.ambiguous
+    assert "Nothing was done" not in str(unknown)
+
+
+def test_a_child_of_a_fork_in_the_middle_of_an_opening_is_refused_too(url, opened, monkeypatch):
+    """The file is being opened for longer than a fork waits: that connection is not known to anybody yet."""
+    monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_SECONDS", 0.01)
+    store = opened(url)
+    looking, go_on, look = threading.Event(), threading.Event(), sqlite_file._look
+
+    def slowly(db, path):
+        found = look(db, path)
+        looking.set()
+        go_on.wait(20)
+        return found
+
+    def child():
+        try:
+            store.reopen()
+        except StoreUnusable as error:
+            return "spawn" in str(error)
+
+    monkeypatch.setattr(sqlite_file, "_look", slowly)
+    opening = threading.Thread(target=lambda: store.connect("commands"))
+    opening.start()
+    try:
+        assert looking.wait(10)
+        assert in_child(child) == "True"
+    finally:
+        go_on.set()
+        opening.join(20)
 
 
 def test_a_ttl_of_a_year_is_a_number_that_the_file_can_hold(url, opened):

@@ -16,8 +16,8 @@ from holdfast._platform import elapsed
 from holdfast.errors import StoreUnavailable
 from holdfast.rules import outcomes as out
 from holdfast.stores.turns import turn_for
-from stores.asking import acquire, release
-from stores.processes import running
+from holdfast.testing.asking import acquire, release
+from holdfast.testing.processes import running
 from waiting import eventually
 
 STUCK = """

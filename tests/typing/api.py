@@ -5,21 +5,41 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 from holdfast import (
+    AcquireAttempt,
+    AsyncAtomicState,
     AsyncClient,
+    AsyncLeader,
     AsyncLease,
+    AsyncLeaseProvider,
     AsyncLock,
+    AsyncNoopLeaseProvider,
+    AsyncReadWriteLock,
+    AsyncTerm,
+    AtomicState,
     Client,
+    DurableMutex,
+    DurableSemaphore,
     Event,
+    Leader,
     Lease,
+    LeaseProvider,
+    LeaseResult,
     Lock,
     LockInfo,
+    LockRecord,
+    NoopLeaseProvider,
+    ReadWriteLock,
+    RunLock,
+    Term,
     fenced_read,
     fenced_replace,
     guard,
+    initial_lock_record,
+    is_lease_provider,
 )
 
 
@@ -49,6 +69,7 @@ def sync_code(hf: Client, connection: sqlite3.Connection) -> None:
     assert_type(hf.locks.list("prefix"), list[LockInfo])
     assert_type(hf.locks.inspect("a"), LockInfo)
     assert_type(hf.locks.inspect("a").holders[0].time_left, float | None)
+    assert_type(hf.locks.inspect("a").waiters[0].time_left, float | None)
     hf.locks.force_release("a", reason="stuck")
 
     def sink(event: Event) -> None:
@@ -86,3 +107,70 @@ def decorated(hf: Client, ahf: AsyncClient) -> None:
 
     assert_type(asyncio.run(ship(1)), float)
     asyncio.run(ship(order="one"))  # type: ignore[arg-type]  # the signature is kept
+
+
+class Seat:
+    """Any class: a state is what it was said to be."""
+
+
+def sync_holding(hf: Client) -> None:
+    assert_type(hf.rwlock("doc"), ReadWriteLock)
+    with hf.rwlock("doc").read() as reader:
+        assert_type(reader, Lease)
+    leader = hf.leader("scheduler", on_change=print)
+    assert_type(leader, Leader)
+    assert_type(leader.is_leader, bool)
+    assert_type(leader.token, int | None)
+    for term in leader:
+        with term:
+            assert_type(term, Term)
+    with leader as term:
+        assert_type(term.token, int)
+    provider: LeaseProvider = hf.leases
+    assert_type(provider.acquire_lease("k", "me", 5), LeaseResult)
+    spare: LeaseProvider = NoopLeaseProvider()
+    assert_type(is_lease_provider(spare), bool)
+    assert_type(hf.run_locks.try_acquire("w", "r"), bool)
+    assert_type(hf.run_locks.get("w", "r"), RunLock | None)
+    assert_type(hf.run_locks.token("w", "r"), int | None)
+    with hf.run_locks.guard("w", "r") as lease:
+        assert_type(lease, Lease)
+    count = hf.state("n", initial=0)
+    assert_type(count, AtomicState[int])
+    assert_type(count.get(), int | None)
+    assert_type(count.update(lambda value: (value or 0) + 1), int)
+    assert_type(hf.state("seat", type=Seat), AtomicState[Seat])
+    assert_type(hf.state("any"), AtomicState[Any])
+    count.set("text")  # type: ignore[arg-type]  # a number was said
+    mutex = DurableMutex(lease=30)
+    slot = hf.state.workflow("w", "k", initial=initial_lock_record())
+    assert_type(mutex.try_acquire(slot, holder_id="a", now=0), AcquireAttempt)
+    assert_type(mutex.renew(slot, holder_id="a", now=datetime.now(UTC)), bool)
+    assert_type(mutex.inspect(slot), LockRecord | None)
+    mutex.release(slot, holder_id="a", now=0)
+
+
+async def async_holding(hf: AsyncClient) -> None:
+    assert_type(hf.rwlock("doc"), AsyncReadWriteLock)
+    async with hf.rwlock("doc").write() as writer:
+        assert_type(writer, AsyncLease)
+    leader = hf.leader("scheduler")
+    assert_type(leader, AsyncLeader)
+    async for term in leader:
+        async with term:
+            assert_type(term, AsyncTerm)
+    provider: AsyncLeaseProvider = hf.leases
+    assert_type(await provider.acquire_lease("k", "me", 5), LeaseResult)
+    spare: AsyncLeaseProvider = AsyncNoopLeaseProvider()
+    assert_type(await spare.get_lease_owner("k"), str | None)
+    assert_type(await hf.run_locks.renew("w", "r"), bool)
+    assert_type(hf.run_locks.token("w", "r"), int | None)
+    async with hf.run_locks.guard("w", "r") as lease:
+        assert_type(lease, AsyncLease)
+    count = hf.state("n", initial=0)
+    assert_type(count, AsyncAtomicState[int])
+    assert_type(await count.get(), int | None)
+    semaphore = DurableSemaphore(permits=3)
+    slot = hf.state.execution("r", "k", initial=initial_lock_record())
+    assert_type(await semaphore.try_acquire(slot, holder_id="a", now=0), AcquireAttempt)
+    assert_type(await semaphore.inspect(slot), LockRecord | None)

@@ -10,7 +10,7 @@ def main() -> None:
     try:
         from .app import app  # noqa: PLC0415  (its libraries are an extra)
     except ModuleNotFoundError as error:
-        if error.name not in ("click", "rich"):
+        if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
         sys.exit("The command line needs two more packages: pip install 'holdfast[cli]'")
     app(prog_name="holdfast")

@@ -1,4 +1,4 @@
-"""The commands of `holdfast`."""
+"""The commands of `holdfast`, put together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import sys
 import click
 from rich.console import Console
 
-from .. import __version__
 from .demo import Demo
+from .doctor import doctor
+from .ending import App
+from .locks import locks
+from .settings import common
+from .state import state
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
+@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@common
 def app() -> None:
-    """Durable concurrency for Python."""
+    """Durable concurrency for Python.
+
+    Exit codes: 0 fine, 1 held or failed, 2 not understood.
+    """
 
 
 @app.command()
@@ -23,3 +30,7 @@ def demo(ttl: float) -> None:
     """Real worker processes on one SQLite file: turns, a kill -9, a pause, and a write that is refused."""
     console = Console(highlight=False)
     sys.exit(0 if Demo(console, ttl).run() else 1)
+
+
+for command in (locks, state, doctor):
+    app.add_command(command)

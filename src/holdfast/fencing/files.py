@@ -83,7 +83,8 @@ def fenced_read(
 
     Whoever writes what it computed from what it read must read so. Otherwise a holder whose lease ran out could
     still replace the file between its successor's reading and writing, and that update would be lost. Raises
-    `StaleToken` if somebody newer has been here, `FileNotFoundError` if there is no file; else as `fenced_replace`.
+    `StaleToken` if somebody newer has been here, `FileNotFoundError` if there is no file (older tokens can no longer
+    make one then); else as `fenced_replace`.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -102,7 +103,7 @@ def fenced_read(
     target = _target(path)
     with _locked(_beside(target, ".fence.lock"), patience):
         highest = _checked_floor(target, offer)
-        if offer.floor > highest and target.exists():
+        if offer.floor > highest:  # also where there is no file: it may be made from what was read, from nothing
             _remember(target, offer.floor)
             _sync_folder(target.parent)
         return target.read_bytes()

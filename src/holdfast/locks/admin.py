@@ -33,7 +33,10 @@ class HolderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaiterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waits, and for how long already. Position 0 is next."""
+    """Who waits, and for how long already. Position 0 is next.
+
+    `time_left` is how long its place is kept without a further sign of life (None: until it leaves by itself).
+    """
 
     owner: str
     host: str
@@ -42,6 +45,7 @@ class WaiterInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight: int
     since: datetime
     age: float
+    time_left: float | None
 
 
 class ForcedInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +83,10 @@ def _age(since: int, now: int) -> float:
     return max(0, now - since) / MICROSECONDS
 
 
+def _time_left(expires_at: int | None, now: int) -> float | None:
+    return None if expires_at is None else max(0, expires_at - now) / MICROSECONDS
+
+
 def _holder(holder: Holder, now: int) -> HolderInfo:
     return HolderInfo(
         owner=holder.label.name,
@@ -88,7 +96,7 @@ def _holder(holder: Holder, now: int) -> HolderInfo:
         weight=holder.weight,
         since=_time(holder.since),
         age=_age(holder.since, now),
-        time_left=None if holder.expires_at is None else max(0, holder.expires_at - now) / MICROSECONDS,
+        time_left=_time_left(holder.expires_at, now),
         offered=holder.offered,
     )
 
@@ -102,6 +110,7 @@ def _waiter(waiter: Waiter, position: int, now: int) -> WaiterInfo:
         weight=waiter.weight,
         since=_time(waiter.since),
         age=_age(waiter.since, now),
+        time_left=_time_left(waiter.expires_at, now),
     )
 
 

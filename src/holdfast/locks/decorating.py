@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import string
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from ..errors import InvalidKey, LockTimeout
@@ -14,6 +14,9 @@ from .terms import Key, OnBusy
 
 if TYPE_CHECKING:
     from .lock import AsyncLock, Lock
+
+FORMAT_DEPTH = 2
+"""`str.format` replaces fields in a template and in their specifications, and no deeper."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,6 +102,7 @@ def _key_maker(function: Callable[..., Any], key: Key) -> Callable[[tuple[Any, .
     name = getattr(function, "__qualname__", repr(function))
     if callable(key):
         maker = key
+        _check_maker(function, maker, name)
 
         def from_callable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             return checked_key(maker(*args, **kwargs))
@@ -106,7 +110,7 @@ def _key_maker(function: Callable[..., Any], key: Key) -> Callable[[tuple[Any, .
         return from_callable
     signature = inspect.signature(function)
     try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(key) if field is not None]
+        fields = list(_fields(key))
     except ValueError as error:
         raise InvalidKey(f"the key {key!r} is not a template over the arguments of {name}: {error}") from None
     if not fields:
@@ -127,3 +131,36 @@ def _key_maker(function: Callable[..., Any], key: Key) -> Callable[[tuple[Any, .
         return checked_key(key.format(**bound.arguments))
 
     return from_template
+
+
+def _fields(template: str, depth: int = 0) -> Iterator[str]:
+    """The fields of a template, also those within a format specification: `{amount:{width}}`."""
+    for _, field, specification, _ in string.Formatter().parse(template):
+        if field is None:
+            continue
+        if depth == FORMAT_DEPTH:
+            raise ValueError("a format specification cannot hold a field that has one itself")
+        yield field
+        yield from _fields(specification or "", depth + 1)
+
+
+def _check_maker(function: Callable[..., Any], maker: Callable[..., Any], name: str) -> None:
+    """Refuse a key function that cannot take what the function is called with: its fewest and all its arguments."""
+    try:
+        wanted = inspect.signature(function).parameters.values()
+        offered = inspect.signature(maker)
+    except (TypeError, ValueError):  # written in C: only a call can tell
+        return
+    open_ended = any(one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} for one in wanted)
+    bind = offered.bind_partial if open_ended else offered.bind
+    for needed_only in (True, False):
+        chosen = [one for one in wanted if one.default is one.empty or not needed_only]
+        by_name = {one.name: None for one in chosen if one.kind is one.KEYWORD_ONLY}
+        in_order = [None for one in chosen if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+        try:
+            bind(*in_order, **by_name)
+        except TypeError as error:
+            raise InvalidKey(
+                f"the key of {name} comes from a function that takes {offered}, and is called with the arguments of "
+                f"{name}{inspect.signature(function)}: {error}. Let it take the same ones; `*_, **__` takes the rest."
+            ) from None

@@ -31,7 +31,7 @@ def current_context() -> Context:
 class Turn:
     """One caller's turn at a gate. `open` is set when it may go to the store."""
 
-    __slots__ = ("address", "context", "depth", "held", "label", "lease", "open", "since")
+    __slots__ = ("_last", "address", "context", "grips", "held", "label", "lease", "open", "since")
 
     def __init__(self, address: tuple[str, str], context: Context, label: Label, since: float) -> None:
         self.address = address
@@ -41,12 +41,33 @@ class Turn:
         self.open = Flag()
         self.held: Held | None = None  # the grant whose end opens the gate
         self.lease: Callable[[], object] = lambda: None  # a weak reference: a gate keeps nothing alive
-        self.depth = 1
+        self.grips = [1]  # one for each time that its lease was taken and not given back; a number is used once
+        self._last = 1
+
+    def grip(self) -> None:
+        """Its lease is taken once more, by whoever has it already."""
+        self._last += 1
+        self.grips.append(self._last)
+
+    def let_go(self, grip: int | None) -> bool:
+        """Give up this grip, or else the last one. True if no other is left, so that the lease itself is given back."""
+        if len(self.grips) == 1 and grip in {None, self.grips[0]}:
+            return True
+        if grip is None:
+            self.grips.pop()
+        elif grip in self.grips:
+            self.grips.remove(grip)
+        return False
 
     @property
     def forgotten(self) -> bool:
         """Whether the lease inside was dropped: nobody can release it, and it ends when its time runs out."""
         return self.held is not None and self.lease() is None
+
+    @property
+    def over(self) -> bool:
+        """Whether the lease inside has ended or is lost, also if nobody has come to open the gate yet."""
+        return self.held is not None and self.held.state != "held"
 
 
 class Gates:
@@ -69,6 +90,9 @@ class Gates:
         """
         with self._lock:
             queue = self._queues.get(turn.address)
+            if queue and queue[0].over:  # whoever was told of the loss may be here before the gate was opened
+                self.leave(queue[0])
+                queue = self._queues.get(turn.address)
             if not queue:
                 queue = self._queues[turn.address] = deque()
             elif queue[0].context() is turn.context() and not queue[0].forgotten:

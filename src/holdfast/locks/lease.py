@@ -43,8 +43,11 @@ class Lost:
         return self._held.state != "ended" and not self._held.valid
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until the lease is lost, for at most `timeout` seconds. Returns whether it is."""
-        self._held.lost.wait(self._patience(timeout))
+        """Block until the lease is lost, for at most `timeout` seconds. Returns whether it is.
+
+        Given back or handed over it can no longer be lost: that ends the waiting too.
+        """
+        self._held.over.wait(self._patience(timeout))
         return self.is_set()
 
     def _patience(self, timeout: float | None) -> float | None:
@@ -59,8 +62,11 @@ class AsyncLost(Lost):
     """Whether a lease is lost, for event loops."""
 
     async def wait(self, timeout: float | None = None) -> bool:  # type: ignore[override]  # noqa: ASYNC109
-        """Wait until the lease is lost, for at most `timeout` seconds. Returns whether it is."""
-        await self._held.lost.wait_async(self._patience(timeout))
+        """Wait until the lease is lost, for at most `timeout` seconds. Returns whether it is.
+
+        Given back or handed over it can no longer be lost: that ends the waiting too.
+        """
+        await self._held.over.wait_async(self._patience(timeout))
         return self.is_set()
 
 
@@ -155,17 +161,20 @@ class BaseLease:
         )
         self._works.keeper.keep(self._kept)
 
-    def _give(self) -> Flow[None]:
-        """Give the lease back. Raises `LeaseLost` if it was lost before."""
+    def _give(self, grip: int | None = None) -> Flow[None]:
+        """Give the lease back. Raises `LeaseLost` if it was lost before.
+
+        Taken more than once, it ends with the last giving back: of the taking that is named, else of the latest.
+        """
         held, turn = self._held, self._turn
         if self._terms.kind == "hold":
             raise HoldNotReleasable
         if held.state == "ended":
             return
-        if turn is not None and turn.depth > 1 and held.judge():
-            turn.depth -= 1
-            return
+        needed = turn is not None and not turn.let_go(grip)
         self.check()
+        if needed:
+            return
         try:
             self._works.keeper.drop(held)
             if (yield from flows.release(Release(key=held.key, id=held.id, token=held.token))):
@@ -197,7 +206,9 @@ class BaseLease:
 
     def _hand_over(self, to_owner: str) -> Flow[Self]:
         """This lease ends and its successor begins, under a higher token, with nobody in between."""
-        held, works = self._held, self._works
+        held, works, turn = self._held, self._works, self._turn
+        if self._terms.kind == "hold":
+            raise HoldNotReleasable
         checked_key(to_owner)
         self.check()
         to_id, sent = works.new_attempt(), elapsed()
@@ -212,35 +223,44 @@ class BaseLease:
         try:
             works.keeper.drop(held)
             outcome, _ = yield from flows.send(command)
-        except BaseException as error:
+            if not isinstance(outcome, out.Transferred) or outcome.expires_at is None:
+                held.lose("it was gone when it was to be handed over")
+                raise self._loss()  # noqa: TRY301  (one place sees to what is under way)
+            successor = self._successor(command, outcome, outcome.expires_at, sent)
+            if turn is not None:
+                del turn.grips[:-1]  # what was taken several times is handed over once
+            held.end()
+        except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
+            works.keeper.soon(partial(_lose_track, works, held, to_id))
+            raise
+        except LeaseLost:
+            raise
+        except BaseException as error:  # interrupted anywhere: whoever has it now gives it back
             if isinstance(error, StoreUnavailable) and not error.ambiguous and self._kept is not None:
                 works.keeper.keep(self._kept)
-                raise
-            held.lose("it is not known whether it was handed over")
-            works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
-            works.give_back(Abandon(key=held.key, id=to_id, ttl=held.ttl))
+            else:
+                _lose_track(works, held, to_id)
             raise
-        if not isinstance(outcome, out.Transferred) or outcome.expires_at is None:
-            held.lose("it was gone when it was to be handed over")
-            raise self._loss()
+        self._client.events.emit("lease_transferred", key=held.key, owner=held.owner, token=outcome.token, to=to_owner)
+        return successor
+
+    def _successor(self, command: Transfer, outcome: out.Transferred, expires_at: int, sent: float) -> Self:
         successor = type(self)(
             self._client,
             self._terms,
             Held(
-                key=held.key,
-                id=to_id,
-                owner=to_owner,
+                key=command.key,
+                id=command.to_id,
+                owner=command.to_label.name,
                 token=outcome.token,
                 floor=outcome.floor,
-                ttl=held.ttl,
+                ttl=self._held.ttl,
                 sent=sent,
-                expires_at=outcome.expires_at,
+                expires_at=expires_at,
             ),
             self._turn,
         )
         successor._start(sent, None if self._kept is None else self._kept.pulse)  # noqa: SLF001
-        held.end()
-        self._client.events.emit("lease_transferred", key=held.key, owner=held.owner, token=outcome.token, to=to_owner)
         return successor
 
     def _loss(self) -> LeaseLost:
@@ -277,7 +297,11 @@ class Lease(BaseLease):
         run(self._prolong(), self._works.lanes)
 
     def release(self) -> None:
-        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before."""
+        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before.
+
+        Of a lease that was taken several times (`reentrant=True`) each call gives one taking back, the latest first. A
+        block whose taking was given back within it has nothing left to give back when it is left.
+        """
         run(self._give(), self._works.lanes)
 
     def transfer(self, to_owner: str) -> Lease:
@@ -300,7 +324,11 @@ class AsyncLease(BaseLease):
         await run_async(self._prolong(), self._works.lanes)
 
     async def release(self) -> None:
-        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before."""
+        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before.
+
+        Of a lease that was taken several times (`reentrant=True`) each call gives one taking back, the latest first. A
+        block whose taking was given back within it has nothing left to give back when it is left.
+        """
         await run_async(self._give(), self._works.lanes)
 
     async def transfer(self, to_owner: str) -> AsyncLease:
@@ -315,6 +343,13 @@ def _give_up(works: Works, held: Held) -> None:
     works.keeper.drop(held)
     held.end()
     works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+
+
+def _lose_track(works: Works, held: Held, to_id: str) -> None:
+    """A handing over ended in the dark: neither side may go on holding."""
+    held.lose("it is not known whether it was handed over")
+    works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+    works.give_back(Abandon(key=held.key, id=to_id, ttl=held.ttl))
 
 
 def _teller(

@@ -6,20 +6,19 @@ it yields the lease; as a decorator it guards a function, sync or async, whose s
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
 from ..client import BaseClient
-from ..errors import LeaseLost, LockTimeout, NotHeld, StoreError, WouldDeadlock
+from ..errors import LockTimeout, NotHeld, WouldDeadlock
 from ..flows import Flow
-from ..held import Held
 from ..runners import run, run_async
 from ..values import Duration
+from .block import Block, leaving
 from .decorating import guarded
 from .gate import Context, current_context
 from .lease import AsyncLease, BaseLease, Lease
@@ -48,7 +47,7 @@ class BaseLock(Generic[L]):
         self._terms = terms
         # What each task or thread took by `acquire` is forgotten with it; what it entered, it leaves.
         self._taken: WeakKeyDictionary[Context, list[L]] = WeakKeyDictionary()
-        self._entered: dict[Context, list[L]] = {}
+        self._entered: dict[Context, list[tuple[L, int | None]]] = {}
 
     @property
     def key(self) -> str:
@@ -84,8 +83,8 @@ class BaseLock(Generic[L]):
         patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
         return (yield from take(self._client, self._terms, patience, self._lease_type))
 
-    def _leave(self) -> L:
-        """The lease of the innermost block that is left now.
+    def _leave(self) -> tuple[L, int | None]:
+        """The lease of the innermost block that is left now, and which of its takings that block is.
 
         As a rule by the task or thread that entered it; a generator or an exit stack may be finished by another.
         """
@@ -95,16 +94,17 @@ class BaseLock(Generic[L]):
         mine = self._entered.get(context)
         if not mine:
             raise NotHeld(f"{self.key!r} was entered by several tasks or threads, and this is none of them")
-        lease = mine.pop()
+        left = mine.pop()
         if not mine:
             del self._entered[context]
-        return lease
+        return left
 
     def _entering(self, lease: L) -> L:
         """Remember the lease of a block. Interrupted before the block began, it is dropped, and so given back."""
         context = current_context()
+        turn = lease._turn  # noqa: SLF001
         try:
-            self._entered.setdefault(context, []).append(lease)
+            self._entered.setdefault(context, []).append((lease, None if turn is None else turn.grips[-1]))
         except BaseException:
             self._entered.pop(context, None)
             raise
@@ -149,15 +149,9 @@ class Lock(BaseLock[Lease]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._leave()
-        try:
-            lease.release()
-        except LeaseLost:
-            if error is None or isinstance(error, Exception):
-                raise
-        except StoreError:
-            # The work is done and was covered. The keeper goes on giving the lease back, and says so.
-            pass
+        lease, grip = self._leave()
+        with leaving(error):
+            run(lease._give(grip), lease._works.lanes)  # noqa: SLF001
 
 
 class AsyncLock(BaseLock[AsyncLease]):
@@ -167,7 +161,7 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     def __init__(self, client: BaseClient, terms: Terms) -> None:
         super().__init__(client, terms)
-        self._blocks: dict[AsyncLease, _Block] = {}
+        self._blocks: dict[AsyncLease, Block] = {}
 
     async def acquire(self, wait: Duration | _AsGiven | None = AS_GIVEN) -> AsyncLease:
         """Take the lock, waiting as long as `wait` says (None: for ever, 0: try once), or raise `LockTimeout`."""
@@ -189,63 +183,18 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aenter__(self) -> AsyncLease:
         lease = self._entering(await run_async(self._enter(AS_GIVEN), self._client.works.lanes))
         if lease not in self._blocks:  # a reentrant block within a block changes nothing
-            self._blocks[lease] = _Block(lease)
+            self._blocks[lease] = Block(lease)
         self._blocks[lease].depth += 1
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._leave()
+        lease, grip = self._leave()
         block = self._blocks[lease]
         block.depth -= 1
         if not block.depth:
             del self._blocks[lease]
             block.leave(error)
-        try:
-            await lease.release()
-        except LeaseLost:
-            if error is None or isinstance(error, Exception):
-                raise
-        except StoreError:
-            # The work is done and was covered. The keeper goes on giving the lease back, and says so.
-            pass
-
-
-class _Block:
-    """The inside of an `async with`: cancelled when its lease is lost, as `asyncio.timeout` does it."""
-
-    def __init__(self, lease: AsyncLease) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  (we are inside a coroutine)
-        self.depth = 0
-        self._task: asyncio.Task[Any] = task
-        self._loop = asyncio.get_running_loop()
-        self._cancelling = task.cancelling()
-        self._inside = True
-        self._fired = False
-        self._lease = lease
-        lease._held.when_over(self._alarm)  # noqa: SLF001  (leases and locks are one house)
-
-    def _alarm(self, held: Held) -> None:
-        if held.state != "lost":
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._fire)
-        except RuntimeError:  # the loop is closed, and the block with it
-            return
-
-    def _fire(self) -> None:
-        """Cancel the task, unless it has left the block already."""
-        if self._inside:
-            self._fired = True
-            self._task.cancel()
-
-    def leave(self, error: BaseException | None) -> None:
-        """Leave the block; our own cancellation becomes `LeaseLost`, anybody else's stays what it is."""
-        self._inside = False
-        if not self._fired:
-            return
-        ours_alone = self._task.uncancel() <= self._cancelling
-        if ours_alone and isinstance(error, asyncio.CancelledError):
-            raise self._lease._loss() from error  # noqa: SLF001
+        with leaving(error):
+            await run_async(lease._give(grip), lease._works.lanes)  # noqa: SLF001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 from .. import flows
@@ -11,9 +12,13 @@ from ..commands import Abandon, Acquire
 from ..errors import InvalidOption, LockTimeout, WouldDeadlock
 from ..flows import LONG_WAIT, Flow, Wait
 from ..held import Held
+from ..keeper import see_to_left_over
 from .gate import Turn, current_context, gates
 from .lease import AsyncLease, BaseLease
 from .terms import WAITER_TTL, Terms
+
+LOOK_AGAIN = 3.0
+"""Seconds after which a caller at the gate looks around without having been called."""
 
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
@@ -24,17 +29,20 @@ def take(client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT
         raise InvalidOption("a key that is a function of the arguments is for decorators; here it must be text")
     if not terms.exclusive:
         return (yield from _take_from_store(client, terms, wait, kind, None, told=False))
-    turn = Turn((client.works.store.identity, terms.key), current_context(), client.label(terms.owner), elapsed())
+    see_to_left_over()
+    works = client.works  # a client that is closed meanwhile must not keep its callers from leaving the gate
+    turn = Turn((works.store.identity, terms.key), current_context(), client.label(terms.owner), elapsed())
     try:
         before, inside = gates.enter(turn)
         if not before and inside is not turn:
             return _again(terms, inside, kind)
         told = False
         if before:
+            works.keeper.start()  # so that a finaliser never has to
             wait, told = yield from _wait_at_gate(client, terms, turn, wait, before)
         return (yield from _take_from_store(client, terms, wait, kind, turn, told=told))
     except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
-        client.works.keeper.soon(lambda: gates.leave(turn))
+        works.keeper.soon(partial(gates.leave, turn))
         raise
     except BaseException:
         gates.leave(turn)
@@ -45,7 +53,7 @@ def _again(terms: Terms, inside: Turn, kind: type[LeaseT]) -> LeaseT:
     """What a task or thread gets that holds the lock already."""
     lease = inside.lease()
     if terms.reentrant and isinstance(lease, kind) and lease.valid:
-        inside.depth += 1
+        inside.grip()
         return lease
     raise WouldDeadlock(
         f"this task or thread holds {terms.key!r} already and would wait for itself: "
@@ -59,20 +67,22 @@ def _wait_at_gate(
     """Wait for the other callers of this process. Returns the rest of the time, and whether a long wait was told."""
     told = False
     while not turn.open.is_set():
+        see_to_left_over()
+        client.works  # noqa: B018  (closed meanwhile, this raises)
         waited = elapsed() - turn.since
         inside = gates.inside(turn.address)
+        if inside is turn:  # whoever left was interrupted before it could say so
+            break
         holder = str(inside.label) if inside is not None else ""
         if wait is not None and waited >= wait:
             raise _not_in_time(terms, inside, before, tried_once=wait == 0)
         if not told and waited >= LONG_WAIT:
             told = True
             client.events.emit(
-                "wait_long", key=terms.key, owner=str(turn.label), waited=waited, holder=holder, position=before - 1
+                "wait_long", key=terms.key, owner=turn.label.name, waited=waited, holder=holder, position=before - 1
             )
-        pause = None if told else max(0.001, LONG_WAIT - waited)
-        if wait is not None:
-            pause = wait - waited if pause is None else min(pause, wait - waited)
-        yield Wait(turn.open, pause)
+        pause = LOOK_AGAIN if told else min(LOOK_AGAIN, max(0.001, LONG_WAIT - waited))
+        yield Wait(turn.open, pause if wait is None else min(pause, wait - waited))
     return (None if wait is None else max(0.0, wait - (elapsed() - turn.since))), told
 
 
@@ -110,12 +120,17 @@ def _take_from_store(
         waiter_ttl=WAITER_TTL,
         delay=terms.lock_delay,
     )
-    grant = yield from flows.acquire(works, command, wait, told=told)
     try:
-        return _granted(client, terms, command, grant, kind, turn=turn, started=started)
-    except BaseException:  # interrupted before there was a lease that could be dropped
-        works.give_back(Abandon(key=command.key, id=command.id, ttl=terms.ttl))
-        raise
+        if terms.kind != "hold":
+            works.taking(command)
+        grant = yield from flows.acquire(works, command, wait, told=told)
+        try:
+            return _granted(client, terms, command, grant, kind, turn=turn, started=started)
+        except BaseException:  # interrupted before there was a lease that could be dropped
+            works.give_back(Abandon(key=command.key, id=command.id, ttl=terms.ttl))
+            raise
+    finally:
+        works.taken(command)
 
 
 def _granted(

@@ -39,6 +39,18 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Waiters are told of a grant; without it they only ask again from time to time."""
 
 
+Level = Literal["ok", "warning", "problem"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check-up found. `advice` says what to do; a finding that is ok needs none."""
+
+    check: str
+    level: Level
+    detail: str
+    advice: str = ""
+
+
 class Connection(Protocol):
     """One way into a store. Used by one thread at a time; never shared across a fork."""
 
@@ -88,6 +100,12 @@ class Store(Protocol):
         """Subscribe to hints for attempts whose id begins with `channel` and a dot.
 
         A hint may be lost, late, doubled or wrong; nobody's safety rests on it.
+        """
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Look at what this store alone can know: its schema, its settings, its room. Changes nothing.
+
+        What cannot be looked at is a finding too; nothing is raised for it.
         """
 
     def reopen(self) -> Store:

@@ -11,16 +11,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 from weakref import WeakSet, WeakValueDictionary
 
 from .._platform import after_fork_in_child
-from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, SettleDue, Swept
+from ..commands import Address, Cleanup, Command, ListLocks, LockCommand, Page, SettleDue, SlotCommand, Swept
 from ..errors import InvalidKey, InvalidOption, StoreUnusable
 from ..rules import lock
 from ..rules.outcomes import Outcome
 from ..rules.record import EMPTY, LockRecord
+from ..rules.slot import EMPTY_SLOT, Slot
 from ..values import checked_key
-from .contract import Capabilities, Clock, Hint, Role
+from .contract import Capabilities, Clock, Finding, Hint, Role
 from .shared import at_least_one, failed, listed, woken_by_channel
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def open_memory(url: str, *, namespace: str, clock: Clock) -> Store:
         checked_key(name)
     except InvalidKey as error:
         raise InvalidOption(f"memory://name needs a name that could be a key: {error}") from None
-    identity = f"memory://{name}#{namespace}"
+    identity = f"memory://{quote(name, safe='')}#{namespace}"  # the first # ends the name, whatever it holds
     with _registry_lock:
         space = _named.get(identity)
         if space is None:
@@ -62,6 +64,7 @@ class _Space:
         """Forget everything, under a fresh mutex: the old one may be held by a thread that a fork left behind."""
         self.mutex = threading.Lock()
         self.records: dict[str, LockRecord] = {}
+        self.slots: dict[Address, Slot] = {}
         self.watches: dict[str, list[MemoryWatch]] = {}
         self._sorted: list[str] | None = []
 
@@ -116,6 +119,17 @@ class MemoryStore:
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Subscribe to hints. They are given by the thread whose command made the grant, outside the mutex."""
         return MemoryWatch(self._open_space(), channel, on_hint)
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Say what this store is not: there is nothing else that could be wrong with it."""
+        return (
+            Finding(
+                check="durability",
+                level="warning",
+                detail="the records are in the memory of one process: they end with it, and no other process sees them",
+                advice="This is meant for tests. Use sqlite:////absolute/path.db where locks must outlive a process.",
+            ),
+        )
 
     def reopen(self) -> Store:
         """Open it for the child of a fork, in which it is empty."""
@@ -192,6 +206,12 @@ def _answer(space: _Space, command: Command, now: int) -> Outcome:
         after, outcome = command.apply(before, now)
         if after is not before:
             space.put(command.key, after)
+        return outcome
+    if isinstance(command, SlotCommand):
+        slot = space.slots.get(command.address, EMPTY_SLOT)
+        changed, outcome = command.apply(slot, now)
+        if changed is not slot:
+            space.slots[command.address] = changed
         return outcome
     if isinstance(command, ListLocks):
         return _list(space, command, now)

@@ -21,7 +21,8 @@ from ..commands import READS, Command
 from ..errors import InvalidOption, StoreUnusable
 from ..rules.outcomes import Outcome
 from ..values import seconds
-from .contract import Capabilities, Clock, Hint, Role
+from . import sqlite_health
+from .contract import Capabilities, Clock, Finding, Hint, Role
 from .shared import woken_by_channel
 from .sqlite_batch import Batch
 from .sqlite_file import MIN_SQLITE, SCHEMA_VERSION, Handle, is_busy, prepare, store_error, version_of
@@ -70,6 +71,15 @@ def _parse(url: str) -> tuple[Path, dict[str, str]]:
         raise InvalidOption("a path cannot hold the character NUL")
     # Resolved, so that two ways to one file (a symbolic link) meet at one turn.
     return Path(os.path.realpath(name)), dict(parse_qsl(query, keep_blank_values=True))
+
+
+def unready(url: str) -> str | None:
+    """Why opening this URL would change something on the disk; None where it would not.
+
+    For those who only want to look: opening makes a file that is not there, and brings an older one up to date.
+    """
+    path, _ = _parse(url)
+    return sqlite_health.unready(path)
 
 
 def _check_place(path: Path) -> None:
@@ -129,6 +139,10 @@ class SqliteStore:
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Listen for hints on a socket beside the file, or by polling where there are no sockets."""
         return self._open_post().watch(channel, on_hint)
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Look at the schema, the settings that durability rests on, and the disk; through a read-only connection."""
+        return sqlite_health.diagnose(self.path)
 
     def reopen(self) -> Store:
         """Open the same file for the child of a fork."""

@@ -11,18 +11,19 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from operator import itemgetter
 from typing import get_args
 
 import msgspec
 
-from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, Renew, SettleDue, Swept
+from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, Renew, SettleDue, SlotCommand, Swept
 from ..errors import RecordUnreadable
 from ..rules import lock
 from ..rules.outcomes import Outcome, Renewed
 from ..rules.record import EMPTY, Kind, LockRecord, decode, encode
 from .shared import at_least_one, end_of_prefix, failed, listed
+from .sqlite_slots import run_slots
 
 FEW_KEYS = 8
 """Up to here one SELECT a key is cheaper than one SELECT over a JSON list of keys."""
@@ -126,9 +127,18 @@ class Batch:
         start = 0
         for place, command in enumerate(commands):
             if not isinstance(command, LockCommand) or type(command.key) is not str:
+                if place < start:  # done together with the one before it
+                    continue
                 outcomes += self._run_locks(commands[start:place])  # type: ignore[arg-type]
-                outcomes.append(self._sweep(command))
-                start = place + 1
+                if isinstance(command, SlotCommand):
+                    alike = list(takewhile(lambda other: isinstance(other, SlotCommand), islice(commands, place, None)))
+                    answers, changed = run_slots(self._db, self._namespace, self._now, alike)  # type: ignore[arg-type]
+                    self.changed = self.changed or changed
+                    outcomes += answers
+                    start = place + len(alike)
+                else:
+                    outcomes.append(self._sweep(command))
+                    start = place + 1
         rest = commands[start:] if start else commands
         return outcomes + self._run_locks(rest) if outcomes else self._run_locks(rest)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ from ..errors import StoreError, StoreUnavailable, StoreUnusable
 from .turns import Turn, pause
 
 APPLICATION_ID = int.from_bytes(b"Hldf", "big")
-MIGRATIONS = ("sqlite.sql",)
+MIGRATIONS = ("sqlite.sql", "sqlite_slots.sql")
 """The n-th script leads from schema version n to n + 1."""
 SCHEMA_VERSION = len(MIGRATIONS)
 MIN_SQLITE = (3, 35, 0)
@@ -50,9 +50,10 @@ def store_error(error: sqlite3.Error, path: Path, *, ambiguous: bool = False) ->
             f"{path} is damaged or not a SQLite database ({error}). It was left as it is. Restore it from a "
             "backup, or move it away and let a new one be made; holders of its locks must stop first."
         )
+    done = "It may or may not have been carried out" if ambiguous else "Nothing was done"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(
-            f"another program keeps {path} locked ({error}). Nothing was done; the call may be repeated. End the "
+            f"another program keeps {path} locked ({error}). {done}; the call may be repeated. End the "
             "transaction that is open on it (a shell, a backup, an application's own connection).",
             ambiguous=ambiguous,
         )
@@ -63,7 +64,6 @@ def store_error(error: sqlite3.Error, path: Path, *, ambiguous: bool = False) ->
         )
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreUnusable(f"{path} cannot be opened ({error}). {_missing(path)}")
-    done = "It may or may not have been carried out" if ambiguous else "Nothing was done"
     return StoreUnavailable(
         f"SQLite could not work on {path} ({error}). {done}; look at the disk (space, quota, errors) and repeat.",
         ambiguous=ambiguous,
@@ -119,7 +119,8 @@ class Handle:
         self._closed = ""
         self._look_again = 0.0
         self.active = threading.Lock()
-        _handles.add(self)
+        with _forking:  # whoever forks just now has counted the handles, and this one would come along open
+            _handles.add(self)
 
     def tidy(self) -> None:
         """Leave no transaction open behind, whatever happened in between."""
@@ -164,9 +165,9 @@ class Handle:
             self._closed = self._closed or why
             self._drop()
 
-    def rest_for_fork(self) -> bool:
+    def rest_for_fork(self, patience: float) -> bool:
         """Close until the next use, and keep others out until `resume`. False: it is in use and would not end."""
-        if not self.active.acquire(timeout=FORK_PATIENCE_SECONDS):
+        if not self.active.acquire(timeout=patience):
             return False
         self._drop()
         return True
@@ -175,51 +176,77 @@ class Handle:
         """Let it be used again, in the process that called fork."""
         self.active.release()
 
-    def leave_to_parent(self) -> bool:
-        """In a forked child: never touch again. True if the parent's connection came along, still open."""
+    def leave_to_parent(self) -> tuple[int, int] | None:
+        """In a forked child: never touch again. Returns which file it is about."""
         self.active = threading.Lock()
         self._closed = "this connection belongs to the process that this one was forked from: open a new client here"
-        if self._db is None:
-            return False
-        _inherited.append(self._db)
-        self._db = None
-        return True
+        if self._db is not None:
+            _inherited.append(self._db)
+            self._db = None
+        return self._file or _identity(self.path)
 
 
+@contextmanager
+def passing(path: Path, mode: Mode) -> Iterator[sqlite3.Connection]:
+    """A connection for a moment, known to those who fork like any other."""
+    _refuse_if_unsafe(path)
+    handle = Handle(path)
+    with handle.active:
+        try:
+            handle._db = _connect(path, mode)  # noqa: SLF001
+            yield handle._db  # noqa: SLF001
+        finally:
+            handle._drop()  # noqa: SLF001
+
+
+_forking = threading.RLock()  # one fork at a time, and no new handle in the middle of one
 _handles: WeakSet[Handle] = WeakSet()
-_resting: list[Handle] = []
+_resting: dict[int, list[Handle]] = {}  # by the thread that forks
 _inherited: list[sqlite3.Connection] = []  # never closed: closing them would touch the parent's file
 _unsafe: set[tuple[int, int] | None] = set()
 
 
 def _before_fork() -> None:
-    _resting.extend(handle for handle in list(_handles) if handle.rest_for_fork())
+    _forking.acquire()
+    deadline = elapsed() + FORK_PATIENCE_SECONDS
+    mine = _resting[threading.get_ident()] = []
+    mine.extend(handle for handle in list(_handles) if handle.rest_for_fork(max(0.0, deadline - elapsed())))
 
 
 def _after_fork_in_parent() -> None:
-    for handle in _resting:
+    for handle in _resting.pop(threading.get_ident(), ()):
         handle.resume()
-    _resting.clear()
+    with suppress(RuntimeError):  # interrupted before it was taken
+        _forking.release()
 
 
 def _after_fork_in_child() -> None:
+    global _forking  # noqa: PLW0603  (a thread that is not in this process may wait for the old one)
+    _forking = threading.RLock()
+    rested = _resting.pop(threading.get_ident(), [])
     _resting.clear()
     for handle in list(_handles):
-        if handle.leave_to_parent():
-            _unsafe.add(handle._file)  # noqa: SLF001
+        file = handle.leave_to_parent()
+        if handle not in rested:  # it is in use by the parent, and came along open
+            _unsafe.add(file)
+    _unsafe.discard(None)
     _handles.clear()
 
 
 around_fork(before=_before_fork, in_parent=_after_fork_in_parent, in_child=_after_fork_in_child)
 
 
-def _open_ready(path: Path) -> sqlite3.Connection:
-    """Open a file that has been prepared before, and see that it still is what it was."""
+def _refuse_if_unsafe(path: Path) -> None:
     if _unsafe and _identity(path) in _unsafe:
         raise StoreUnusable(
             f"this process was forked while its parent was in the middle of a transaction on {path}, so SQLite "
             "cannot be used on it here. Start workers by 'spawn', or fork before the first client is opened."
         )
+
+
+def _open_ready(path: Path) -> sqlite3.Connection:
+    """Open a file that has been prepared before, and see that it still is what it was."""
+    _refuse_if_unsafe(path)
     deadline = elapsed() + OPENING_SECONDS
     while True:
         try:
@@ -247,22 +274,19 @@ def prepare(path: Path, turn: Turn, *, patience: float) -> None:
     taker = object()
     try:
         turn.take(taker, urgent=False, deadline=deadline)
-        db = _connect(path, "rwc")
-        try:
-            while not _migrated(db, path, deadline):
-                pause(urgent=False)
-        finally:
-            db.close()
+        while not _migrated(path, deadline):
+            pause(urgent=False)
     except sqlite3.Error as error:
         raise store_error(error, path) from error
     finally:
         turn.give(taker)
 
 
-def _migrated(db: sqlite3.Connection, path: Path, deadline: float) -> bool:
+def _migrated(path: Path, deadline: float) -> bool:
     """Migrate; False if another program was in the way and there is time to try again."""
     try:
-        _migrate(db, path)
+        with passing(path, "rwc") as db:
+            _migrate(db, path)
     except sqlite3.Error as error:
         if not is_busy(error) or elapsed() >= deadline:
             raise
@@ -275,11 +299,8 @@ def version_of(path: Path) -> int:
     deadline = elapsed() + OPENING_SECONDS
     while True:
         try:
-            db = _connect(path, "ro")
-            try:
+            with passing(path, "ro") as db:
                 return _look(db, path)
-            finally:
-                db.close()
         except sqlite3.Error as error:
             if not is_busy(error) or elapsed() >= deadline:
                 raise store_error(error, path) from error

@@ -53,7 +53,8 @@ class Post:
     def __init__(self, database: Path, *, poll: bool) -> None:
         self._database = database
         self._folder = Path(f"{database}-wake")
-        self._poll = poll or not hasattr(socket, "AF_UNIX")
+        self._sends = hasattr(socket, "AF_UNIX")  # also to those who listen otherwise than this one does
+        self._poll = poll or not self._sends
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
@@ -73,7 +74,7 @@ class Post:
                 near = list(_watches.get((self._folder, channel), ()))
             for watch in near:
                 watch.hint(ids)
-            if not near and not self._poll:
+            if not near and self._sends:
                 self._send(channel, ids)
 
     def _send(self, channel: str, ids: list[str]) -> None:

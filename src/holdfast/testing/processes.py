@@ -6,21 +6,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-PRELUDE = f"""
+PRELUDE = """
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from stores.asking import *
 from holdfast import commands as c
 from holdfast.stores import open_store
+from holdfast.testing.asking import *
 def say(*words): print(*words, flush=True)
 """
 
 
 class Process:
+    """A Python process that runs a script after the prelude, and is talked to by lines."""
+
     def __init__(self, script: str, *arguments: str) -> None:
-        self.popen = subprocess.Popen(
+        self.popen = subprocess.Popen(  # noqa: S603  (this interpreter, and the test's own script)
             [sys.executable, "-c", PRELUDE + script, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -29,25 +29,36 @@ class Process:
 
     @property
     def pid(self) -> int:
+        """Its number."""
         return self.popen.pid
 
     def hear(self) -> str:
         """The next line that the process says; empty when it has ended."""
+        assert self.popen.stdout is not None  # noqa: S101  (a pipe)
         return self.popen.stdout.readline().strip()
 
     def tell(self, line: str = "") -> None:
+        """Give it a line to read."""
+        assert self.popen.stdin is not None  # noqa: S101  (a pipe)
         self.popen.stdin.write(line + "\n")
         self.popen.stdin.flush()
 
-    def end(self) -> None:
+    def kill(self) -> None:
+        """End it by SIGKILL, and wait until it is dead."""
         self.popen.kill()
         self.popen.wait()
-        self.popen.stdin.close()
-        self.popen.stdout.close()
+
+    def end(self) -> None:
+        """Kill it and close the pipes."""
+        self.kill()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 @contextmanager
 def running(script: str, *arguments: str) -> Iterator[Process]:
+    """A process that is dead at the end of the block."""
     process = Process(script, *arguments)
     try:
         yield process

@@ -1,4 +1,4 @@
-"""A grant is told to whoever waits for it: in process, to other processes, and without sockets."""
+"""How hints travel beside a SQLite file: by sockets, or by polling, and what may be in the way."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import closing
 import pytest
 
 from holdfast.stores import wakeup
+from holdfast.testing.asking import acquire, release, wait
+from holdfast.testing.processes import running
 from providers import open_files
-from stores.asking import acquire, release, wait
-from stores.processes import running
 from waiting import eventually
 
 
@@ -49,45 +49,6 @@ sys.stdin.readline()
 """
 
 
-def test_a_watch_in_the_same_process_hears_just_the_attempts_of_its_channel(store, connection, watching, heard):
-    watching(store)
-    (held,) = connection.execute([acquire()])
-    connection.execute([wait(id="b.1"), wait(id="x.1")])
-    connection.execute([release(token=held.token)])
-    assert eventually(lambda: heard) == [["b.1"]]
-
-
-def test_the_watches_of_one_channel_all_hear(store, opened, connection, watching, heard):
-    watching(store)
-    watching(store)
-    (held,) = connection.execute([acquire(), wait()])[:1]
-    connection.execute([release(token=held.token)])
-    eventually(lambda: len(heard) == 2)
-    assert heard[0] == heard[1]
-
-
-def test_a_closed_watch_hears_nothing(store, connection, watching, heard):
-    watching(store).close()
-    (held,) = connection.execute([acquire(), wait()])[:1]
-    connection.execute([release(token=held.token)])
-    assert heard == []
-
-
-def test_another_channel_is_no_part_of_the_hint(store, connection, watching, heard):
-    watching(store, "bb")
-    (held,) = connection.execute([acquire(), wait(id="b.1")])[:1]
-    connection.execute([release(token=held.token)])
-    assert heard == []
-
-
-def test_expecting_and_forgetting_is_always_allowed(store, watching):
-    watch = watching(store)
-    watch.expect("b.1", eager=True)
-    watch.expect("b.1", eager=False)
-    watch.forget("b.1")
-    watch.forget("never expected")
-
-
 @pytest.mark.parametrize("options", ["", "?wakeup=poll"])
 @pytest.mark.parametrize("depth", [0, 12], ids=["short path", "path longer than a socket's name may be"])
 @pytest.mark.parametrize("channel", ["b", "/b/√ and more" * 9], ids=["plain channel", "odd channel"])
@@ -107,6 +68,19 @@ def test_another_process_is_heard(tmp_path, opened, watching, heard, options, de
         other.tell()
         eventually(lambda: [None if options else [f"{channel}.1"]] == heard[:1])
         assert other.hear() == "released"
+
+
+def test_a_process_that_polls_tells_those_who_listen_on_a_socket(tmp_path, opened, watching, heard):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    store = opened(url)
+    watching(store)
+    connection = store.connect("commands")
+    with running(RELEASER, f"{url}?wakeup=poll", "k") as other:
+        other.hear()
+        connection.execute([wait(id="b.1")])
+        other.tell()
+        assert other.hear() == "released"
+        assert eventually(lambda: heard) == [["b.1"]]
 
 
 def test_polling_hears_also_when_nobody_is_eager(tmp_path, opened, watching, heard):
@@ -188,12 +162,12 @@ def test_many_hints_at_once_become_one_that_says_look_for_yourself(tmp_path, ope
     watch.close()
 
 
-def test_a_mistake_in_a_callback_ends_neither_thread_nor_command(store, connection, caplog):
+def test_a_mistake_in_a_callback_ends_neither_thread_nor_command(tmp_path, opened, caplog):
     def mistaken(_):
         raise RuntimeError("mistake")
 
-    if type(store).__name__ != "SqliteStore":
-        pytest.skip("in memory the callback runs in the caller's own thread")
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    connection = store.connect("commands")
     watch = store.watch("b", mistaken)
     (held,) = connection.execute([acquire(), wait()])[:1]
     connection.execute([release(token=held.token)])

@@ -1,0 +1,97 @@
+"""Values as JSON text and back, with an error that says where a value cannot be written.
+
+What comes back is equal to what went in, or the call fails: no number that turns into null, no key that
+turns into text. Never pickle.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from .errors import InvalidValue
+
+MAX_BYTES = 1_048_576
+MAX_DEPTH = 100
+MAX_INTEGER = 2**63 - 1
+"""Numbers beyond this lose their last digits in half of the programs that read JSON, and in some stores."""
+
+
+def encode_value(value: object, type: Any = Any, *, what: str) -> str:
+    """Write a value as JSON, or raise `InvalidValue` with the place in it that cannot be written.
+
+    Without a type only what JSON itself has is taken; with one, whatever comes back as that type.
+
+    >>> encode_value({"n": [1, 2.5, None]}, what="the state 'x'")
+    '{"n":[1,2.5,null]}'
+    """
+    try:
+        plain = value if type is Any else msgspec.to_builtins(value)
+        _check(plain, "")
+        text = msgspec.json.encode(plain)
+    except _Unfit as unfit:
+        raise InvalidValue(f"{what} cannot hold this value: {unfit}") from None
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidValue(f"{what} cannot hold this value: {error}") from error
+    if len(text) > MAX_BYTES:
+        raise InvalidValue(f"{what} cannot hold this value: it has {len(text):,} bytes and may have {MAX_BYTES:,}")
+    if type is not Any:
+        try:
+            msgspec.json.decode(text, type=type)
+        except msgspec.MsgspecError as error:
+            raise InvalidValue(f"{what} cannot hold this value: it is not {_name(type)} ({error})") from error
+    return text.decode()
+
+
+def decode_value(text: str, type: Any, *, what: str) -> Any:
+    """Read a value, as the type that was asked for."""
+    try:
+        return msgspec.json.decode(text, type=type)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidValue(f"{what} holds something that is not {_name(type)}: {error}") from error
+
+
+def _name(type: Any) -> str:
+    return getattr(type, "__name__", str(type))
+
+
+class _Unfit(Exception):
+    """A place in a value, and what is wrong there."""
+
+
+def _check(value: object, path: str, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise _Unfit(f"{path[:40]}... lies more than {MAX_DEPTH} levels deep, or holds itself")
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, str):
+        if not value.isascii() and _has_surrogate(value):
+            raise _Unfit(f"{path or 'it'} is not valid Unicode text (a lone surrogate)")
+    elif isinstance(value, float):
+        if math.isnan(value) or math.isinf(value):
+            raise _Unfit(f"{path or 'it'} is {value}, which JSON does not have")
+    elif isinstance(value, int):
+        if abs(value) > MAX_INTEGER:
+            raise _Unfit(f"{path or 'it'} is a number beyond 64 bits: store it as text")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise _Unfit(f"{path}[{key!r}] has a key that is not text, and JSON has no other")
+            _check(key, f"the key {key!r}")
+            _check(item, f"{path}.{key}" if path else key, depth + 1)
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check(item, f"{path}[{place}]", depth + 1)
+    else:
+        kind = value.__class__.__name__
+        raise _Unfit(f"{path or 'it'} is of type {kind}, which JSON does not have: convert it, or say type=...")
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

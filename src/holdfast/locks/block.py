@@ -1,0 +1,67 @@
+"""The inside of a `with`: what happens in it when its lease is lost, and what may leave it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import LeaseLost, StoreError
+from ..held import Held
+from .lease import AsyncLease
+
+
+@contextmanager
+def leaving(error: BaseException | None) -> Iterator[None]:
+    """Give a lease back at the end of its block, which the given error leaves.
+
+    A loss is told, unless the block is being torn down. A store that cannot be reached is not: the work is done and
+    was covered, and the keeper goes on giving the lease back.
+    """
+    try:
+        yield
+    except LeaseLost:
+        if error is None or isinstance(error, Exception):
+            raise
+    except StoreError:
+        pass
+
+
+class Block:
+    """The inside of an `async with`: cancelled when its lease is lost, as `asyncio.timeout` does it."""
+
+    def __init__(self, lease: AsyncLease) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  (we are inside a coroutine)
+        self.depth = 0
+        self._task: asyncio.Task[Any] = task
+        self._loop = asyncio.get_running_loop()
+        self._cancelling = task.cancelling()
+        self._inside = True
+        self._fired = False
+        self._lease = lease
+        lease._held.when_over(self._alarm)  # noqa: SLF001  (leases and locks are one house)
+
+    def _alarm(self, held: Held) -> None:
+        if held.state != "lost":
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._fire)
+        except RuntimeError:  # the loop is closed, and the block with it
+            return
+
+    def _fire(self) -> None:
+        """Cancel the task, unless it has left the block already."""
+        if self._inside:
+            self._fired = True
+            self._task.cancel()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave the block; our own cancellation becomes `LeaseLost`, anybody else's stays what it is."""
+        self._inside = False
+        if not self._fired:
+            return
+        ours_alone = self._task.uncancel() <= self._cancelling
+        if ours_alone and isinstance(error, asyncio.CancelledError):
+            raise self._lease._loss() from error  # noqa: SLF001

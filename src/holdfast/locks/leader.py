@@ -1,0 +1,274 @@
+"""Leadership: of all the processes that ask, one at a time is the leader, for one term after the other.
+
+A term is a lease: kept by the keeper, with a token that is higher than that of every earlier leader. It is lost at
+its local deadline, before the store gives it to somebody else. Work in an `async with term` block is
+stopped then; synchronous work asks `term.valid`, and lets the fence refuse what comes late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from msgspec.structs import replace
+
+from ..client import BaseClient
+from ..errors import ClientClosed, LeaseLost, StoreError
+from ..flows import Flow
+from ..held import Held
+from ..runners import run, run_async
+from ..values import Duration, checked_key
+from .block import Block, leaving
+from .lease import AsyncLease, BaseLease, Lease
+from .taking import take
+from .terms import Terms, checked_terms, checked_wait
+
+TTL = 15
+OnChange = Callable[[Any], object]
+
+T = TypeVar("T", bound=BaseLease)
+
+
+def leader_key(name: str) -> str:
+    """The key under which the leaders of this name follow each other."""
+    return checked_key(f"leader:{checked_key(name, what='name')}")
+
+
+def leader_terms(
+    name: str, *, ttl: Duration, owner: str | None, renew_every: Duration | None, max_stall: Duration | None
+) -> Terms:
+    """The checked options of a leadership."""
+    key = leader_key(name)
+    return checked_terms(
+        key, kind="item", ttl=ttl, wait=None, owner=owner, renew_every=renew_every, max_stall=max_stall
+    )
+
+
+class Term(Lease):
+    """One term of a leader. As a block it ends the term, quietly if it was lost: the next one may follow."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        with suppress(LeaseLost, StoreError):  # a lost one needs no giving back; what fails, the keeper tries again
+            self.release()
+        return _is_loss_of(self, error)
+
+
+class AsyncTerm(AsyncLease):
+    """One term of a leader. As a block it is cancelled when the term is lost, and the next one may follow."""
+
+    _block: Block | None = None
+
+    async def __aenter__(self) -> Self:
+        self._block = Block(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        stopped = False
+        if self._block is not None:
+            try:
+                self._block.leave(error)
+            except LeaseLost:
+                stopped = True
+        with suppress(LeaseLost, StoreError):  # a lost one needs no giving back; what fails, the keeper tries again
+            await self.release()
+        return stopped or _is_loss_of(self, error)
+
+
+def _is_loss_of(term: BaseLease, error: BaseException | None) -> bool:
+    return isinstance(error, LeaseLost) and (error.key, error.token) == (term.key, term.token)
+
+
+class BaseLeader(Generic[T]):
+    """What both colours have in common: the current term, and who is told of a change."""
+
+    _term_type: type[T]
+
+    def __init__(self, client: BaseClient, terms: Terms, on_change: OnChange | None) -> None:
+        self._client = client
+        self._on_change = on_change
+        self._terms = replace(terms, on_lost=lambda _term: self._tell())
+        self._term: T | None = None
+        self._told = False  # what was told last: whether this one leads
+        self._telling = threading.RLock()
+        self._callbacks: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        """What is led."""
+        return str(self._terms.key).removeprefix("leader:")
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this one leads now. A promise with assumptions: the fence is the guarantee."""
+        return self._term is not None and self._term.valid
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of the current term; None while this one does not lead."""
+        term = self._term
+        return term.token if term is not None and term.valid else None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} token={self.token}>"
+
+    def _campaign(self, wait: Duration | None) -> Flow[T]:
+        """Wait for one's turn to lead."""
+        self._tell()
+        term = yield from take(self._client, self._terms, checked_wait(wait), self._term_type)
+        self._term = term
+        term._in_hand = True  # noqa: SLF001  (leases and locks are one house)
+        term._held.when_over(self._ended)  # noqa: SLF001
+        self._tell()
+        return term
+
+    def _ended(self, held: Held) -> None:
+        if held.state == "ended":  # a loss is told as every lease's is, or by the next campaign
+            self._tell()
+
+    def _tell(self) -> None:
+        """Call `on_change` if there is a change, one at a time and in their order, whoever notices it first."""
+        with self._telling:
+            leads = self.is_leader
+            if leads == self._told:
+                return
+            self._told = leads
+            try:
+                result = None if self._on_change is None else self._on_change(self)
+            except Exception as error:  # (whoever is told must not keep this one from leading or from leaving)
+                self._failed(error)
+                return
+            if asyncio.iscoroutine(result):
+                task = asyncio.get_running_loop().create_task(self._awaited(result))
+                self._callbacks.add(task)
+                task.add_done_callback(self._callbacks.discard)
+
+    async def _awaited(self, result: Coroutine[Any, Any, object]) -> None:
+        try:
+            await result
+        except Exception as error:  # (as above)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        key = str(self._terms.key)
+        self._client.events.emit("callback_failed", key=key, callback="on_change", error=repr(error))
+
+
+class Leader(BaseLeader[Term]):
+    """Leadership in synchronous code.
+
+    `for term in leader:` leads again and again; each term is a block of its own:
+
+    >>> from holdfast import Client
+    >>> with Client("memory://") as hf:
+    ...     leader = hf.leader("scheduler")
+    ...     for term in leader:
+    ...         with term:
+    ...             leader.is_leader, leader.token == term.token
+    ...         break
+    (True, True)
+    """
+
+    _term_type = Term
+
+    def campaign(self, wait: Duration | None = None) -> Term:
+        """Wait to become the leader (None: for ever), or raise `LockTimeout`."""
+        return run(self._campaign(wait), self._client.works.lanes)
+
+    def resign(self) -> None:
+        """Give the current term up, if there is one."""
+        term, self._term = self._term, None
+        if term is not None:
+            with suppress(LeaseLost):
+                term.release()
+
+    def run(self) -> None:
+        """Lead whenever one's turn comes, and tell `on_change`, until the client is closed. For a thread of its own."""
+        with suppress(ClientClosed):
+            for term in self:
+                while not term.lost.wait(term.remaining()) and self._term is term and term.valid:
+                    pass
+
+    def __iter__(self) -> Iterator[Term]:
+        return self
+
+    def __next__(self) -> Term:
+        self.resign()
+        return self.campaign()
+
+    def __enter__(self) -> Term:
+        return self.campaign()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        term, self._term = self._term, None
+        if term is None:
+            return
+        with leaving(error):
+            term.release()
+
+
+class AsyncLeader(BaseLeader[AsyncTerm]):
+    """Leadership in asynchronous code.
+
+    `async for term in leader:` leads again and again. In `async with term:` the work is cancelled when the term is
+    lost, and the loop goes on to wait for the next one. `async with leader as term:` leads once, and raises
+    `LeaseLost` when the term is lost.
+    """
+
+    _term_type = AsyncTerm
+
+    async def campaign(self, wait: Duration | None = None) -> AsyncTerm:
+        """Wait to become the leader (None: for ever), or raise `LockTimeout`."""
+        return await run_async(self._campaign(wait), self._client.works.lanes)
+
+    async def resign(self) -> None:
+        """Give the current term up, if there is one."""
+        term, self._term = self._term, None
+        if term is not None:
+            with suppress(LeaseLost):
+                await term.release()
+
+    async def run(self) -> None:
+        """Lead whenever one's turn comes, and tell `on_change`, until cancelled or until the client is closed."""
+        try:
+            with suppress(ClientClosed):
+                async for term in self:
+                    while not await term.lost.wait(term.remaining()) and self._term is term and term.valid:
+                        pass
+        finally:
+            with suppress(ClientClosed, StoreError):
+                await self.resign()
+
+    def __aiter__(self) -> AsyncIterator[AsyncTerm]:
+        return self
+
+    async def __anext__(self) -> AsyncTerm:
+        await self.resign()
+        return await self.campaign()
+
+    async def __aenter__(self) -> AsyncTerm:
+        term = await self.campaign()
+        self._block = Block(term)
+        return term
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        term, self._term = self._term, None
+        self._block.leave(error)
+        if term is None:
+            return
+        with leaving(error):
+            await term.release()

@@ -1,0 +1,247 @@
+"""Run locks, for people who bring their own workflow engine: one process drives a run at a time.
+
+Called around resume and restart. A run that is held is refused at once, also to the client that holds it. What
+this client holds is renewed by its keeper until it is released or lost; the token goes into the
+fenced write of the run's snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Generic, NamedTuple, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
+
+from .._platform import elapsed
+from ..client import BaseClient, Works
+from ..commands import Inspect, Renew
+from ..errors import LeaseLost, LockTimeout, RunLocked
+from ..flows import Flow, send
+from ..held import Held
+from ..rules import outcomes as out
+from ..runners import run, run_async
+from ..values import MICROSECONDS, Duration, checked_key, checked_ttl
+from .lease import AsyncLease, BaseLease, Lease
+from .lock import AsyncLock, Lock
+from .taking import take
+from .terms import RENEWALS, Terms, checked_terms
+
+TTL = "30 minutes"
+"""How long a run stays locked without a heartbeat; the heartbeat is every third of it."""
+
+L = TypeVar("L", bound=BaseLease)
+
+_mine: MutableMapping[Works, dict[str, BaseLease]] = WeakKeyDictionary()
+
+
+class RunLock(NamedTuple):
+    """Who drives a run: until when, on which kind of store, and under which token."""
+
+    holder: str
+    expires_at: datetime | None
+    backend: str
+    token: int
+
+
+def run_key(workflow_name: str, run_id: str) -> str:
+    """The key of a run's lock. A slash in a name is written otherwise, so that no two runs share a key.
+
+    >>> run_key("import", "run/7")
+    'run/import/run%2F7'
+    """
+    parts = (checked_key(workflow_name, what="workflow name"), checked_key(run_id, what="run id"))
+    return checked_key("/".join(["run", *(part.replace("%", "%25").replace("/", "%2F") for part in parts)]))
+
+
+def _terms(workflow_name: str, run_id: str, ttl: Duration | None, renew_every: Duration | None) -> Terms:
+    length = TTL if ttl is None else ttl
+    key = run_key(workflow_name, run_id)
+    return checked_terms(key, kind="run", ttl=length, wait=0, owner=None, renew_every=renew_every)
+
+
+class BaseRunLocks(Generic[L]):
+    """The flows of both colours, and what this client holds."""
+
+    _lease_type: type[L]
+
+    def __init__(self, client: BaseClient) -> None:
+        self._client = client
+
+    def token(self, workflow_name: str, run_id: str) -> int | None:
+        """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""
+        lease = self._held_lease(run_key(workflow_name, run_id))
+        return None if lease is None else lease.token
+
+    def _leases(self) -> dict[str, BaseLease]:
+        return _mine.setdefault(self._client.works, {})
+
+    def _held_lease(self, key: str) -> BaseLease | None:
+        lease = self._leases().get(key)
+        return lease if lease is not None and lease.valid else None
+
+    def _try(self, terms: Terms) -> Flow[bool]:
+        try:
+            lease = yield from take(self._client, terms, 0, self._lease_type)
+        except LockTimeout:
+            return False
+        leases = self._leases()
+        leases[lease.key] = lease
+
+        def forget(held: Held) -> None:
+            found = leases.get(held.key)
+            if found is not None and found._held is held:  # noqa: SLF001  (leases and locks are one house)
+                del leases[held.key]
+
+        lease._held.when_over(forget)  # noqa: SLF001
+        if lease._kept is not None:  # noqa: SLF001
+            lease._kept.thread = None  # noqa: SLF001  (it belongs to the client: the thread that took it may end)
+        lease._in_hand = True  # noqa: SLF001
+        return True
+
+    def _renew(self, key: str, ttl: int | None) -> Flow[bool]:
+        lease = self._held_lease(key)
+        if lease is None:
+            return False
+        held, kept, works = lease._held, lease._kept, lease._works  # noqa: SLF001
+        sent, length = elapsed(), held.ttl if ttl is None else ttl
+        if length < held.ttl:
+            held.shorten(sent, length)
+        outcome, _ = yield from send(Renew(key=key, id=held.id, token=held.token, ttl=length))
+        if not isinstance(outcome, out.Renewed) or outcome.expires_at is None:
+            held.lose("the store gave it to somebody else, or it was released by force")
+            return False
+        held.renewed(sent, length, outcome.expires_at, outcome.floor)
+        if ttl is not None and kept is not None:
+            kept.interval = ttl / MICROSECONDS / RENEWALS
+            kept.renew_at = sent + kept.interval
+            works.keeper.keep(kept)
+        return held.valid
+
+    def _release(self, key: str) -> Flow[None]:
+        lease = self._held_lease(key)
+        if lease is not None:
+            with suppress(LeaseLost):
+                yield from lease._give()  # noqa: SLF001
+
+    def _get(self, key: str) -> Flow[RunLock | None]:
+        seen, _ = yield from send(Inspect(key=key), role="queries")
+        assert isinstance(seen, out.Seen)  # noqa: S101  (the command's only answer)
+        if seen.record is None or seen.record.kind != "run" or not seen.record.holders:
+            return None
+        holder = seen.record.holders[0]
+        return RunLock(
+            holder=str(holder.label),
+            expires_at=None
+            if holder.expires_at is None
+            else datetime.fromtimestamp(holder.expires_at / MICROSECONDS, UTC),
+            backend=self._client.url.partition("://")[0],
+            token=holder.token,
+        )
+
+
+def _refused(workflow_name: str, run_id: str, error: LockTimeout) -> NoReturn:
+    raise RunLocked(
+        f"the run {run_id!r} of {workflow_name!r} is driven by {error.holder or 'somebody else'}: leave it to them, or "
+        "try again when their lock has ended",
+        holder=error.holder,
+        expires_at=error.expires_at,
+    ) from None
+
+
+class RunGuard(Lock):
+    """The block in which a run is this caller's; `RunLocked` if it is somebody else's."""
+
+    def __init__(self, client: BaseClient, terms: Terms, workflow_name: str, run_id: str) -> None:
+        super().__init__(client, terms)
+        self._run = workflow_name, run_id
+
+    def __enter__(self) -> Lease:
+        try:
+            return super().__enter__()
+        except LockTimeout as error:
+            _refused(*self._run, error)
+
+
+class AsyncRunGuard(AsyncLock):
+    """The block in which a run is this caller's; `RunLocked` if it is somebody else's."""
+
+    def __init__(self, client: BaseClient, terms: Terms, workflow_name: str, run_id: str) -> None:
+        super().__init__(client, terms)
+        self._run = workflow_name, run_id
+
+    async def __aenter__(self) -> AsyncLease:
+        try:
+            return await super().__aenter__()
+        except LockTimeout as error:
+            _refused(*self._run, error)
+
+
+class RunLocks(BaseRunLocks[Lease]):
+    """`client.run_locks`: one driver a run.
+
+    >>> from holdfast import Client
+    >>> with Client("memory://") as hf:
+    ...     hf.run_locks.try_acquire("import", "run-7"), hf.run_locks.try_acquire("import", "run-7")
+    (True, False)
+    """
+
+    _lease_type = Lease
+
+    def try_acquire(
+        self, workflow_name: str, run_id: str, ttl: Duration | None = None, *, renew_every: Duration | None = None
+    ) -> bool:
+        """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
+        return run(self._try(_terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes)
+
+    def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
+        """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
+        length = None if ttl is None else checked_ttl(ttl)
+        return run(self._renew(run_key(workflow_name, run_id), length), self._client.works.lanes)
+
+    def release(self, workflow_name: str, run_id: str) -> None:
+        """Give this client's own lock back. Nothing happens to anybody else's."""
+        run(self._release(run_key(workflow_name, run_id)), self._client.works.lanes)
+
+    def get(self, workflow_name: str, run_id: str) -> RunLock | None:
+        """Who drives the run now, or None."""
+        return run(self._get(run_key(workflow_name, run_id)), self._client.works.lanes)
+
+    def guard(
+        self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
+    ) -> RunGuard:
+        """A block in which the run is yours: `with hf.run_locks.guard(...) as lease`. Raises `RunLocked` at once."""
+        terms = _terms(workflow_name, run_id, ttl, renew_every)
+        return RunGuard(self._client, terms, workflow_name, run_id)
+
+
+class AsyncRunLocks(BaseRunLocks[AsyncLease]):
+    """`client.run_locks` of an asynchronous client."""
+
+    _lease_type = AsyncLease
+
+    async def try_acquire(
+        self, workflow_name: str, run_id: str, ttl: Duration | None = None, *, renew_every: Duration | None = None
+    ) -> bool:
+        """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
+        return await run_async(self._try(_terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes)
+
+    async def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
+        """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
+        length = None if ttl is None else checked_ttl(ttl)
+        return await run_async(self._renew(run_key(workflow_name, run_id), length), self._client.works.lanes)
+
+    async def release(self, workflow_name: str, run_id: str) -> None:
+        """Give this client's own lock back. Nothing happens to anybody else's."""
+        await run_async(self._release(run_key(workflow_name, run_id)), self._client.works.lanes)
+
+    async def get(self, workflow_name: str, run_id: str) -> RunLock | None:
+        """Who drives the run now, or None."""
+        return await run_async(self._get(run_key(workflow_name, run_id)), self._client.works.lanes)
+
+    def guard(
+        self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
+    ) -> AsyncRunGuard:
+        """A block in which the run is yours: `async with hf.run_locks.guard(...)`. Raises `RunLocked` at once."""
+        terms = _terms(workflow_name, run_id, ttl, renew_every)
+        return AsyncRunGuard(self._client, terms, workflow_name, run_id)

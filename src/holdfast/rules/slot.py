@@ -1,0 +1,160 @@
+"""The rules of a state slot: one value that changes only by compare-and-swap.
+
+What a writer compares is the id of the last write, not a number: ids are never used twice, so a value that was
+deleted and written anew is not taken for the old one, and no write is ever made twice. The slot also remembers
+what each writer wrote, until the writer says that it knows: so a re-send after a lost reply gets its answer. A
+writer that lost several times may reserve the next write for a moment; that shortens a race and decides nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from .outcomes import Outcome
+
+RECENT = 1_024
+"""How many writes of one writer a slot remembers, at most."""
+WRITERS = 64
+"""How many writers a slot remembers, at most; the one that has not written for longest is forgotten first."""
+MAX_RESERVATION = 1_000_000
+"""Microseconds for which a writer can keep the others away, at most."""
+
+
+class Writer(msgspec.Struct, frozen=True, array_like=True):
+    """What one client wrote: the numbers of its writes from `floor` on, and the version that the last one made."""
+
+    client: str
+    floor: int
+    numbers: tuple[int, ...]
+    version: int
+
+
+class Past(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a slot remembers besides its value. `forgotten` is the last version made by a forgotten writer."""
+
+    last: str = ""
+    writers: tuple[Writer, ...] = ()
+    forgotten: int = 0
+    reserved_by: str = ""
+    reserved_until: int = 0
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One value and its past. `value` is JSON text; None: there is none, never was or not any more."""
+
+    version: int = 0
+    value: str | None = None
+    past: Past = Past()
+
+    @property
+    def last(self) -> str:
+        """The id of the last write; empty before the first."""
+        return self.past.last
+
+
+EMPTY_SLOT = Slot()
+
+
+class SlotSeen(Outcome, frozen=True, kw_only=True):
+    """The value as it is now. Version 0 has never been written."""
+
+    version: int
+    last: str
+    value: str | None
+
+
+class Swapped(Outcome, frozen=True, kw_only=True):
+    """The write has happened, and made this version."""
+
+    version: int
+
+
+class Conflict(Outcome, frozen=True, kw_only=True):
+    """Nothing was written: somebody else was first, or has reserved the next write for `wait` microseconds.
+
+    The value is told as it is now. `decided` is False when it cannot be known any more whether an earlier
+    sending of this same write was carried out.
+    """
+
+    version: int
+    last: str
+    value: str | None
+    wait: int = 0
+    decided: bool = True
+
+
+Step = tuple[Slot, Outcome]
+
+
+def read(slot: Slot) -> SlotSeen:
+    """Look."""
+    return SlotSeen(version=slot.version, last=slot.last, value=slot.value)
+
+
+def swap(
+    slot: Slot,
+    now: int,
+    *,
+    request: str,
+    expected: str,
+    version: int,
+    value: str | None,
+    acked: int = 0,
+    reserve: int = 0,
+) -> Step:
+    """Write the value if the last write is the expected one, which made the expected version.
+
+    A write that is remembered is answered again and not made again. Whatever its client numbered below `acked` it
+    knows the answer of, so that may be forgotten. With `reserve`, the loser keeps other clients from writing for
+    so many microseconds, unless one of them has done so before.
+    """
+    client, number = client_of(request), _number_of(request)
+    past = slot.past
+    mine = next((writer for writer in past.writers if writer.client == client), None)
+    if mine is not None and number in mine.numbers:
+        return slot, Swapped(version=version + 1)
+    until = min(past.reserved_until, now + MAX_RESERVATION)  # a clock that was set back must not stretch it
+    taken = bool(past.reserved_by) and until > now and past.reserved_by != client
+    if past.last == expected and slot.version == version and not taken:
+        written = Slot(
+            version + 1, value, _remember(past, mine or Writer(client, 0, (), 0), request, acked, version + 1)
+        )
+        return written, Swapped(version=version + 1)
+    if reserve > 0 and not taken:
+        past = replace(past, reserved_by=client, reserved_until=now + min(reserve, MAX_RESERVATION))
+        slot = replace(slot, past=past)
+    return slot, Conflict(
+        version=slot.version,
+        last=slot.last,
+        value=slot.value,
+        wait=until - now if taken else 0,
+        decided=version >= slot.version or (version >= past.forgotten if mine is None else number >= mine.floor),
+    )
+
+
+def _remember(past: Past, mine: Writer, request: str, acked: int, version: int) -> Past:
+    """The past after a write; a reservation ends with it."""
+    floor = max(mine.floor, acked)
+    numbers = (*(number for number in mine.numbers if number >= floor), _number_of(request))
+    if len(numbers) > RECENT:
+        numbers = tuple(sorted(numbers)[-RECENT:])
+        floor = max(floor, numbers[0])
+    writers = (
+        *(writer for writer in past.writers if writer.client != mine.client),
+        Writer(mine.client, floor, numbers, version),
+    )
+    forgotten = past.forgotten
+    if len(writers) > WRITERS:
+        forgotten = max(forgotten, writers[0].version)
+        writers = writers[1:]
+    return Past(last=request, writers=writers, forgotten=forgotten)
+
+
+def client_of(request: str) -> str:
+    """The client that a write comes from: writes are named as attempts are, `<client>.<number>`."""
+    return request.partition(".")[0]
+
+
+def _number_of(request: str) -> int:
+    return int(request.partition(".")[2])

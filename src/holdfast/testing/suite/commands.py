@@ -1,0 +1,366 @@
+"""Every answer of every command, and that each is decided alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ... import commands as c
+from ...rules import outcomes as out
+from ..asking import ME, SECOND, abandon, acquire, release, renew, transfer, wait
+from .base import Suite, about, names
+
+
+def unchecked(value: object) -> Any:
+    """A value of a kind that it should not be."""
+    return value
+
+
+class Commands(Suite):
+    """What the docstrings of `holdfast.commands` promise."""
+
+    def test_a_free_key_is_granted_under_a_token_that_follows_the_clock(self) -> None:
+        granted = self.ask(acquire(), out.Granted)
+        assert granted.token == granted.floor == granted.since
+        assert granted.expires_at == granted.since + 30 * SECOND
+        assert granted.woken == ()
+
+    def test_asking_again_returns_the_same_grant_with_its_full_ttl(self) -> None:
+        first = self.ask(acquire(), out.Granted)
+        self.advance(1)
+        again = self.ask(acquire(), out.Granted)
+        assert (again.token, again.since) == (first.token, first.since)
+        assert again.expires_at is not None
+        assert first.expires_at is not None
+        assert again.expires_at >= first.expires_at + SECOND
+
+    def test_a_held_key_refuses_and_tells_who_holds_and_for_how_long(self) -> None:
+        self.ask(acquire(), out.Granted)
+        self.advance(1)
+        busy = self.ask(acquire(id="b.1"), out.Busy)
+        assert [holder.label for holder in busy.holders] == [ME]
+        assert about(busy.retry_in, 29)
+        assert busy.waiting == 0
+
+    def test_a_grant_without_a_ttl_does_not_expire(self) -> None:
+        assert self.ask(acquire(ttl=None), out.Granted).expires_at is None
+        self.advance(2)
+        assert self.ask(acquire(id="b.1"), out.Busy).retry_in is None
+
+    def test_a_grant_ends_with_its_ttl(self) -> None:
+        held = self.ask(acquire(ttl=2), out.Granted)
+        self.advance(1)
+        self.ask(acquire(id="b.1"), out.Busy)
+        self.advance(1)
+        assert self.ask(acquire(id="b.1"), out.Granted).token > held.token
+
+    def test_tokens_rise_strictly_also_within_one_moment(self) -> None:
+        tokens = []
+        for n in range(20):
+            tokens.append(self.ask(acquire(id=f"a.{n}"), out.Granted).token)
+            self.ask(release(id=f"a.{n}", token=tokens[-1]), out.Released)
+        assert tokens == sorted(set(tokens))
+
+    def test_tokens_rise_also_when_the_clock_is_set_back(self) -> None:
+        first = self.ask(acquire(), out.Granted)
+        self.advance(-3600)
+        self.ask(release(token=first.token), out.Released)
+        assert self.ask(acquire(id="b.1"), out.Granted).token > first.token
+
+    def test_a_clock_that_is_set_back_does_not_stretch_a_grant(self) -> None:
+        self.ask(acquire(ttl=5), out.Granted)
+        self.ask(wait(waiter_ttl=60 * SECOND), out.Queued)
+        self.advance(-3600)
+        self.ask(wait(waiter_ttl=60 * SECOND), out.Queued)
+        self.advance(5)
+        self.ask(wait(waiter_ttl=60 * SECOND), out.Granted)
+
+    def test_a_waiter_learns_its_place_and_keeps_it(self) -> None:
+        self.ask(acquire(), out.Granted)
+        assert self.ask(wait(id="b.1"), out.Queued).position == 0
+        assert self.ask(wait(id="b.2"), out.Queued).position == 1
+        again = self.ask(wait(id="b.1"), out.Queued)
+        assert again.position == 0
+        assert [waiter.id for waiter in self.seen().waiters] == ["b.1", "b.2"]
+        assert about(again.recheck_in, 10)
+
+    def test_a_waiter_that_shows_no_sign_of_life_loses_its_place(self) -> None:
+        self.ask(acquire(), out.Granted)
+        self.ask(wait(id="b.1", waiter_ttl=SECOND), out.Queued)
+        self.advance(1)
+        assert self.ask(wait(id="b.2"), out.Queued).position == 0
+
+    def test_a_release_offers_the_key_to_the_head_of_the_queue(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        self.ask(wait(id="b.1"), out.Queued)
+        self.ask(wait(id="b.2"), out.Queued)
+        assert self.ask(release(token=held.token), out.Released).woken == ("b.1",)
+        offered = self.seen().holders[0]
+        granted = self.ask(wait(id="b.1"), out.Granted)
+        assert granted.token == offered.token > held.token
+        assert granted.expires_at == granted.since + 30 * SECOND
+
+    def test_an_offer_lives_as_long_as_its_waiter_would_have(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        self.ask(wait(id="b.1", waiter_ttl=SECOND), out.Queued)
+        self.ask(wait(id="b.2"), out.Queued)
+        self.ask(release(token=held.token), out.Released)
+        self.advance(1)
+        assert self.ask(c.Settle(key="k"), out.Settled).woken == ("b.2",)
+        self.ask(wait(id="b.2"), out.Granted)
+
+    def test_nobody_passes_the_queue_while_an_offer_stands(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        self.ask(wait(id="b.1"), out.Queued)
+        self.ask(release(token=held.token), out.Released)
+        self.ask(acquire(id="c.1"), out.Busy)
+        self.ask(wait(id="c.2"), out.Queued)
+        self.ask(wait(id="b.1"), out.Granted)
+
+    def test_a_light_one_does_not_pass_a_heavy_head_of_the_queue(self) -> None:
+        def semaphore(id: str, weight: int = 1) -> c.Acquire:
+            return wait(id=id, kind="semaphore", permits=3, weight=weight)
+
+        held = [self.ask(semaphore(f"a.{n}"), out.Granted) for n in range(2)]
+        self.ask(semaphore("b.1", 2), out.Queued)
+        self.ask(acquire(id="c.1", kind="semaphore", permits=3), out.Busy)
+        assert self.ask(semaphore("c.2"), out.Queued).position == 1
+        assert self.ask(release(id="a.0", token=held[0].token), out.Released).woken == ("b.1",)
+        self.ask(semaphore("c.2"), out.Queued)
+
+    def test_permits_are_shared_by_weight_and_the_floor_is_the_lowest_living_token(self) -> None:
+        def semaphore(id: str, weight: int = 1) -> c.Acquire:
+            return acquire(id=id, kind="semaphore", permits=3, weight=weight)
+
+        first = self.ask(semaphore("a.1", 2), out.Granted)
+        second = self.ask(semaphore("a.2"), out.Granted)
+        assert second.floor == first.token < second.token
+        self.ask(semaphore("a.3"), out.Busy)
+        self.ask(release(token=first.token), out.Released)
+        third = self.ask(semaphore("a.3", 2), out.Granted)
+        assert third.floor == second.token
+
+    def test_a_change_of_permits_is_taken_from_the_caller_and_told(self) -> None:
+        self.ask(acquire(kind="semaphore", permits=1), out.Granted)
+        more = self.ask(acquire(id="a.2", kind="semaphore", permits=2), out.Granted)
+        assert more.permits_before == 1
+        fewer = self.ask(acquire(id="a.3", kind="semaphore", permits=1), out.Busy)
+        assert fewer.permits_before == 2
+
+    def test_a_waiter_that_can_no_longer_fit_is_told_so(self) -> None:
+        self.ask(acquire(kind="semaphore", permits=3), out.Granted)
+        self.ask(wait(id="b.1", kind="semaphore", permits=3, weight=3), out.Queued)
+        self.ask(acquire(id="c.1", kind="semaphore", permits=2), out.Granted)
+        self.ask(wait(id="b.1", kind="semaphore", permits=3, weight=3), out.TooHeavy)
+
+    def test_another_kind_on_the_same_key_is_a_mismatch_while_it_is_in_use(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        assert self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Mismatch).found == "item"
+        self.ask(release(token=held.token), out.Released)
+        self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Granted)
+
+    def test_a_weight_that_can_never_fit_is_too_heavy(self) -> None:
+        assert self.ask(acquire(kind="semaphore", permits=3, weight=4), out.TooHeavy) == out.TooHeavy(permits=3)
+
+    def test_an_abandoned_attempt_cannot_come_back_for_one_ttl(self) -> None:
+        assert self.ask(abandon(ttl=2), out.Abandoned) == out.Abandoned(was="nothing")
+        assert self.ask(acquire(), out.Gone) == out.Gone()
+        self.advance(2)
+        self.ask(acquire(), out.Granted)
+
+    def test_abandoning_tells_what_it_was_and_hands_over_what_became_free(self) -> None:
+        self.ask(acquire(), out.Granted)
+        self.ask(wait(id="b.1"), out.Queued)
+        self.ask(wait(id="b.2"), out.Queued)
+        assert self.ask(abandon(id="b.1"), out.Abandoned) == out.Abandoned(was="waiter")
+        assert self.ask(abandon(id="a.1"), out.Abandoned) == out.Abandoned(was="holder", woken=("b.2",))
+        assert self.ask(abandon(id="a.1"), out.Abandoned).was == "nothing"
+
+    def test_a_renewal_prolongs_a_living_grant(self) -> None:
+        held = self.ask(acquire(ttl=5), out.Granted)
+        self.advance(2)
+        renewed = self.ask(renew(token=held.token), out.Renewed)
+        assert renewed.floor == held.token
+        assert renewed.expires_at is not None
+        assert renewed.expires_at >= held.since + 32 * SECOND
+        assert self.ask(renew(token=held.token, ttl=None), out.Renewed).expires_at is None
+
+    def test_a_renewal_at_the_moment_of_expiry_is_too_late_also_where_nobody_else_has_come(self) -> None:
+        held = self.ask(acquire(ttl=2), out.Granted)
+        self.advance(2)
+        assert self.ask(renew(token=held.token), out.NotHeld) == out.NotHeld()
+        assert self.seen().holders == ()
+
+    def test_many_renewals_in_one_batch_are_each_decided_alone(self) -> None:
+        keys = [f"k{n}" for n in range(40)]
+        grants = self.send(*(acquire(key, ttl=2 if n % 4 == 0 else 30) for n, key in enumerate(keys)))
+        tokens = [grant.token for grant in grants if isinstance(grant, out.Granted)]
+        assert len(tokens) == len(keys)
+        self.advance(2)
+        renewals = [
+            renew(key, token=token + (n % 4 == 1)) for n, (key, token) in enumerate(zip(keys, tokens, strict=True))
+        ]
+        assert names(self.send(*renewals)) == ["NotHeld", "NotHeld", "Renewed", "Renewed"] * 10
+
+    def test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        before = self.stored()
+        for command in (
+            renew(token=held.token + 1),
+            renew(token=None),
+            renew(id="b.1", token=held.token),
+            release(token=held.token + 1),
+            release(token=None),
+            release(id="b.1", token=held.token),
+            transfer(token=held.token + 1),
+            transfer(id="b.1", token=held.token),
+        ):
+            assert self.ask(command, out.NotHeld) == out.NotHeld()
+        assert [holder.id for holder in self.seen().holders] == ["a.1"]
+        if not self.server_clock:
+            assert self.stored() == before
+
+    def test_a_lease_may_be_renewed_and_released_by_its_owner_alone(self) -> None:
+        self.ask(acquire(kind="lease"), out.Granted)
+        self.ask(renew(id="b.1", token=None), out.NotHeld)
+        self.ask(renew(token=None), out.Renewed)
+        assert self.ask(release(token=None), out.Released) == out.Released()
+
+    def test_a_second_release_finds_nothing(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        assert self.ask(release(token=held.token), out.Released) == out.Released()
+        assert self.ask(release(token=held.token), out.NotHeld) == out.NotHeld()
+
+    def test_a_transfer_gives_the_grant_on_under_a_higher_token(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        self.ask(wait(id="b.1"), out.Queued)
+        self.ask(wait(id="c.1"), out.Queued)
+        given = self.ask(transfer(token=held.token), out.Transferred)
+        assert given.token == given.floor > held.token
+        assert [holder.id for holder in self.seen().holders] == ["c.1"]
+        assert [waiter.id for waiter in self.seen().waiters] == ["b.1"]
+        self.ask(renew(token=held.token), out.NotHeld)
+        self.ask(transfer(id="x.1", token=1), out.NotHeld)
+
+    def test_a_transfer_to_a_holder_is_refused(self) -> None:
+        first = self.ask(acquire(kind="semaphore", permits=2), out.Granted)
+        self.ask(acquire(id="c.1", kind="semaphore", permits=2), out.Granted)
+        assert self.ask(transfer(token=first.token), out.TargetHolds) == out.TargetHolds()
+
+    def test_a_forced_release_puts_everyone_out_and_keeps_the_reason_and_the_fence(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        forced = self.ask(c.ForceRelease(key="k", by="operator", reason="stuck"), out.ForceReleased)
+        assert [holder.id for holder in forced.holders] == ["a.1"]
+        record = self.seen()
+        assert record.forced is not None
+        assert (record.forced.by, record.forced.reason, record.fence) == ("operator", "stuck", held.token)
+        assert self.ask(c.ForceRelease(key="k", by="operator", reason="again"), out.ForceReleased).holders == ()
+
+    def test_after_an_abnormal_loss_a_key_stays_closed_where_that_was_asked_for(self) -> None:
+        self.ask(acquire(ttl=1, delay=2 * SECOND), out.Granted)
+        self.advance(1)
+        self.ask(acquire(id="b.1"), out.Busy)
+        self.advance(2)
+        self.ask(acquire(id="b.1"), out.Granted)
+
+    def test_looking_at_a_key_that_was_never_used_sees_nothing_and_writes_nothing(self) -> None:
+        assert self.ask(c.Inspect(key="k"), out.Seen).record is None
+        assert self.stored() == {}
+
+    def test_looking_settles_for_the_eye_only(self) -> None:
+        held = self.ask(acquire(ttl=2), out.Granted)
+        self.ask(wait(id="b.1"), out.Queued)
+        stored = self.dump(self.address, "default")
+        self.advance(2)
+        assert self.seen().holders == ()
+        assert self.seen().fence == held.token
+        assert self.dump(self.address, "default") == stored
+        assert self.ask(c.Settle(key="k"), out.Settled).woken == ("b.1",)
+
+    def test_commands_of_one_batch_on_one_key_see_each_other_in_order(self) -> None:
+        outcomes = self.send(acquire(), acquire(id="b.1"), abandon(), acquire(id="b.1"))
+        assert names(outcomes) == ["Granted", "Busy", "Abandoned", "Granted"]
+
+    def test_a_look_in_the_middle_of_a_batch_sees_what_came_before_it(self) -> None:
+        _, page, _, later = self.send(acquire("a"), c.ListLocks(), acquire("b"), c.ListLocks())
+        assert isinstance(page, c.Page)
+        assert isinstance(later, c.Page)
+        assert [item.key for item in page.items] == ["a"]
+        assert [item.key for item in later.items] == ["a", "b"]
+
+    def test_an_empty_batch_has_no_answers(self) -> None:
+        assert self.send() == []
+
+    def test_a_large_batch_is_answered_in_its_order(self) -> None:
+        outcomes = self.send(*(acquire(f"k{n % 300}", f"a.{n}") for n in range(600)))
+        assert names(outcomes) == ["Granted"] * 300 + ["Busy"] * 300
+
+    def test_namespaces_do_not_see_each_other(self) -> None:
+        other = self.connect(store=self.opened("other"))
+        self.ask(acquire(), out.Granted)
+        self.ask(acquire(id="b.1"), out.Granted, other)
+        assert list(self.listed(other)) == ["k"]
+
+    def test_two_connections_see_the_same_records(self) -> None:
+        self.ask(acquire(), out.Granted)
+        self.ask(acquire(id="b.1"), out.Busy, self.connect("heartbeats"))
+        assert self.seen(connection=self.connect("queries")).holders[0].id == "a.1"
+
+    def test_two_stores_of_one_address_are_the_same_records_and_say_so(self) -> None:
+        twin, stranger = self.opened(), self.opened("other")
+        assert twin.identity == self.store.identity != stranger.identity
+        self.ask(acquire(), out.Granted)
+        self.ask(acquire(id="b.1"), out.Busy, self.connect(store=twin))
+
+    def test_one_bad_command_fails_alone(self) -> None:
+        bad = [
+            acquire("bad-number", "a.2", permits=unchecked("three")),
+            c.Acquire(key="bad-time", id="a.3", label=ME, ttl=2**70),
+            c.Command(),
+            c.ListLocks(limit=unchecked("many")),
+            acquire("bad-\ud800-key"),
+            acquire("bad-id", "a.\ud800"),
+            acquire(unchecked(["no text"])),
+        ]
+        outcomes = self.send(acquire("good"), *bad, acquire("fine"))
+        assert isinstance(outcomes[0], out.Granted)
+        assert isinstance(outcomes[-1], out.Granted)
+        assert {names(outcomes)[place] for place in (1, 3, 4)} == {"Failed"}
+        assert {"good", "fine"} <= set(self.listed())
+        assert "bad-number" not in self.listed()
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            acquire("\ud800"),
+            acquire("k", "a.\ud800"),
+            acquire(unchecked(["no text"])),
+            acquire(permits=unchecked("three")),
+            c.Command(),
+        ],
+        ids=["key", "id", "type", "number", "unknown"],
+    )
+    def test_a_bad_command_that_is_alone_fails_as_well_or_does_no_harm(self, command: c.Command) -> None:
+        (outcome,) = self.send(command)
+        assert isinstance(outcome, c.Failed | out.Granted)
+        self.ask(acquire("fine"), out.Granted)
+
+    def test_a_bad_command_spares_its_neighbours_on_the_same_key(self) -> None:
+        outcomes = self.send(acquire(), acquire(id="b.1", permits=unchecked("three")), acquire(id="c.1"))
+        assert names(outcomes) == ["Granted", "Failed", "Busy"]
+
+    def test_a_closed_connection_says_so(self) -> None:
+        connection = self.store.connect("commands")
+        connection.close()
+        connection.close()
+        with pytest.raises(Exception, match="closed"):
+            connection.execute([acquire()])
+
+    def test_a_diagnosis_is_made_of_findings_and_changes_nothing(self) -> None:
+        self.ask(acquire(), out.Granted)
+        before = self.dump(self.address, "default")
+        for finding in self.store.diagnose():
+            assert finding.level in {"ok", "warning", "problem"}
+            assert finding.level == "ok" or finding.advice, f"no advice for {finding.check}"
+        assert self.dump(self.address, "default") == before

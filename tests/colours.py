@@ -1,0 +1,83 @@
+"""One test for both colours: `do(...)` is the answer of a call, awaited where it must be."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from holdfast import AsyncClient, Client
+
+NAMES = ["sync", "async"]
+AnyClient = Any
+"""A `Client` or an `AsyncClient`."""
+
+
+class Colour:
+    """Makes clients of one colour, and answers their calls."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.name = name
+        self._loop = loop
+        self._clients: list[AnyClient] = []
+
+    def client(self, url: str, **options: Any) -> AnyClient:
+        made = Client(url, **options) if self._loop is None else AsyncClient(url, **options)
+        self._clients.append(made)
+        return made
+
+    def do(self, answer: Any) -> Any:
+        if inspect.isawaitable(answer):
+            assert self._loop is not None, "a synchronous client gave something to await"
+            return self._loop.run_until_complete(_awaited(answer))
+        return answer
+
+    @contextmanager
+    def block(self, manager: Any) -> Iterator[Any]:
+        """The inside of a `with`, or of an `async with`."""
+        if self._loop is None:
+            with manager as entered:
+                yield entered
+            return
+        entered = self.do(manager.__aenter__())
+        try:
+            yield entered
+        except BaseException as error:
+            if not self.do(manager.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            self.do(manager.__aexit__(None, None, None))
+
+    def close(self) -> None:
+        for client in reversed(self._clients):
+            self.do(client.close())
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+@contextmanager
+def painted(name: str) -> Iterator[Colour]:
+    loop = asyncio.new_event_loop() if name == "async" else None
+    colour = Colour(name, loop)
+    try:
+        yield colour
+    finally:
+        colour.close()
+        if loop is not None:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+def on_a_loop(test: Any) -> Any:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **options: Any) -> None:
+        asyncio.run(test(*arguments, **options))
+
+    return run

@@ -1,0 +1,170 @@
+"""Mutants of states, durable locks, leases, run locks, read-write locks and leaders."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+SLOT = "tests/rules/test_slot.py::"
+STATE = "tests/test_state.py::"
+DURABLE = "tests/test_durable.py::"
+LEASES = "tests/test_leases.py::"
+RUNS = "tests/test_run_locks.py::"
+RW = "tests/test_rwlock.py::"
+LEADER = "tests/test_leader.py::"
+
+HELD = [
+    Mutant(
+        "a write is not compared with the last one",
+        "rules/slot.py",
+        "if past.last == expected and slot.version == version and not taken:",
+        "if slot.version >= version and not taken:",
+        (SLOT + "test_a_stale_write_after_a_delete_cannot_bring_the_value_back",),
+    ),
+    Mutant(
+        "a write is compared by its number alone",
+        "rules/slot.py",
+        "if past.last == expected and slot.version == version and not taken:",
+        "if slot.version == version and not taken:",
+        (SLOT + "test_a_write_is_compared_by_its_id_so_an_equal_number_of_other_writes_does_not_match",),
+    ),
+    Mutant(
+        "a re-sent write is not recognised",
+        "rules/slot.py",
+        "    if mine is not None and number in mine.numbers:\n",
+        "    if mine is not None and number in mine.numbers and past.last == request:\n",
+        (SLOT + "test_a_write_that_comes_again_is_recognised_and_not_made_again",),
+    ),
+    Mutant(
+        "what a client still waits for is forgotten",
+        "rules/slot.py",
+        "    floor = max(mine.floor, acked)\n",
+        "    floor = max(mine.floor, _number_of(request))\n",
+        (SLOT + "test_what_a_client_knows_the_answer_of_is_forgotten_and_what_it_waits_for_is_not",),
+    ),
+    Mutant(
+        "what was forgotten is taken for never made",
+        "rules/slot.py",
+        "(version >= past.forgotten if mine is None else number >= mine.floor)",
+        "True",
+        (SLOT + "test_of_a_client_that_never_says_what_it_knows_the_last_writes_are_remembered",),
+    ),
+    Mutant(
+        "a reservation is stretched by a clock that was set back",
+        "rules/slot.py",
+        "    until = min(past.reserved_until, now + MAX_RESERVATION)",
+        "    until = past.reserved_until",
+        (SLOT + "test_a_reservation_ends_by_itself_and_a_clock_that_was_set_back_does_not_stretch_it",),
+    ),
+    Mutant(
+        "an exception about a value that never came to be is believed",
+        "state/transacting.py",
+        "        except Exception:\n            if base.fresh:\n                raise\n",
+        "        except Exception:\n            raise\n",
+        (STATE + "test_an_exception_about_a_value_that_never_came_to_be_is_not_believed",),
+    ),
+    Mutant(
+        "an unknown outcome is tried again as if it had been refused",
+        "state/transacting.py",
+        "    if ambiguous and not outcome.decided:\n",
+        "    if ambiguous and outcome is None:\n",
+        (STATE + "test_a_lost_reply_whose_write_is_forgotten_is_said_to_be_unknown",),
+    ),
+    Mutant(
+        "nobody reserves the next write",
+        "state/transacting.py",
+        "            reserve=RESERVATION if reserve else 0,\n",
+        "            reserve=0,\n",
+        (STATE + "test_who_lost_several_times_reserves_the_next_write",),
+    ),
+    Mutant(
+        "initial comes back after a delete",
+        "state/atomic.py",
+        "        text = link.value if link.version else self._initial\n",
+        "        text = link.value if link.value is not None else self._initial\n",
+        (STATE + "test_after_a_delete_the_value_reads_as_none_and_initial_does_not_come_back",),
+    ),
+    Mutant(
+        "a release of a durable lock hands over",
+        "state/durable.py",
+        "            return lock.abandon(record, moment, id=me, ttl=0, offers=False)[0], None\n",
+        "            return lock.abandon(record, moment, id=me, ttl=0, offers=True)[0], None\n",
+        (DURABLE + "test_release_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
+    ),
+    Mutant(
+        "a durable lock hands over at the next try of anybody",
+        "state/durable.py",
+        "                waiter_ttl=self._kept(ttl),\n                offers=False,\n",
+        "                waiter_ttl=self._kept(ttl),\n                offers=True,\n",
+        (DURABLE + "test_expiry_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
+    ),
+    Mutant(
+        "a durable lock's waiters never expire",
+        "state/durable.py",
+        "            return max(MIN_WAITER_SECONDS * MICROSECONDS, ttl)\n",
+        "            return None\n",
+        (DURABLE + "test_a_stale_waiter_at_the_head_blocks_nobody_for_longer_than_its_waiter_ttl",),
+    ),
+    Mutant(
+        "a lease by name is renewed by anyone",
+        "rules/lock.py",
+        "    held = _find(record.holders, id)\n    if held is None or (token is None",
+        "    held = record.holders[0] if record.holders else None\n    if held is None or (token is None",
+        (LEASES + "test_renew_is_false_when_another_owner_has_it",),
+    ),
+    Mutant(
+        "a run's lock is forgotten with the thread that took it",
+        "locks/run_locks.py",
+        "            lease._kept.thread = None  # noqa",
+        "            pass  # noqa",
+        (RUNS + "test_the_keeper_renews_it_also_when_the_thread_that_took_it_has_ended",),
+    ),
+    Mutant(
+        "a shorter ttl counts only when it is answered",
+        "locks/run_locks.py",
+        "        if length < held.ttl:\n            held.shorten(sent, length)\n",
+        "",
+        (RUNS + "test_a_shorter_ttl_counts_from_the_moment_it_was_asked_for_even_if_the_answer_never_comes",),
+    ),
+    Mutant(
+        "two runs share a key",
+        "locks/run_locks.py",
+        '(part.replace("%", "%25").replace("/", "%2F") for part in parts)',
+        "parts",
+        (RUNS + "test_names_with_slashes_do_not_meet",),
+    ),
+    Mutant(
+        "a writer takes one permit",
+        "locks/rwlock.py",
+        "replace(self._terms, weight=ALL)",
+        "replace(self._terms, weight=1)",
+        (RW + "test_a_writer_is_alone",),
+    ),
+    Mutant(
+        "who is inside a read-write lock waits for itself",
+        "locks/rwlock.py",
+        "        if any(lease.valid for lease in mine):\n",
+        "        if not mine and any(lease.valid for lease in mine):\n",
+        (RW + "test_a_thread_that_is_inside_is_not_let_in_again_on_either_side",),
+    ),
+    Mutant(
+        "a term's work goes on after its loss",
+        "locks/leader.py",
+        "        self._block = Block(self)\n        return self\n",
+        "        return self\n",
+        (LEADER + "test_work_is_stopped_before_the_store_can_give_the_term_to_another",),
+    ),
+    Mutant(
+        "a loss is told after the next term has begun",
+        "locks/leader.py",
+        '        """Wait for one\'s turn to lead."""\n        self._tell()\n',
+        '        """Wait for one\'s turn to lead."""\n',
+        (LEADER + "test_a_loss_is_told_before_the_next_beginning_whoever_notices_it_first",),
+    ),
+    Mutant(
+        "who was told of a loss finds the gate still closed",
+        "locks/gate.py",
+        "            if queue and queue[0].over:",
+        "            if queue and not queue[0].grips:",
+        ("tests/test_locks.py::test_who_is_told_of_a_loss_may_take_the_lock_again_at_once",),
+    ),
+]

@@ -1,0 +1,31 @@
+"""The public suite, on every store of `providers.py`."""
+
+from __future__ import annotations
+
+from holdfast.testing import StoreConformance
+from providers import PROVIDERS, Provider
+
+
+def suite_for(provider: Provider) -> type:
+    """A class of tests for this store, as somebody else would write it down."""
+
+    class Conformance(StoreConformance):
+        processes = provider.processes
+
+        def url(self, folder):
+            return provider.url(folder)
+
+        def dump(self, url, namespace):
+            return provider.dump(url, namespace)
+
+        def plant(self, url, namespace, key, text):
+            if provider.plant is None:
+                return False
+            provider.plant(url, namespace, key, text)
+            return True
+
+    Conformance.__name__ = Conformance.__qualname__ = f"Test{provider.name.capitalize()}"
+    return Conformance
+
+
+globals().update({suite.__name__: suite for suite in map(suite_for, PROVIDERS.values())})

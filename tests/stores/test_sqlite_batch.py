@@ -1,0 +1,60 @@
+"""What is special about a batch on SQLite: what the file itself decides, and what of it cannot be read."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from holdfast import commands as c
+from holdfast.errors import RecordUnreadable
+from holdfast.rules import outcomes as out
+from holdfast.rules.slot import Swapped
+from holdfast.testing.asking import ME, SECOND, read, swap
+from providers import sqlite_path
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+def test_most_renewals_of_a_heartbeat_are_decided_by_the_store_itself(url, opened, monkeypatch):
+    """Otherwise the comparison with the rules would compare the rule with itself."""
+    connection = opened(url).connect("heartbeats")
+    keys = [f"k{n}" for n in range(50)]
+    grants = connection.execute([c.Acquire(key=key, id="a.1", label=ME, ttl=30 * SECOND) for key in keys])
+    monkeypatch.setattr(c.Renew, "apply", None)
+    renewals = [c.Renew(key=key, id="a.1", token=g.token, ttl=60 * SECOND) for key, g in zip(keys, grants, strict=True)]
+    assert {type(outcome) for outcome in connection.execute(renewals)} == {out.Renewed}
+
+
+def test_a_slot_that_was_only_looked_at_leaves_no_row(url, opened):
+    opened(url).connect("commands").execute([read(), swap("a.1", "x.1", 5)])
+    with closing(sqlite3.connect(sqlite_path(url))) as db:
+        assert db.execute("SELECT count(*) FROM slots").fetchone() == (0,)
+
+
+def test_a_slot_that_cannot_be_read_is_refused_by_name_and_left_alone(url, opened):
+    connection = opened(url).connect("commands")
+    connection.execute([swap("a.1")])
+    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
+        db.execute("UPDATE slots SET past = '{'")
+    (outcome,) = connection.execute([swap("a.2", "a.1", 1)])
+    assert isinstance(outcome, c.Failed)
+    assert isinstance(outcome.error, RecordUnreadable)
+    assert "'k'" in str(outcome.error)
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_date_and_keeps_its_locks(url, opened):
+    store = opened(url)
+    store.connect("commands").close()
+    store.close()
+    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
+        db.execute("DROP TABLE slots")
+        db.execute("PRAGMA user_version = 1")
+        db.execute("INSERT INTO locks VALUES ('default', 'old', '{\"fence\": 7}', NULL)")
+    connection = opened(url).connect("commands")
+    assert connection.execute([c.Inspect(key="old")])[0].record.fence == 7
+    assert connection.execute([swap("a.1")]) == [Swapped(version=1)]

@@ -1,0 +1,400 @@
+"""Mutexes and semaphores in a state slot: every case of their interface, on every store, in both colours."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from holdfast import (
+    AcquireAttempt,
+    DurableMutex,
+    DurableSemaphore,
+    InvalidOption,
+    InvalidValue,
+    LockRecord,
+    RecordUnreadable,
+    initial_lock_record,
+)
+from holdfast.commands import SwapSlot
+
+NOW = 1_790_000_000
+HELD = AcquireAttempt(acquired=True, position=-1)
+
+
+def waiting(position):
+    return AcquireAttempt(acquired=False, position=position)
+
+
+@pytest.fixture
+def slot(hf):
+    return hf.state.workflow("transfer", "account-42:lock", initial=initial_lock_record())
+
+
+@pytest.fixture
+def mutex():
+    return DurableMutex(lease=60)
+
+
+class Actors:
+    """Short words for one lock on one slot."""
+
+    def __init__(self, lock, slot, colour):
+        self.lock, self.slot, self.do = lock, slot, colour.do
+
+    def acquire(self, who, at=0, **options):
+        return self.do(self.lock.try_acquire(self.slot, holder_id=who, now=NOW + at, **options))
+
+    def release(self, who, at=0):
+        return self.do(self.lock.release(self.slot, holder_id=who, now=NOW + at))
+
+    def renew(self, who, at=0, **options):
+        return self.do(self.lock.renew(self.slot, holder_id=who, now=NOW + at, **options))
+
+    def record(self):
+        return self.do(self.lock.inspect(self.slot))
+
+    def holders(self):
+        return [holder.id for holder in self.record().holders]
+
+    def waiters(self):
+        return [waiter.id for waiter in self.record().waiters]
+
+
+@pytest.fixture
+def one(mutex, slot, colour):
+    return Actors(mutex, slot, colour)
+
+
+def three(slot, colour, **options):
+    return Actors(DurableSemaphore(permits=3, lease=30, **options), slot, colour)
+
+
+def test_a_free_mutex_is_acquired_at_once(one):
+    assert one.acquire("a") == HELD
+    assert one.holders() == ["a"]
+
+
+def test_the_second_contender_is_next_in_line_and_the_third_behind_it(one):
+    one.acquire("a")
+    assert one.acquire("b") == waiting(0)
+    assert one.acquire("c") == waiting(1)
+    assert one.waiters() == ["b", "c"]
+
+
+def test_a_failed_attempt_leaves_the_contender_in_the_queue_and_the_next_poll_keeps_its_place(one):
+    one.acquire("a")
+    one.acquire("b")
+    one.acquire("c")
+    assert one.acquire("b", at=5) == waiting(0)
+    assert one.acquire("c", at=5) == waiting(1)
+    assert one.waiters() == ["b", "c"]
+
+
+def test_release_alone_grants_nothing_the_head_takes_it_by_its_own_try(one):
+    one.acquire("a")
+    one.acquire("b")
+    one.release("a")
+    assert one.holders() == []
+    assert one.waiters() == ["b"]
+    assert one.acquire("b", at=1) == HELD
+    assert one.waiters() == []
+
+
+def test_expiry_alone_grants_nothing_the_head_takes_it_by_its_own_try(one):
+    one.acquire("a")
+    one.acquire("b", at=50)
+    assert one.acquire("c", at=61) == waiting(1)
+    assert one.waiters() == ["b", "c"]
+    assert one.acquire("b", at=62) == HELD
+
+
+def test_no_barging_a_newcomer_does_not_take_what_is_free_while_somebody_waits(one):
+    one.acquire("a")
+    one.acquire("b")
+    one.release("a")
+    assert one.acquire("newcomer") == waiting(1)
+    assert one.acquire("b") == HELD
+
+
+def test_fifo_fairness_over_a_whole_queue(one):
+    order = []
+    for who in "abcdef":
+        one.acquire(who)
+    for who in "abcdef":
+        assert one.acquire(who, at=1) == HELD
+        order.append(who)
+        one.release(who, at=1)
+    assert order == list("abcdef")
+
+
+def test_a_semaphore_admits_as_many_as_its_permits_and_queues_the_rest(slot, colour):
+    actors = three(slot, colour)
+    assert [actors.acquire(who) for who in "abcde"] == [HELD, HELD, HELD, waiting(0), waiting(1)]
+    actors.release("b")
+    assert actors.acquire("e") == waiting(1)
+    assert actors.acquire("d") == HELD
+    assert sorted(actors.holders()) == ["a", "c", "d"]
+
+
+def test_20_contenders_on_one_slot_get_the_positions_minus_1_and_0_to_18(one):
+    assert [one.acquire(f"run-{n}").position for n in range(20)] == [-1, *range(19)]
+    assert one.record().permits == 1
+
+
+def test_a_mutex_is_a_semaphore_with_one_permit(slot, colour, mutex):
+    same = DurableSemaphore(permits=1, lease=60)
+    Actors(mutex, slot, colour).acquire("a")
+    assert Actors(same, slot, colour).acquire("b") == waiting(0)
+    assert isinstance(mutex, DurableSemaphore)
+    assert repr(DurableMutex()) == "<DurableMutex permits=1 lease=30>"
+
+
+def test_a_holder_that_acquires_again_keeps_its_permit_for_a_full_lease(one):
+    one.acquire("a")
+    assert one.acquire("a", at=50) == HELD
+    assert one.holders() == ["a"]
+    assert one.acquire("b", at=109) == waiting(0)
+    assert one.acquire("b", at=110) == HELD
+
+
+def test_a_permit_whose_lease_has_expired_is_reclaimed_by_the_next_contender(one):
+    one.acquire("a")
+    assert one.acquire("b", at=59) == waiting(0)
+    assert one.acquire("b", at=60) == HELD
+    assert one.holders() == ["b"]
+
+
+def test_a_lease_may_be_given_for_one_attempt(one):
+    one.acquire("a", lease=5)
+    assert one.acquire("b", at=5) == HELD
+
+
+def test_release_is_idempotent(one):
+    one.acquire("a")
+    one.release("a")
+    one.release("a")
+    assert one.holders() == []
+
+
+def test_release_of_a_permit_one_does_not_hold_clears_only_ones_own_stale_entry(one):
+    one.acquire("a")
+    one.acquire("b")
+    one.acquire("c")
+    one.release("b")
+    assert one.holders() == ["a"]
+    assert one.waiters() == ["c"]
+    one.release("nobody")
+    assert one.holders() == ["a"]
+
+
+def test_who_released_may_acquire_again_at_the_end_of_the_queue(one):
+    one.acquire("a")
+    one.acquire("b")
+    one.release("a")
+    assert one.acquire("a") == waiting(1)
+    one.acquire("b")
+    one.release("b")
+    assert one.acquire("a") == HELD
+
+
+def test_a_release_by_an_expired_holder_does_not_touch_the_next_one(one):
+    one.acquire("a")
+    one.acquire("b", at=60)
+    one.release("a", at=61)
+    assert one.holders() == ["b"]
+
+
+def test_renew_extends_a_held_lease(one):
+    one.acquire("a")
+    assert one.renew("a", at=40) is True
+    assert one.acquire("b", at=70) == waiting(0)
+    assert one.acquire("b", at=100) == HELD
+
+
+def test_renew_for_another_lease(one):
+    one.acquire("a")
+    assert one.renew("a", at=1, lease="5 minutes") is True
+    assert one.acquire("b", at=250) == waiting(0)
+
+
+def test_renew_is_false_for_one_who_does_not_hold(one):
+    assert one.renew("a") is False
+    one.acquire("a")
+    one.acquire("b")
+    assert one.renew("b") is False
+
+
+def test_renew_is_false_once_the_lease_has_lapsed_even_if_nobody_took_it(one):
+    one.acquire("a")
+    assert one.renew("a", at=60) is False
+    assert one.acquire("b", at=61) == HELD
+    assert one.renew("a", at=62) is False
+
+
+def test_inspect_shows_holders_and_waiters_and_never_writes(one, slot, plan, colour):
+    one.acquire("a")
+    one.acquire("b")
+    written = plan.count(SwapSlot)
+    record = one.record()
+    assert isinstance(record, LockRecord)
+    assert [holder.id for holder in record.holders] == ["a"]
+    assert record.holders[0].expires_at == (NOW + 60) * 1_000_000
+    assert [waiter.id for waiter in record.waiters] == ["b"]
+    assert plan.count(SwapSlot) == written
+
+
+def test_inspect_of_a_slot_that_begins_with_the_initial_record_sees_an_empty_lock(one):
+    assert one.record() == LockRecord(kind="semaphore")
+
+
+def test_inspect_of_a_slot_without_an_initial_value_is_none(hf, mutex, colour):
+    assert colour.do(mutex.inspect(hf.state("bare"))) is None
+
+
+def test_a_slot_without_an_initial_value_serves_as_well(hf, mutex, colour):
+    actors = Actors(mutex, hf.state("bare"), colour)
+    assert actors.acquire("a") == HELD
+    assert actors.acquire("b") == waiting(0)
+
+
+def test_an_operator_inspects_and_force_releases_a_stuck_holder_from_outside(one, colour, url):
+    one.acquire("stuck-run")
+    one.acquire("b")
+    outside = Actors(
+        DurableMutex(), colour.client(url, name="operator").state.workflow("transfer", "account-42:lock"), colour
+    )
+    stuck = outside.record().holders[0].id
+    outside.release(stuck)
+    assert one.acquire("b") == HELD
+
+
+def test_two_workflow_types_with_the_same_key_do_not_see_each_other(hf, mutex, colour):
+    first = Actors(mutex, hf.state.workflow("transfer", "lock", initial=initial_lock_record()), colour)
+    other = Actors(mutex, hf.state.workflow("refund", "lock", initial=initial_lock_record()), colour)
+    tree = Actors(mutex, hf.state.execution("transfer", "lock", initial=initial_lock_record()), colour)
+    shared = Actors(mutex, hf.state("lock", initial=initial_lock_record()), colour)
+    assert [actors.acquire("a") for actors in (first, other, tree, shared)] == [HELD] * 4
+
+
+def test_a_stale_waiter_at_the_head_blocks_nobody_for_longer_than_its_waiter_ttl(one):
+    one.acquire("a")
+    one.acquire("dead")
+    one.acquire("b", at=30)
+    one.release("a", at=31)
+    assert one.acquire("b", at=59) == waiting(1)
+    assert one.acquire("b", at=60) == HELD
+
+
+def test_the_waiter_ttl_is_the_larger_of_30_seconds_and_the_lease(slot, colour):
+    actors = Actors(DurableMutex(lease=5), slot, colour)
+    actors.acquire("a", lease="1 hour")
+    actors.acquire("dead")
+    actors.acquire("b", at=20)
+    assert actors.waiters() == ["dead", "b"]
+    assert actors.acquire("b", at=29.9) == waiting(1)
+    assert actors.acquire("b", at=30) == waiting(0)
+
+
+def test_a_waiter_ttl_of_none_keeps_the_place_for_ever_until_it_is_released_by_hand(slot, colour):
+    actors = Actors(DurableMutex(lease=5, waiter_ttl=None), slot, colour)
+    actors.acquire("a")
+    actors.acquire("dead")
+    assert actors.acquire("b", at=86_400 * 365) == waiting(1)
+    actors.release("dead", at=86_400 * 365)
+    assert actors.acquire("b", at=86_400 * 365) == HELD
+
+
+def test_a_waiter_ttl_may_be_given(slot, colour):
+    actors = Actors(DurableMutex(lease=60, waiter_ttl=5), slot, colour)
+    actors.acquire("a")
+    actors.acquire("dead")
+    assert actors.acquire("b", at=5) == waiting(0)
+
+
+def test_now_may_be_an_aware_datetime(one):
+    start = datetime.fromtimestamp(NOW, UTC)
+    assert one.do(one.lock.try_acquire(one.slot, holder_id="a", now=start)) == HELD
+    assert one.do(one.lock.try_acquire(one.slot, holder_id="b", now=start + timedelta(seconds=60))) == HELD
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (datetime(2026, 1, 1), "time zone"),  # noqa: DTZ001
+        (NOW * 1000, "not milliseconds"),
+        (-1, "since 1970"),
+        (float("nan"), "since 1970"),
+        ("today", "since 1970"),
+        (True, "since 1970"),
+    ],
+)
+def test_a_now_that_is_no_time_is_refused_with_the_reason(one, now, why):
+    with pytest.raises(InvalidOption, match=why):
+        one.do(one.lock.try_acquire(one.slot, holder_id="a", now=now))
+
+
+@pytest.mark.parametrize("permits", [0, -1, 1.5, True, "3", None])
+def test_bad_permits_raise_value_error_at_once(permits):
+    with pytest.raises(ValueError, match="permits"):
+        DurableSemaphore(permits=permits)
+
+
+@pytest.mark.parametrize("lease", [0, -1, float("nan"), "soon", None, 10**10])
+def test_bad_leases_raise_value_error_at_once(lease, one):
+    with pytest.raises(ValueError, match="lease"):
+        DurableMutex(lease=lease)
+    if lease is not None:
+        with pytest.raises(ValueError, match="lease"):
+            one.acquire("a", lease=lease)
+
+
+def test_a_bad_waiter_ttl_raises_value_error_at_once():
+    with pytest.raises(ValueError, match="waiter_ttl"):
+        DurableMutex(waiter_ttl=-1)
+
+
+def test_a_slot_that_holds_something_else_is_refused_and_left_as_it_is(hf, mutex, colour):
+    slot = hf.state("n", initial=7)
+    with pytest.raises(InvalidValue, match="holds int, not a lock"):
+        colour.do(mutex.try_acquire(slot, holder_id="a", now=NOW))
+    other = hf.state("o", initial={"holders": "all of us"})
+    with pytest.raises(RecordUnreadable):
+        colour.do(mutex.try_acquire(other, holder_id="a", now=NOW))
+    assert colour.do(other.get()) == {"holders": "all of us"}
+
+
+def test_what_is_no_slot_is_refused(mutex):
+    with pytest.raises(InvalidOption, match=r"client\.state"):
+        mutex.try_acquire({}, holder_id="a", now=NOW)
+
+
+def test_a_lost_reply_neither_takes_a_second_place_nor_a_second_permit(plan, one):
+    for who in "abc":
+        plan.lose_reply_of = SwapSlot
+        one.acquire(who)
+    assert plan.lost == ["SwapSlot"] * 3
+    assert one.holders() == ["a"]
+    assert one.waiters() == ["b", "c"]
+
+
+def test_random_contenders_are_never_more_than_the_permits_and_always_in_order(slot, colour):
+    """Over a random history with crashes, expiries and a clock that moves, nobody barges and nobody is over."""
+    chance = random.Random(7)
+    actors = three(slot, colour)
+    at, inside = 0.0, {}
+    for _ in range(300):
+        at += chance.choice([0, 0, 1, 5])
+        who = chance.choice("abcdefgh")
+        inside = {name: until for name, until in inside.items() if until > at}
+        if chance.random() < 0.3:
+            actors.release(who, at=at)
+            inside.pop(who, None)
+            continue
+        before = [waiter.id for waiter in actors.record().waiters if waiter.expires_at > (NOW + at) * 1_000_000]
+        if actors.acquire(who, at=at).acquired:
+            assert who in inside or not before or before[0] == who
+            inside[who] = at + 30
+        assert len(inside) <= 3
+        assert sorted(inside) == sorted(actors.holders())

@@ -1,0 +1,316 @@
+"""Stores that break one promise each: the rules in memory, with one deliberate fault in the way.
+
+`WAYS` names them all; each says which tests of the public suite must notice it. Run by pytest under its own name, this
+module is the suite on every one of them; `test_broken.py` does that, and looks at what failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from holdfast import commands as c
+from holdfast.errors import HoldfastError
+from holdfast.rules import outcomes as out
+from holdfast.rules.record import EMPTY
+from holdfast.stores import open_store
+from holdfast.testing import StoreConformance
+from holdfast.testing.suite.callers import Callers
+from holdfast.testing.suite.crowds import Crowds
+
+
+class Broken:
+    """A connection to memory; the faults override a step of it."""
+
+    def __init__(self, store: Any, role: str) -> None:
+        self._space = store._space
+        self._clock = store._clock
+        self._connection = store.connect(role)
+
+    def execute(self, commands: Sequence[c.Command]) -> list[Any]:
+        return [self.one(command) for command in commands]
+
+    def one(self, command: c.Command) -> Any:
+        with suppress(Exception):  # a bad command is not this fault's business
+            command = self.before(command) or command
+        outcome = self._connection.execute([command])[0]
+        return self.after(command, outcome) or outcome
+
+    def before(self, command: c.Command) -> c.Command | None:
+        """The command that is carried out instead."""
+
+    def after(self, command: c.Command, outcome: Any) -> Any:
+        """The outcome that is told instead."""
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # -- what faults do to records ----------------------------------------------------------------------------
+
+    def record(self, key: str) -> Any:
+        return self._space.records.get(key, EMPTY)
+
+    def change(self, key: str, **fields: Any) -> None:
+        if key in self._space.records:
+            self._space.records[key] = replace(self._space.records[key], **fields)
+
+
+class ReleasesForAnyone(Broken):
+    def before(self, command):
+        if isinstance(command, c.Release) and (holders := self.record(command.key).holders):
+            return replace(command, id=holders[0].id, token=holders[0].token)
+        return None
+
+
+class TokensOfTheClockAlone(Broken):
+    def before(self, command):
+        if isinstance(command, c.Acquire):
+            self.change(command.key, fence=0)
+
+
+class LetsTheLightPass(Broken):
+    def one(self, command):
+        if not isinstance(command, c.Acquire) or not isinstance(command.key, str):
+            return super().one(command)
+        waiters = self.record(command.key).waiters
+        if any(waiter.id == command.id for waiter in waiters):
+            return super().one(command)
+        self.change(command.key, waiters=(), due_at=None)
+        outcome = super().one(command)
+        self.change(command.key, waiters=(*waiters, *self.record(command.key).waiters))
+        return outcome
+
+
+class WaitersNeverExpire(Broken):
+    def before(self, command):
+        return replace(command, waiter_ttl=None) if isinstance(command, c.Acquire) else None
+
+
+class RenewalsRevive(Broken):
+    def before(self, command):
+        if isinstance(command, c.Renew):
+            now = self._clock()
+            self.change(
+                command.key,
+                holders=tuple(
+                    replace(holder, expires_at=max(holder.expires_at or 0, now + 1))
+                    for holder in self.record(command.key).holders
+                ),
+            )
+
+
+class RenewsByIdAlone(Broken):
+    def before(self, command):
+        if isinstance(command, c.Renew):
+            for holder in self.record(command.key).holders:
+                if holder.id == command.id:
+                    return replace(command, token=holder.token)
+        return None
+
+
+class OneFailureTakesTheOthersAlong(Broken):
+    def execute(self, commands):
+        outcomes = super().execute(commands)
+        if any(isinstance(outcome, c.Failed) for outcome in outcomes):
+            return [c.Failed(error=HoldfastError("rolled back")) for _ in outcomes]
+        return outcomes
+
+
+class AnswersTwiceGrantsTwice(Broken):
+    count = 0
+
+    def before(self, command):
+        if isinstance(command, c.Acquire) and any(h.id == command.id for h in self.record(command.key).holders):
+            AnswersTwiceGrantsTwice.count += 1
+            return replace(command, id=f"{command.id}again{AnswersTwiceGrantsTwice.count}")
+        return None
+
+
+class SwapsWithoutComparing(Broken):
+    def before(self, command):
+        if isinstance(command, c.SwapSlot):
+            seen = self._connection.execute([c.ReadSlot(address=command.address)])[0]
+            return replace(command, expected=seen.last, version=seen.version)
+        return None
+
+
+class SwapsTwice(Broken):
+    """A write that is sent again is taken for another one."""
+
+    def before(self, command):
+        if isinstance(command, c.SwapSlot):
+            client, _, number = command.request.partition(".")
+            SwapsTwice.count = getattr(SwapsTwice, "count", 0) + 1
+            return replace(command, request=f"{client}.{int(number) + 1_000_000 * SwapsTwice.count}")
+        return None
+
+
+class ForgetsAFenceAhead(Broken):
+    def before(self, command):
+        return replace(command, retention=-(10**18)) if isinstance(command, c.Cleanup) else None
+
+
+class OffersForTheFullTtl(Broken):
+    def after(self, command, outcome):
+        for key, record in list(self._space.records.items()):
+            if any(holder.offered and holder.expires_at is not None for holder in record.holders):
+                self.change(
+                    key,
+                    holders=tuple(replace(h, expires_at=None, ttl=None) if h.offered else h for h in record.holders),
+                )
+
+
+class ListingSkipsAKey(Broken):
+    def after(self, command, outcome):
+        if isinstance(outcome, c.Page) and len(outcome.items) > 1:
+            return replace(outcome, items=(outcome.items[0], *outcome.items[2:]))
+        return None
+
+
+class PagesEndEarly(Broken):
+    def after(self, command, outcome):
+        return replace(outcome, next=None) if isinstance(outcome, c.Page) else None
+
+
+class TheAbandonedComeBack(Broken):
+    def after(self, command, outcome):
+        if isinstance(outcome, out.Abandoned):
+            self.change(command.key, tombstones=())
+
+
+class LookingSettles(Broken):
+    def before(self, command):
+        if isinstance(command, c.Inspect):
+            self._connection.execute([c.Settle(key=command.key)])
+
+
+class Deaf:
+    def __init__(self, *_: Any) -> None:
+        self.closed = False
+
+    def expect(self, id: str, *, eager: bool) -> None: ...
+
+    def forget(self, id: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BrokenStore:
+    """A store in memory whose connections are broken."""
+
+    def __init__(self, store: Any, connect: Callable[[Any, str], Any], watch: Callable[..., Any] | None = None) -> None:
+        self._store, self._connect = store, connect
+        if watch is not None:
+            self.watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def connect(self, role: str) -> Any:
+        return self._connect(self._store, role)
+
+
+class Way(NamedTuple):
+    """One way to be broken, and some of the tests that must notice it."""
+
+    connection: type[Broken]
+    caught_by: tuple[str, ...]
+    watch: Callable[..., Any] | None = None
+    namespaces: bool = True
+
+
+WAYS = {
+    "a release by anyone": Way(
+        ReleasesForAnyone,
+        (
+            "test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing",
+            "test_a_release_changes_nothing_for_the_one_who_came_after",
+        ),
+    ),
+    "a token that does not rise": Way(
+        TokensOfTheClockAlone,
+        ("test_tokens_rise_strictly_also_within_one_moment", "test_tokens_rise_also_when_the_clock_is_set_back"),
+    ),
+    "barging past the queue": Way(LetsTheLightPass, ("test_a_light_one_does_not_pass_a_heavy_head_of_the_queue",)),
+    "a waiter that never expires": Way(
+        WaitersNeverExpire,
+        (
+            "test_a_waiter_that_shows_no_sign_of_life_loses_its_place",
+            "test_an_offer_lives_as_long_as_its_waiter_would_have",
+        ),
+    ),
+    "a renewal that revives": Way(
+        RenewalsRevive,
+        ("test_a_renewal_at_the_moment_of_expiry_is_too_late_also_where_nobody_else_has_come",),
+    ),
+    "a renewal under any token": Way(
+        RenewsByIdAlone, ("test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing",)
+    ),
+    "a failure that takes its neighbours along": Way(
+        OneFailureTakesTheOthersAlong,
+        (
+            "test_one_bad_command_fails_alone",
+            "test_a_bad_command_spares_its_neighbours_on_the_same_key",
+            "test_a_bad_write_fails_alone",
+        ),
+    ),
+    "a second grant for a lost reply": Way(
+        AnswersTwiceGrantsTwice,
+        (
+            "test_an_acquire_gets_the_one_grant_and_not_a_second",
+            "test_an_acquire_of_a_mutex_is_not_shut_out_by_itself",
+        ),
+    ),
+    "a swap without comparing": Way(
+        SwapsWithoutComparing,
+        (
+            "test_a_write_on_what_is_not_the_last_write_is_a_conflict_and_changes_nothing",
+            "test_threads_that_count_in_a_slot_lose_no_update",
+        ),
+    ),
+    "a swap that is made twice": Way(SwapsTwice, ("test_a_swap_is_made_once_and_told_twice",)),
+    "a cleanup that forgets a fence ahead of the clock": Way(
+        ForgetsAFenceAhead,
+        ("test_a_fence_ahead_of_the_clock_is_not_forgotten", "test_cleanup_spares_a_key_that_was_just_used"),
+    ),
+    "an offer for the full ttl": Way(OffersForTheFullTtl, ("test_an_offer_lives_as_long_as_its_waiter_would_have",)),
+    "no hints": Way(Broken, ("test_a_release_is_heard_by_the_one_who_is_next",), watch=Deaf),
+    "a listing that skips a key": Way(ListingSkipsAKey, ("test_pages_come_in_order_and_end",)),
+    "pages that end early": Way(PagesEndEarly, ("test_no_key_is_left_out_where_there_are_many",)),
+    "an abandoned attempt that comes back": Way(
+        TheAbandonedComeBack, ("test_an_abandoned_attempt_cannot_come_back_for_one_ttl",)
+    ),
+    "a look that writes": Way(LookingSettles, ("test_looking_settles_for_the_eye_only",)),
+    "one namespace for all": Way(Broken, ("test_namespaces_do_not_see_each_other",), namespaces=False),
+}
+SOUND = "sound"
+"""The same harness without a fault."""
+
+
+def suite_for(name: str, way: Way) -> type:
+    class Suite(StoreConformance):
+        histories = 10
+        patience = 0.3
+        blows = 8
+
+        def url(self, folder):
+            return f"memory://{folder}"
+
+        def open(self, url, *, namespace, clock):
+            store = open_store(url, namespace=namespace if way.namespaces else "default", clock=clock)
+            return BrokenStore(store, way.connection, way.watch)
+
+    if name != SOUND:  # what takes long is left to those who must notice something
+        for test in {*vars(Callers), *vars(Crowds)} - set(way.caught_by):
+            if test.startswith("test_"):
+                setattr(Suite, test, None)
+    Suite.__name__ = Suite.__qualname__ = "Test_" + name.replace(" ", "_")
+    return Suite
+
+
+globals().update(
+    {suite.__name__: suite for suite in (suite_for(*way) for way in {SOUND: Way(Broken, ()), **WAYS}.items())}
+)

@@ -1,0 +1,54 @@
+"""The public suite notices every way of being broken, and passes the same store without the fault."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from testing import broken
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 240.0
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    """What failed and what passed of the suite, by the way of being broken: one run of pytest for all."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rfEp", "--tb=no", "-p", "no:cacheprovider", "--noconftest",
+         "-o", "addopts=--import-mode=importlib", "-o", "python_files=broken.py", "tests/testing/broken.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )  # fmt: skip
+    found = defaultdict(lambda: {"FAILED": set(), "PASSED": set(), "ERROR": set()})
+    for verdict, suite, test in re.findall(
+        r"^(FAILED|PASSED|ERROR) \S+::Test_(\w+)::(\w+)", done.stdout, flags=re.MULTILINE
+    ):
+        found[suite.replace("_", " ")][verdict].add(test)
+    assert found, done.stdout + done.stderr
+    return found
+
+
+def test_the_store_without_a_fault_passes(verdicts):
+    sound = verdicts[broken.SOUND]
+    assert sound["FAILED"] == sound["ERROR"] == set()
+    assert len(sound["PASSED"]) > 80
+
+
+@pytest.mark.parametrize("way", broken.WAYS)
+def test_a_broken_store_is_caught(way, verdicts):
+    assert verdicts[way]["FAILED"] >= set(broken.WAYS[way].caught_by)
+
+
+@pytest.mark.parametrize("way", broken.WAYS)
+def test_what_has_nothing_to_do_with_the_fault_still_passes(way, verdicts):
+    """Otherwise the store would be so broken that catching it proves nothing."""
+    assert len(verdicts[way]["PASSED"]) > 40
