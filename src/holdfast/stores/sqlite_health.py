@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from .._platform import elapsed, network_file_system
@@ -19,10 +18,10 @@ from .contract import Finding
 from .sqlite_file import (
     OPENING_SECONDS,
     SCHEMA_VERSION,
-    _connect,
     _look,
     _set_up,
     is_busy,
+    passing,
     store_error,
     version_of,
 )
@@ -66,7 +65,7 @@ def _file(path: Path) -> tuple[Finding, ...]:
     deadline = elapsed() + OPENING_SECONDS
     while True:
         try:
-            with closing(_connect(path, "ro")) as db:
+            with passing(path, "ro") as db:
                 return tuple(_settings(db, path))
         except StoreError as error:
             return (_unreadable(error),)
