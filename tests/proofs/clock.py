@@ -9,7 +9,6 @@ holder is waited for at most one ttl longer, and a dead waiter at most its waiti
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from collections import Counter
@@ -18,12 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import counter
-from common import SLACK, WAITING_LEASE, Crew, Report, Worker, main
+from common import SLACK, WAITING_LEASE, Crew, Report, main
 
 from holdfast._platform import elapsed
+from holdfast.testing.faults import ClockMissing, SkewedClock
 
 HOUR = 3_600
-OBJECTS = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -48,44 +47,6 @@ FULL = Size(
     offsets=(1, 0, -1, 0, 1, -1, 1, 0, -1, 0, 1, 0, -1, 0),
     dead_waiters=3,
 )
-
-
-def library() -> Path | None:
-    """The preloaded library within the package, found without importing it."""
-    spec = importlib.util.find_spec("libfaketime")
-    if spec is None or spec.origin is None:
-        return None
-    found = Path(spec.origin).parent / "vendor/libfaketime/src/libfaketime.so.1"
-    return found if found.exists() else None
-
-
-class HostClock:
-    """The clock that all workers have in common."""
-
-    def __init__(self, folder: Path, preload: Path) -> None:
-        self._path = folder / "clock"
-        self.env = {
-            "LD_PRELOAD": str(preload),
-            "FAKETIME_TIMESTAMP_FILE": str(self._path),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
-            "NO_FAKE_STAT": "1",
-        }
-        self.set(0)
-
-    def set(self, hours: int) -> None:
-        """Move it, for everybody in the same instant."""
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(f"{hours * HOUR:+d}")
-        fresh.replace(self._path)
-
-    @staticmethod
-    def clean_up(workers: list[Worker]) -> None:
-        """Remove what the library of a killed process could not."""
-        for worker in workers:
-            for name in (f"faketime_shm_{worker.pid}", f"sem.faketime_sem_{worker.pid}"):
-                (OBJECTS / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -120,9 +81,9 @@ class Campaign(counter.Campaign):
                 self.dead += 1
                 bound += WAITING_LEASE
             self.steps.append(Step(elapsed(), forward, bound))
-            self.clock.set(self.size.offsets[len(self.steps) - 1])
+            self.clock.set(self.size.offsets[len(self.steps) - 1] * HOUR)
 
-    clock: HostClock
+    clock: SkewedClock
 
 
 def check_steps(campaign: Campaign) -> None:
@@ -154,13 +115,13 @@ def check_steps(campaign: Campaign) -> None:
 
 
 def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
-    preload = library()
-    if preload is None:
-        report.broken("libfaketime is not installed, or was not built for this system: the clock cannot be moved")
+    try:
+        clock = SkewedClock()
+    except ClockMissing as error:
+        report.broken(str(error))
         return
-    clock = HostClock(folder, preload)
     started = elapsed()
-    with Crew(__file__, folder, env=clock.env) as crew:
+    with clock, Crew(__file__, folder, env=clock.env) as crew:
         campaign = Campaign(size, random.Random(seed), folder, crew, report)
         campaign.clock = clock
         try:
@@ -168,7 +129,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
         finally:
             for worker in crew.workers:
                 worker.kill()
-            clock.clean_up(crew.workers)
+                clock.forget(worker.pid)
     seen = counter.check(campaign)
     check_steps(campaign)
     real = all(started < note["at"] < elapsed() for note in crew.notes())

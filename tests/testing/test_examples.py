@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import holdfast.stores.memory
 import holdfast.stores.sqlite  # noqa: F401  (a pytest within this one forgets what it imported first)
+from real_servers import left_out
 
 pytest_plugins = ["pytester"]
 
@@ -14,10 +17,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_examples_pass(pytester):
+@pytest.mark.parametrize("options", [[], ["--holdfast-url", "sqlite:///shared.db"]], ids=["private", "shared"])
+def test_the_examples_pass(pytester, options):
     examples = [text for text in EXAMPLES if "StoreConformance" not in text]
+    if "valkey" in left_out():
+        examples = [text for text in examples if "servers." not in text]
     pytester.makepyfile("\n\n".join(examples))
-    result = pytester.runpytest_inprocess("-W", "error", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("-W", "error", "-p", "no:cacheprovider", *options)
     result.assert_outcomes(passed=sum(text.count("\ndef test_") + text.startswith("def test_") for text in examples))
 
 

@@ -119,6 +119,9 @@ def test_on_a_shared_store_each_test_has_a_namespace(users_tests, tmp_path):
         def test_it(holdfast, holdfast_store, time):
             assert holdfast.namespace == holdfast_store.namespace != "default"
             assert holdfast.hold("a", ttl=60)
+            with Client(namespace=holdfast_store.namespace) as told, Client() as untold:
+                assert told.locks.inspect("a").held
+                assert not untold.locks.inspect("a").held
         """,
         "--holdfast-url",
         f"sqlite:///{tmp_path}/shared.db",

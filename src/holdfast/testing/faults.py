@@ -1,15 +1,29 @@
-"""Real stores with a fault in the way: replies that get lost, connections that stall. Never a mock."""
+"""Real stores with a fault in the way: replies that get lost, connections that stall, clocks that are set. No mocks.
+
+`planned` puts a plan between clients and their store, in this process. `SkewedClock` gives other processes, clients or
+servers, a wall clock that the test sets. `holdfast.testing.proxy` has the faults of a network.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Self
 
 from .. import client
 from ..commands import Command
-from ..errors import StoreUnavailable
+from ..errors import HoldfastError, StoreUnavailable
 from ..rules.outcomes import Outcome
 from ..stores import open_store
 from ..stores.contract import Connection, Role, Store
@@ -112,3 +126,97 @@ def planned(opening: Callable[..., Store] = open_store) -> Iterator[Plan]:
         yield plan
     if plan.open_connections:
         raise AssertionError("a connection was left open")
+
+
+class ClockMissing(HoldfastError):
+    """The library that moves the clock of other processes is not installed."""
+
+
+class SkewedClock:
+    """The wall clock of other processes, which `set` moves for all of them in the same instant.
+
+    It is libfaketime, preloaded, so on Linux only. Who is started by `start` lives by it, and ends with the block; also
+    who is started with `env`, a server for example: `servers.valkey(env=clock.env)`. Clocks that cannot be set
+    (monotonic, boot time) stay real, as on a host whose clock is set.
+    """
+
+    SETTLING = 0.005
+    """Seconds; Valkey counts by itself for up to a millisecond before it looks at the clock again."""
+    OBJECTS = Path("/dev/shm")  # noqa: S108  (where the library keeps two objects a process)
+
+    def __init__(self, offset: float = 0.0) -> None:
+        library = _faketime()
+        if library is None:
+            raise ClockMissing(
+                "libfaketime is not installed, or was not built for this system: the clock cannot be moved. Install it "
+                f"with\n    {shlex.quote(sys.executable)} -m pip install libfaketime"
+            )
+        self._processes: list[subprocess.Popen[str]] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-clock-"))
+        self._folder.chmod(0o755)  # a server may run as another user
+        self._hands = self._folder / "clock"
+        preload = shutil.copy(library, self._folder)
+        Path(preload).chmod(0o755)
+        self.set(offset)
+        self.env = {
+            "LD_PRELOAD": preload,
+            "FAKETIME_TIMESTAMP_FILE": str(self._hands),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+            "NO_FAKE_STAT": "1",
+        }
+        """What a process needs in its environment to live by this clock."""
+
+    def set(self, offset: float) -> None:
+        """Put the clock so many seconds ahead of the true time, or behind it with a minus.
+
+        Whoever looks at it after this has returned sees it moved.
+        """
+        fresh = self._hands.with_suffix(".new")
+        fresh.write_text(f"{offset:+.6f}")
+        fresh.chmod(0o644)
+        fresh.replace(self._hands)
+        time.sleep(self.SETTLING)
+
+    def start(
+        self, command: Sequence[str], *, stdin: int | IO[str] | None = None, stdout: int | IO[str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a process that lives by this clock; it is killed at the end, if it is still there."""
+        process = subprocess.Popen(  # noqa: S603  (the test's own command)
+            command, env={**os.environ, **self.env}, stdin=stdin, stdout=stdout, text=True
+        )
+        self._processes.append(process)
+        return process
+
+    def forget(self, pid: int) -> None:
+        """Remove what the library of a killed process could not."""
+        for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+            (self.OBJECTS / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Kill what was started here. Whoever still lives by the clock sees the true time from now on."""
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self.forget(process.pid)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _faketime() -> Path | None:
+    """The library within its package, found without importing it."""
+    spec = importlib.util.find_spec("libfaketime")
+    if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
+        return None
+    found = Path(spec.origin).parent / "vendor/libfaketime/src/libfaketime.so.1"
+    return found if found.exists() else None

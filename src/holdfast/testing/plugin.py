@@ -99,7 +99,10 @@ def holdfast_clock() -> Iterator[VirtualClock]:
 
 @pytest.fixture
 def holdfast_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreUnderTest]:
-    """The store beneath the clients of this test. `$HOLDFAST_URL` is its address, for code that makes its own."""
+    """The store beneath the clients of this test. `$HOLDFAST_URL` is its address, for code that makes its own.
+
+    On a store that all tests share, such code must be told the `namespace` too: else it is in `default`, with others.
+    """
     clock = request.getfixturevalue("holdfast_clock") if "holdfast_clock" in request.fixturenames else None
     template = request.config.getoption("holdfast_url") or request.config.getini("holdfast_url") or DEFAULT_URL
     name = f"test-{secrets.token_hex(6)}"

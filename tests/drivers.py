@@ -1,0 +1,87 @@
+"""Each kind of server by its real driver, for tests that say the same of all: a connection that counts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import psycopg
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+
+class PostgresSession:
+    """One connection, and a counter in a table."""
+
+    errors = (psycopg.Error,)
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True, connect_timeout=10)
+        self._connection.execute("CREATE TABLE IF NOT EXISTS counter (id int PRIMARY KEY, n int)")
+
+    def add(self) -> None:
+        self._connection.execute(
+            "INSERT INTO counter VALUES (1, 1) /* add */ ON CONFLICT (id) DO UPDATE SET n = counter.n + 1"
+        )
+
+    def value(self) -> int:
+        row = self._connection.execute("SELECT n FROM counter").fetchone()
+        return row[0] if row else 0
+
+    def version(self) -> str:
+        return self._connection.execute("SHOW server_version").fetchone()[0].split()[0]
+
+    def setting(self, name: str) -> str:
+        return self._connection.execute("SELECT current_setting(%s)", (name,)).fetchone()[0]
+
+    def now(self) -> float:
+        return float(self._connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()[0])
+
+    def close(self) -> None:
+        self._connection.close()
+
+    adding = b"/* add */"
+    """What a request to add has in it, and no other."""
+
+
+class RedisSession:
+    """One connection, and a counter under a key. Nothing is ever sent twice."""
+
+    errors = (redis.RedisError,)
+
+    def __init__(self, url: str) -> None:
+        self._client = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), single_connection_client=True)
+
+    def add(self) -> None:
+        self._client.incr("counter")
+
+    def value(self) -> int:
+        return int(self._client.get("counter") or 0)
+
+    def version(self) -> str:
+        info = self._client.info("server")
+        return info.get("valkey_version", info["redis_version"])
+
+    def setting(self, name: str) -> str:
+        return self._client.config_get(name)[name]
+
+    def now(self) -> float:
+        seconds, microseconds = self._client.time()
+        return seconds + microseconds / 1e6
+
+    def close(self) -> None:
+        self._client.close()
+
+    adding = b"INCR"
+
+
+SESSIONS = {"postgres": PostgresSession, "valkey": RedisSession, "redis": RedisSession}
+
+
+@contextmanager
+def session(kind: str, url: str):
+    made = SESSIONS[kind](url)
+    try:
+        yield made
+    finally:
+        made.close()
