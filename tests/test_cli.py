@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as package
-from commandline import COMMAND, answer, failure, holdfast, process, started
+from commandline import COMMAND, answer, environment, failure, holdfast, process, started
 from holdfast import Client
 from holdfast.cli.output import harmless, length
 
@@ -79,6 +80,9 @@ def test_without_a_command_the_help_is_shown_and_it_counts_as_not_understood(gro
         (["locks", "show", "a\x1b"], r"control character '\x1b'"),
         (["locks", "show", "k" * 600], "use a hash"),
         (["locks", "list", "--namespace", "\t"], "namespace"),
+        (["locks", "list", "--namespace", ""], "Invalid value for '--namespace': it is empty"),
+        (["--namespace", "", "doctor"], "Invalid value for '--namespace': it is empty"),
+        (["locks", "list", "--url", ""], "Invalid value for '--url': it is empty"),
         (["locks", "list", "--url", "nonsense://x"], "not known"),
         (["locks", "list", "--url", "hf.db"], "begins with a scheme"),
         (["locks", "list", "--url", "sqlite://hf.db"], "three slashes"),
@@ -194,6 +198,95 @@ def test_an_encoding_without_the_letters_does_not_break_the_output(url):
     done = process("locks", "list", "--url", url, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert r"\xfcberf\xe4llig" in done.stdout
+
+
+LOOKING = [
+    ["locks", "list"],
+    ["locks", "show", "a"],
+    ["locks", "watch", "--for", "0"],
+    ["state", "get", "a"],
+    ["doctor"],
+]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize("arguments", LOOKING)
+def test_root_who_looks_does_not_lock_the_applications_user_out(url, tmp_path, arguments):
+    os.chown(tmp_path / "hf.db", 65_534, 65_534)
+    (tmp_path / "hf.db-turn").unlink()
+    assert holdfast(*arguments, "--url", url).exit_code in (0, 1)
+    assert {path.name: path.stat().st_uid for path in tmp_path.iterdir()} == {"hf.db": 65_534, "hf.db-turn": 65_534}
+
+
+def shell(redirection, *arguments, **more):
+    """Run a command through a shell, which can close its streams."""
+    line = f"exec {shlex.join([*COMMAND, *arguments])} {redirection}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], capture_output=True, text=True, env=environment(**more), timeout=60, check=False
+    )
+    assert "Traceback" not in done.stderr
+    assert "should not have happened" not in done.stderr
+    return done
+
+
+ANSWERING = [*LOOKING[:3], ["state", "set", "a", "1"], ["doctor"], ["--help"], ["--version"], ["demo"]]
+
+
+ANSWERING_JSON = [[*command, "--json"] for command in ANSWERING[:5]]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", ANSWERING + ANSWERING_JSON)
+def test_an_answer_that_cannot_be_written_is_one_line(url, arguments):
+    done = shell(">/dev/full", *arguments, HOLDFAST_URL=url)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("holdfast: the answer could not be written (No space left on device)")
+    assert shell(">/dev/full", *arguments, HOLDFAST_URL=url, PYTHONUNBUFFERED="1").stderr == done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_where_nothing_can_be_written_the_exit_code_still_tells(url):
+    assert shell(">/dev/full 2>/dev/full", "locks", "list", "--json", "--url", url).returncode == 1
+    assert shell("2>/dev/full", "locks", "list", "--nonsense", "--url", url).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [*ANSWERING, ANSWERING_JSON[0], ["locks", "release", "a", "--yes", "--reason", "x"]]
+)
+def test_without_a_standard_output_nothing_is_done_and_one_line_says_so(url, arguments):
+    done = shell(">&-", *arguments, HOLDFAST_URL=url)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "standard output is closed" in done.stderr
+    with Client(url) as hf:
+        assert hf.locks.inspect("a").held
+        assert hf.state("a").get() is None
+
+
+def test_without_a_standard_error_everything_else_goes_on(url):
+    done = shell("2>&-", "locks", "list", "--json", "--url", url)
+    assert (done.returncode, json.loads(done.stdout)["locks"][0]["key"]) == (0, "a")
+    done = shell("2>&-", "locks", "show", "--json", "--url", url)
+    assert (done.returncode, json.loads(done.stdout)["error"]["type"]) == (2, "UsageError")
+    assert shell(">&- 2>&-", "locks", "list", "--url", url).returncode == 1
+    assert shell(">&- 2>&- <&-", "doctor", "--url", url).returncode == 1
+
+
+def test_without_a_standard_input_it_says_what_to_do(url):
+    done = shell("<&-", "state", "set", "k", "-", "--url", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "standard input is closed" in done.stderr
+    done = shell("<&-", "locks", "release", "a", "--reason", "x", "--url", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--yes" in done.stderr
+    done = shell("<&-", "locks", "list", "--url", url)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["--json", "demo"], ["demo", "--json"]])
+def test_the_demo_has_no_json(arguments):
+    done = holdfast(*arguments)
+    failure(done, 2)
+    assert answer(done)["error"]["type"] == "UsageError"
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

@@ -20,7 +20,7 @@ from waiting import eventually
 
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
-SQLITE_CHECKS = ["schema", "journal_mode", "synchronous", "file_system", "disk_space"]
+SQLITE_CHECKS = ["schema", "journal_mode", "synchronous", "states", "file_system", "disk_space"]
 RECORD_CHECKS = ["clock", "clock_set_back", "dead_waiters", "records"]
 
 
@@ -73,13 +73,13 @@ def test_a_store_in_order_is_well(url):
         done = holdfast("doctor", "--url", url)
     assert done.exit_code == 0
     assert done.stdout.splitlines()[-1] == "All is well."
-    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 10
+    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 11
 
 
 def test_the_document_of_a_check_up_has_this_shape(url):
     document = answer(holdfast("doctor", "--json", "--url", url))
     finding = {"check": "str", "level": "str", "detail": "str", "advice": "str"}
-    assert shape(document) == {"url": "str", "namespace": "str", "level": "str", "findings": [finding] * 10}
+    assert shape(document) == {"url": "str", "namespace": "str", "level": "str", "findings": [finding] * 11}
     assert (document["level"], document["namespace"]) == ("ok", "default")
     assert [each["check"] for each in document["findings"]] == ["store", *SQLITE_CHECKS, *RECORD_CHECKS]
     assert {each["level"] for each in document["findings"]} == {"ok"}
@@ -225,6 +225,40 @@ def test_many_of_a_kind_are_counted_and_only_some_named(url, plant):
     assert level == "problem"
     assert "150 of 150 cannot be read" in detail
     assert "broken:004 and 145 more" in detail
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "past = 'nothing of ours'",
+        "past = '{\"writers\": 7}'",
+        "past = x'ff'",
+        "value = '{'",
+        "value = ''",
+        "value = CAST(x'22ff22' AS TEXT)",
+        "version = 'many'",
+    ],
+)
+def test_a_state_that_cannot_be_read_is_a_problem(path, url, change):
+    with Client(url, namespace="elsewhere") as hf:
+        for key in ("good", "bad", "deleted"):
+            hf.state(key).set({"a": 1})
+        hf.state("deleted").delete()
+        hf.state.execution("run-7", "bad").set(1)
+    assert found(url, "states", code=0) == ("ok", "all 4 can be read")
+    sql(path, f"UPDATE slots SET {change} WHERE key = 'bad'")
+    level, detail = found(url, "states", code=1)
+    assert level == "problem"
+    assert "2 of 4 cannot be read (bad of execution 'run-7' in elsewhere; bad in elsewhere)" in detail
+
+
+def test_states_that_cannot_be_read_are_counted_and_only_some_named(path, url):
+    with Client(url) as hf:
+        for number in range(8):
+            hf.state(f"s{number}").set(number)
+    sql(path, "UPDATE slots SET value = '{'")
+    assert "8 of 8 cannot be read" in (detail := found(url, "states", code=1)[1])
+    assert "s4 in default and 3 more" in detail
 
 
 def test_a_store_that_does_not_answer_is_a_problem(url, plan):

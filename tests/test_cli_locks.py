@@ -294,6 +294,13 @@ def test_on_a_terminal_a_watch_redraws_a_table_and_ends_with_ctrl_c(busy):
         assert "\x1b[" in screen.seen
 
 
+def test_a_watch_counts_its_locks(busy):
+    with terminal("locks", "watch", "--for", "0", "--url", busy) as screen:
+        assert "1 lock in " in screen.until("1 lock in ")
+    with Client(busy) as hf, hf.lock("another"), terminal("locks", "watch", "--for", "0", "--url", busy) as screen:
+        assert "2 locks in " in screen.until("2 locks in ")
+
+
 def test_on_a_terminal_a_watch_ends_by_itself(busy):
     with terminal("locks", "watch", "--for", "0.1 seconds", "--url", busy) as screen:
         assert screen.end() == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from commandline import answer, failure, holdfast, process
-from holdfast import Client
+from holdfast import Client, InvalidValue
 
 
 @pytest.fixture
@@ -57,9 +60,42 @@ def test_what_cannot_be_read_as_json_ends_with_2_and_sets_nothing(url, text):
     assert answer(holdfast("state", "get", "k", "--json", "--url", url)) == "before"
 
 
-def test_unreadable_json_does_not_make_a_file(url, tmp_path):
-    failure(holdfast("state", "set", "k", "{", "--url", url), 2)
+@pytest.mark.parametrize("text", ["{", "99999999999999999999"])
+def test_a_value_that_is_refused_does_not_make_a_file(url, tmp_path, text):
+    failure(holdfast("state", "set", "k", text, "--url", url), 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_cannot_be_read_is_the_stores_fault_and_not_the_arguments(url, tmp_path, monkeypatch):
+    with Client(url) as hf:
+        hf.state("k").set(1)
+    with closing(sqlite3.connect(tmp_path / "hf.db", isolation_level=None)) as db:
+        db.execute("UPDATE slots SET past = 'nothing of ours'")
+    assert "cannot be read" in failure(holdfast("state", "set", "k", "5", "--url", url), 1)
+
+    def unreadable(*_arguments):
+        raise InvalidValue("the state 'k' holds something that is not JSON")
+
+    monkeypatch.setattr("holdfast.AtomicState.set", unreadable)
+    assert (
+        failure(holdfast("state", "set", "k", "5", "--url", url), 1)
+        == "holdfast: the state 'k' holds something that is not JSON\n"
+    )
+
+
+def test_a_value_whose_row_holds_no_json_is_set_anew(url, tmp_path):
+    with Client(url) as hf:
+        hf.state("k").set(1)
+    with closing(sqlite3.connect(tmp_path / "hf.db", isolation_level=None)) as db:
+        db.execute("UPDATE slots SET value = '{'")
+    failure(holdfast("state", "get", "k", "--url", url), 1)
+    assert holdfast("state", "set", "k", "5", "--url", url).exit_code == 0
+    assert answer(holdfast("state", "get", "k", "--json", "--url", url)) == 5
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_value_is_not_set_in_a_store_that_ends_with_the_command(more):
+    assert "ends with this command" in failure(holdfast("state", "set", "k", "1", "--url", "memory://", *more), 2)
 
 
 def test_a_bad_key_ends_with_2(url):

@@ -313,6 +313,21 @@ def test_a_waiter_ttl_may_be_given(slot, colour):
     assert actors.acquire("b", at=5) == waiting(0)
 
 
+def test_a_caller_whose_clock_is_late_cuts_nobodys_lease(one):
+    one.acquire("a")
+    assert one.acquire("late", at=-40) == waiting(0)
+    assert one.acquire("c", at=10) == waiting(1)
+    assert one.renew("a", at=30) is True
+
+
+def test_a_release_by_a_stranger_writes_nothing(one, plan):
+    one.acquire("a")
+    written = plan.count(SwapSlot)
+    one.release("nobody")
+    assert plan.count(SwapSlot) == written
+    assert one.holders() == ["a"]
+
+
 def test_now_may_be_an_aware_datetime(one):
     start = datetime.fromtimestamp(NOW, UTC)
     assert one.do(one.lock.try_acquire(one.slot, holder_id="a", now=start)) == HELD
@@ -363,6 +378,13 @@ def test_a_slot_that_holds_something_else_is_refused_and_left_as_it_is(hf, mutex
     with pytest.raises(RecordUnreadable):
         colour.do(mutex.try_acquire(other, holder_id="a", now=NOW))
     assert colour.do(other.get()) == {"holders": "all of us"}
+
+
+def test_a_slot_with_a_type_and_a_slot_with_something_of_anybody_elses_are_refused_at_once(hf, mutex, colour):
+    with pytest.raises(InvalidOption, match="without type="):
+        colour.do(mutex.try_acquire(hf.state("t", type=LockRecord), holder_id="a", now=NOW))
+    with pytest.raises(InvalidValue, match="not a lock"):
+        colour.do(mutex.try_acquire(hf.state("d", initial={"foo": 1}), holder_id="a", now=NOW))
 
 
 def test_what_is_no_slot_is_refused(mutex):

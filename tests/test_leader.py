@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
 
 from colours import on_a_loop
-from holdfast import AsyncClient, Client, InvalidKey, LeaseLost, LockTimeout, WouldDeadlock
-from holdfast.commands import Renew
+from holdfast import AsyncClient, Client, InvalidKey, InvalidOption, LeaseLost, LockTimeout, WouldDeadlock
+from holdfast.commands import Acquire, Renew
 from waiting import eventually
 
 KEY = "leader:scheduler"
@@ -284,14 +289,192 @@ def test_running_in_a_thread_ends_with_its_client(url):
     assert not leader.is_leader
 
 
-def test_waiting_in_a_thread_ends_with_its_client(url):
-    with Client(url) as first, Client(url) as second:
-        first.leader("scheduler").campaign()
-        thread = threading.Thread(target=second.leader("scheduler").run)
+def test_waiting_in_a_thread_ends_with_its_client(tmp_path):
+    """In a process of its own, so that the candidate waits in the store and not at the local gate."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    script = """
+        import sys
+        from holdfast import Client
+        with Client(sys.argv[1]) as hf:
+            term = hf.leader("scheduler").campaign()
+            print("leads", flush=True)
+            sys.stdin.read()
+    """
+    other = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout.readline() == b"leads\n"
+        with Client(url) as watcher:
+            client = Client(url)
+            thread = threading.Thread(target=client.leader("scheduler").run)
+            thread.start()
+            eventually(lambda: len(watcher.locks.inspect(KEY).waiters) == 1)
+            client.close()
+            eventually(lambda: not thread.is_alive())
+            assert watcher.locks.inspect(KEY).waiters == ()
+    finally:
+        other.communicate()
+
+
+def test_a_leader_that_was_dropped_is_no_longer_renewed_and_that_is_told(url):
+    with Client(url) as client:
+        told = []
+        client.events.subscribe(lambda event: told.append(event.name))
+
+        def lead_and_forget():
+            for _term in client.leader("scheduler", ttl=0.5):
+                break
+
+        with pytest.warns(ResourceWarning, match="dropped without being released"):
+            lead_and_forget()
+            gc.collect()
+        eventually(lambda: not client.locks.inspect(KEY).held)
+        eventually(lambda: "lease_lost" in told)
+
+
+def test_a_term_in_hand_keeps_its_leader_and_tells_of_its_end(url):
+    with Client(url) as client:
+        told = []
+        term = client.leader("scheduler", on_change=lambda who: told.append(who.is_leader)).campaign()
+        gc.collect()
+        term.release()
+        assert told == [True, False]
+
+
+@on_a_loop
+async def test_resigning_stops_the_block_of_another_task_before_somebody_else_leads(url):
+    async with AsyncClient(url) as client, AsyncClient(url) as other:
+        leader, log = client.leader("scheduler"), []
+        inside = asyncio.Event()
+
+        async def work():
+            async for term in leader:
+                async with term:
+                    inside.set()
+                    try:
+                        await asyncio.sleep(2)
+                        log.append("worked on")
+                    finally:
+                        log.append("stopped")
+                return
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        await leader.resign()
+        await task
+        log.append("left")
+        async with other.leader("scheduler"):
+            log.append("other leads")
+        assert log == ["stopped", "left", "other leads"]
+
+
+@on_a_loop
+async def test_resigning_within_ones_own_block_does_not_cancel_oneself(url):
+    async with AsyncClient(url) as client:
+        leader = client.leader("scheduler")
+        async for term in leader:
+            async with term:
+                await leader.resign()
+                assert not term.valid
+            break
+        assert asyncio.current_task().cancelling() == 0
+
+
+@on_a_loop
+async def test_the_block_of_a_term_that_is_over_ends_where_it_first_waits(url):
+    async with AsyncClient(url) as client:
+        leader = client.leader("scheduler")
+        term = await leader.campaign()
+        await leader.resign()
+        async with term:
+            await asyncio.sleep(0.5)
+            pytest.fail("it worked on")
+        assert asyncio.current_task().cancelling() == 0
+
+
+@on_a_loop
+async def test_one_candidate_in_two_tasks_leaves_each_block_with_its_own_term(url):
+    async with AsyncClient(url) as client:
+        leader = client.leader("scheduler")
+        first = await leader.__aenter__()
+        await client.locks.force_release(KEY, reason="test")
+        with pytest.raises(LeaseLost):
+            await first.renew()
+        entered, done = asyncio.Event(), asyncio.Event()
+
+        async def second():
+            async with leader as term:
+                entered.set()
+                await done.wait()
+                assert term.valid
+
+        task = asyncio.create_task(second())
+        with contextlib.suppress(asyncio.CancelledError):
+            await entered.wait()
+        await entered.wait()
+        with pytest.raises(LeaseLost):
+            await leader.__aexit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+        assert leader.is_leader
+        done.set()
+        await task
+
+
+def test_a_candidate_waits_through_a_time_without_the_store(url, plan, monkeypatch):
+    monkeypatch.setattr("holdfast.flows.RESEND_AFTER", (0.01,))
+    with Client(url) as client:
+        failed = []
+        client.events.subscribe(lambda event: failed.append(event) if event.name == "campaign_failed" else None)
+        leader = client.leader("scheduler", ttl=0.6)
+        plan.refuse = Acquire
+        thread = threading.Thread(target=leader.run)
         thread.start()
-        eventually(lambda: thread.is_alive())
-        second.close()
-        eventually(lambda: not thread.is_alive())
+        eventually(lambda: len(failed) >= 2)
+        assert not leader.is_leader
+        plan.refuse = None
+        eventually(lambda: leader.is_leader)
+        client.close()
+        thread.join()
+
+
+def test_running_tells_of_the_end_when_its_client_is_closed(url):
+    client, told = Client(url), []
+    leader = client.leader("scheduler", on_change=lambda who: told.append(who.is_leader))
+    thread = threading.Thread(target=leader.run)
+    thread.start()
+    eventually(lambda: told == [True])
+    client.close()
+    thread.join()
+    assert told == [True, False]
+
+
+def test_an_on_change_that_nobody_could_call_is_refused(hf, url):
+    with pytest.raises(InvalidOption, match="on_change"):
+        hf.leader("scheduler", on_change=5)
+
+    async def later(_leader):
+        pass
+
+    with Client(url) as client, pytest.raises(InvalidOption, match="asynchronous"):
+        client.leader("scheduler", on_change=later)
+
+
+def test_an_asynchronous_on_change_does_not_keep_the_term_from_being_given_back_at_exit(tmp_path):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    script = """
+        import asyncio, sys
+        from holdfast import AsyncClient
+
+        async def told(leader):
+            pass
+
+        hf = AsyncClient(sys.argv[1])
+        leader = hf.leader("scheduler", on_change=told)
+        asyncio.run(leader.campaign())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), url], check=True, capture_output=True)
+    with Client(url) as client:
+        assert not client.locks.inspect(KEY).held
 
 
 def test_a_bad_name_is_refused(hf):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast import HoldfastError, InvalidDuration, InvalidKey, LeaseLost, RunLock, RunLocked
+from holdfast import (
+    AsyncClient,
+    Client,
+    InvalidDuration,
+    InvalidKey,
+    LeaseLost,
+    RunLock,
+    RunLocked,
+    StoreUnavailable,
+)
 from holdfast.commands import Acquire, Release, Renew
 from waiting import eventually
 
@@ -48,17 +58,16 @@ def test_both_are_settable(locks, hf, colour):
     assert kept.interval == 300
 
 
-def test_the_keeper_renews_it_also_when_the_thread_that_took_it_has_ended(locks, hf, colour, url):
-    if colour.name == "async":
-        return
-    thread = threading.Thread(target=lambda: locks.try_acquire(*RUN, 0.6))
-    thread.start()
-    thread.join()
-    beats = []
-    hf.events.subscribe(lambda event: beats.append(event.name))
-    eventually(lambda: beats.count("leases_renewed") >= 4)
-    assert locks.token(*RUN) is not None
-    assert "lease_neglected" not in beats
+def test_the_keeper_renews_it_also_when_the_thread_that_took_it_has_ended(url):
+    with Client(url) as client:
+        thread = threading.Thread(target=lambda: client.run_locks.try_acquire(*RUN, 0.6))
+        thread.start()
+        thread.join()
+        beats = []
+        client.events.subscribe(lambda event: beats.append(event.name))
+        eventually(lambda: beats.count("leases_renewed") >= 4)
+        assert client.run_locks.token(*RUN) is not None
+        assert "lease_neglected" not in beats
 
 
 def test_get_tells_who_holds_it_until_when_on_what_and_under_which_token(locks, others, colour, url):
@@ -108,13 +117,65 @@ def test_renew_may_give_another_ttl_longer_or_shorter_and_the_heartbeat_follows(
     assert colour.do(locks.get(*RUN)).expires_at - datetime.now(UTC) <= timedelta(seconds=30)
 
 
-def test_a_shorter_ttl_counts_from_the_moment_it_was_asked_for_even_if_the_answer_never_comes(plan, locks, hf, colour):
+def test_a_shorter_ttl_counts_from_the_moment_it_was_asked_for_even_if_the_answer_never_comes(
+    plan, locks, hf, colour, monkeypatch
+):
+    monkeypatch.setattr("holdfast.locks.run_locks.RESEND_FOR", 0.6)
     colour.do(locks.try_acquire(*RUN, 3600))
     (kept,) = hf.works.keeper._kept.values()
     plan.refuse = Renew
-    with pytest.raises(HoldfastError):
+    with pytest.raises(StoreUnavailable) as caught:
         colour.do(locks.renew(*RUN, 30))
+    assert caught.value.ambiguous
     assert kept.held.remaining() <= 30
+    assert kept.interval == 10
+
+
+def test_a_renewal_that_its_caller_gave_up_costs_nobody_the_run(plan, hf, colour, monkeypatch):
+    """The keeper goes on with the shorter ttl, at its pace."""
+    monkeypatch.setattr("holdfast.locks.run_locks.RESEND_FOR", 0.3)
+    colour.do(hf.run_locks.try_acquire(*RUN, 3600))
+    (kept,) = hf.works.keeper._kept.values()
+    plan.refuse = Renew
+    with pytest.raises(StoreUnavailable):
+        colour.do(hf.run_locks.renew(*RUN, 1.2))
+    plan.refuse = None
+    beats = []
+    hf.events.subscribe(lambda event: beats.append(event.name) if event.name == "leases_renewed" else None)
+    eventually(lambda: len(beats) >= 4)
+    assert hf.run_locks.token(*RUN) is not None
+    assert kept.held.ttl == 1_200_000
+
+
+def test_a_longer_ttl_is_not_undone_by_a_heartbeat_that_was_under_way(plan, hf, colour):
+    """A heartbeat with the old ttl is on its way when the longer one is asked for: it cannot come after it."""
+    colour.do(hf.run_locks.try_acquire(*RUN, 2))
+    (kept,) = hf.works.keeper._kept.values()
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def hold_up(commands):
+        if any(isinstance(command, Renew) and command.ttl == 2_000_000 for command in commands):
+            under_way.set()
+            go_on.wait(20)
+
+    plan.before = hold_up
+    assert under_way.wait(20)
+    threading.Timer(0.2, go_on.set).start()
+    assert colour.do(hf.run_locks.renew(*RUN, 60)) is True
+    assert colour.do(hf.run_locks.get(*RUN)).expires_at - datetime.now(UTC) > timedelta(seconds=50)
+    assert kept.held.remaining() > 50
+    ttls = [command.ttl for command in plan.sent if isinstance(command, Renew)]
+    assert ttls == sorted(ttls)
+
+
+def test_a_client_that_was_dropped_gives_its_runs_back(colour, url):
+    staying = colour.client(url)
+    leaving = (Client if colour.name == "sync" else AsyncClient)(url)
+    colour.do(leaving.run_locks.try_acquire(*RUN, 60))
+    with pytest.warns(ResourceWarning, match="was not closed|was dropped"):
+        del leaving
+        gc.collect()
+    eventually(lambda: colour.do(staying.run_locks.get(*RUN)) is None)
 
 
 def test_a_hold_that_was_taken_away_is_not_ones_own_any_more(locks, hf, others, colour):
@@ -131,7 +192,9 @@ def test_the_guard_yields_the_lease_and_gives_it_back(locks, others, colour):
     with colour.block(locks.guard(*RUN)) as lease:
         assert lease.token == colour.do(others.get(*RUN)).token
         assert colour.do(others.try_acquire(*RUN)) is False
-        assert locks.token(*RUN) is None  # the lease in hand has it
+        assert locks.token(*RUN) == lease.token
+        assert colour.do(locks.renew(*RUN)) is True
+    assert locks.token(*RUN) is None
     assert colour.do(others.try_acquire(*RUN)) is True
 
 
@@ -159,6 +222,24 @@ def test_the_guard_refuses_also_what_the_same_client_holds(locks, colour):
         colour.block(locks.guard("import", "another")),
     ):
         raise AssertionError
+
+
+def test_the_guard_as_a_decorator_and_by_acquire_says_run_locked_too(locks, others, colour):
+    colour.do(others.try_acquire(*RUN))
+    with pytest.raises(RunLocked):
+        colour.do(locks.guard(*RUN).acquire())
+    if colour.name == "sync":
+        decorated = locks.guard(*RUN)(lambda: "ran")
+    else:
+
+        @locks.guard(*RUN)
+        async def decorated():
+            return "ran"
+
+    with pytest.raises(RunLocked):
+        colour.do(decorated())
+    colour.do(others.release(*RUN))
+    assert colour.do(decorated()) == "ran"
 
 
 def test_losing_the_run_inside_the_guard_is_loud(locks, hf, colour):

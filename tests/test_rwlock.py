@@ -145,18 +145,30 @@ async def test_readers_that_wait_together_come_in_together(url):
         assert most == 10
 
 
-def test_as_a_decorator(hf, colour, url):
-    if colour.name == "async":
-        return
-    seen = []
+def test_as_a_decorator(url):
+    with Client(url) as client:
+        seen = []
 
-    @hf.rwlock("doc:{number}", wait=0).read()
-    def read(number):
-        seen.append([info.key for info in hf.locks.list()])
-        return number
+        @client.rwlock("doc:{number}", wait=0).read()
+        def read(number):
+            seen.append([info.key for info in client.locks.list()])
+            return number
 
-    assert read(7) == 7
-    assert seen == [["doc:7"]]
+        assert read(7) == 7
+        assert seen == [["doc:7"]]
+
+
+@on_a_loop
+async def test_as_a_decorator_of_an_asynchronous_function(url):
+    async with AsyncClient(url) as client:
+
+        @client.rwlock("doc:{number}", wait=0).write()
+        async def write(number):
+            with pytest.raises(WouldDeadlock):
+                await client.rwlock("doc:7").read().acquire()
+            return [info.key for info in await client.locks.list()]
+
+        assert await write(7) == ["doc:7"]
 
 
 def test_a_timeout_names_who_is_in_the_way(url):

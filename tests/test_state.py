@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 import pytest
 
 from colours import on_a_loop
-from holdfast import AsyncClient, AtomicStateConflictError, Client, InvalidKey, InvalidOption, InvalidValue
+from holdfast import (
+    AsyncClient,
+    AtomicStateConflictError,
+    Client,
+    InvalidKey,
+    InvalidOption,
+    InvalidValue,
+    WouldDeadlock,
+)
 from holdfast.commands import ReadSlot, SwapSlot
 from holdfast.errors import StoreUnavailable
 from holdfast.rules.slot import WRITERS
@@ -69,6 +77,43 @@ def test_an_exception_of_the_function_leaves_everything_as_it_is(n, colour):
     with pytest.raises(ZeroDivisionError):
         colour.do(n.update(lambda value: value / 0))
     assert colour.do(n.get()) == 3
+
+
+def test_a_function_that_returns_nothing_is_refused_and_wipes_nothing(hf, colour):
+    settings = hf.state("settings", initial={"a": 1})
+    with pytest.raises(InvalidValue, match="returned None"):
+        colour.do(settings.update(lambda value: value.update(b=2)))
+    assert colour.do(settings.get()) == {"a": 1}
+
+
+def test_a_change_within_its_own_update_is_refused(url):
+    with Client(url) as client:
+        state = client.state("n", initial=0)
+        with pytest.raises(WouldDeadlock, match="within its own update"):
+            state.update(lambda _value: state.increment())
+        assert state.get() == 0
+        assert state.update(lambda value: value + client.state("other", initial=4).increment()) == 5
+
+
+def test_what_does_not_fit_the_type_can_be_replaced_and_deleted(hf, colour):
+    colour.do(hf.state("k").set("text"))
+    typed = hf.state("k", type=int)
+    colour.do(typed.set(4))
+    assert colour.do(typed.get()) == 4
+    colour.do(hf.state("k").set("text"))
+    colour.do(typed.delete())
+    assert colour.do(typed.get()) is None
+
+
+def test_a_type_is_not_given_as_text(hf):
+    with pytest.raises(InvalidOption, match="the type itself"):
+        hf.state("k", type="int")
+
+
+def test_a_mapping_by_numbers_comes_back_where_the_type_says_so(hf, colour):
+    state = hf.state("k", type=dict[int, str])
+    colour.do(state.set({1: "a"}))
+    assert colour.do(state.get()) == {1: "a"}
 
 
 def test_numbers_count_up_and_down(n, colour):

@@ -57,6 +57,7 @@ class Works:
         # Weak: a flow whose event loop was closed is collected, and gives its place back as it goes.
         self._waiting: dict[str, tuple[str, weakref.ref[Flag]]] = {}
         self._taking: dict[str, str] = {}  # from before it is asked for until the keeper has it: its key
+        self.runs: dict[str, object] = {}  # the leases of runs that this client holds, by key
         self._watch: Watch | None = None
         self._watching = threading.Lock()
         self._over = False  # whether no watch may be opened any more

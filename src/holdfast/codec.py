@@ -1,7 +1,7 @@
 """Values as JSON text and back, with an error that says where a value cannot be written.
 
-What comes back is equal to what went in, or the call fails: no number that turns into null, no key that
-turns into text. Never pickle.
+No number turns into null and no key into text on the way: what cannot come back fails at the call. (A tuple comes
+back as a list, unless a type says otherwise.) Never pickle.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from .errors import InvalidValue
 
 MAX_BYTES = 1_048_576
 MAX_DEPTH = 100
+PLAIN = (Any, object)
+"""Types that say nothing: then only what JSON itself has is taken."""
 MAX_INTEGER = 2**63 - 1
 """Numbers beyond this lose their last digits in half of the programs that read JSON, and in some stores."""
 
@@ -28,7 +30,7 @@ def encode_value(value: object, type: Any = Any, *, what: str) -> str:
     '{"n":[1,2.5,null]}'
     """
     try:
-        plain = value if type is Any else msgspec.to_builtins(value)
+        plain = value if type in PLAIN else msgspec.to_builtins(value, str_keys=True)
         _check(plain, "")
         text = msgspec.json.encode(plain)
     except _Unfit as unfit:
@@ -37,7 +39,7 @@ def encode_value(value: object, type: Any = Any, *, what: str) -> str:
         raise InvalidValue(f"{what} cannot hold this value: {error}") from error
     if len(text) > MAX_BYTES:
         raise InvalidValue(f"{what} cannot hold this value: it has {len(text):,} bytes and may have {MAX_BYTES:,}")
-    if type is not Any:
+    if type not in PLAIN:
         try:
             msgspec.json.decode(text, type=type)
         except msgspec.MsgspecError as error:

@@ -61,6 +61,9 @@ EVENTS: dict[str, Kind] = {
     "give_back_failed": Kind(
         "warning", "a lock that nobody wants could not be given back yet", ("key", "attempt", "error")
     ),
+    "campaign_failed": Kind(
+        "warning", "a candidate for leadership cannot reach the store and will try again", ("key", "owner", "error")
+    ),
     "records_removed": Kind("debug", "records that nobody used for long were removed", ("removed",)),
     "callback_failed": Kind("error", "a callback of the user's raised", ("key", "callback", "error")),
 }

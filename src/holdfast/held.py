@@ -7,6 +7,7 @@ passed the grant is lost here, whatever the store says later.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -21,6 +22,8 @@ DRIFT = 0.01
 """The part of a ttl by which two clocks may drift apart while it runs."""
 LATENESS = 0.002
 """Seconds that a holder may need to notice that its time is over."""
+
+_log = logging.getLogger("holdfast")
 
 State = Literal["held", "ended", "lost"]
 
@@ -148,5 +151,8 @@ class Held:
     def _tell(self) -> None:
         self.over.set()
         for listener in self._listeners:
-            listener(self)
+            try:
+                listener(self)
+            except Exception:  # whatever one of them does, the others are told
+                _log.exception("somebody who was told of the end of a lease failed")
         self._listeners = []

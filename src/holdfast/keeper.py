@@ -28,6 +28,7 @@ from ._platform import after_fork_in_child, elapsed
 from .commands import Abandon, Cleanup, Failed, Renew, Swept
 from .errors import ClientClosed, HoldfastError
 from .events import Events
+from .flag import Flag
 from .held import Held
 from .lane import Lane
 from .rules import outcomes as out
@@ -42,6 +43,8 @@ LIVELY = 1.0
 FIRST_CLEANUP = (60.0, 600.0)
 CLEANUP_EVERY = 3_600.0
 JOIN_SECONDS = 15.0
+RETRY_ASKED = 0.5
+"""Seconds until a renewal that somebody waits for is tried again."""
 RETRY_DEBT = 1.0
 """Seconds until something that could not be given back is tried again."""
 
@@ -102,6 +105,7 @@ class Kept:
     """A lease in the keeper's care, and who looks after it: an event loop (by its pulse) or a thread."""
 
     __slots__ = (
+        "asked",
         "dropped",
         "handle",
         "held",
@@ -135,6 +139,7 @@ class Kept:
         self.dropped = False  # set by the finaliser of the user's handle, which has warned then
         self.handle = handle  # a weak reference to it, for a finaliser that was interrupted
         self.neglected = ""
+        self.asked: list[Flag] = []  # who waits for the answer to its next renewal
 
     def why_neglected(self, now: float, silences: dict[Pulse, float]) -> str:
         """Why nobody looks after this lease any more; empty while somebody does. Each loop is asked once a round."""
@@ -210,6 +215,7 @@ class Keeper:
         self._retention = retention
         self._kept: dict[str, Kept] = {}
         self._debts: dict[str, _Debt] = {}
+        self._changes: deque[tuple[Kept, int, float, Flag]] = deque()
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._wake_at = 0.0
         self._lively = False  # whether a lease has come since the last look
@@ -242,6 +248,17 @@ class Keeper:
         self.start()
         if min(kept.renew_at, kept.held.deadline) < self._wake_at:
             self._mail.put(None)
+
+    def renew_for(self, kept: Kept, ttl: int, interval: float) -> Flag:
+        """Renew this lease now, and from now on for this ttl. The flag is set when that is answered, or it is over.
+
+        Renewals of one lease never overtake each other: its ttl changes only while none is under way.
+        """
+        answered = Flag()
+        kept.held.when_over(lambda _held: answered.set())
+        self.start()
+        self.soon(lambda: self._changes.append((kept, ttl, interval, answered)))
+        return answered
 
     def drop(self, held: Held) -> None:
         """This lease is over."""
@@ -324,6 +341,8 @@ class Keeper:
         now = elapsed()
         wake_at = now + (LIVELY if self._lively else IDLE)
         self._lively = False
+        if not self._renewing:
+            self._make_changes(now)
         due: list[Kept] = []
         silences: dict[Pulse, float] = {}
         for kept in list(self._kept.values()):
@@ -354,6 +373,14 @@ class Keeper:
             self._clean("")
         return wake_at
 
+    def _make_changes(self, now: float) -> None:
+        while self._changes:
+            kept, ttl, interval, answered = self._changes.popleft()
+            if ttl < kept.held.ttl:
+                kept.held.shorten(now, ttl)
+            kept.held.ttl, kept.interval, kept.renew_at = ttl, interval, now
+            kept.asked.append(answered)
+
     def _renew(self, due: list[Kept], sent: float) -> None:
         commands = [Renew(key=kept.held.key, id=kept.held.id, token=kept.held.token, ttl=kept.held.ttl) for kept in due]
 
@@ -376,12 +403,17 @@ class Keeper:
         held = kept.held
         if isinstance(outcome, out.Renewed) and outcome.expires_at is not None:
             held.renewed(sent, held.ttl, outcome.expires_at, outcome.floor)
+            while kept.asked:
+                kept.asked.pop().set()
         elif self._kept.get(held.id) is not kept:  # its holder is giving it back at this moment
             return
         elif isinstance(outcome, out.NotHeld):
             self._lose(kept, "the store gave it to somebody else, or it was released by force")
         elif held.state == "held":
-            held.failures += 1
+            if kept.asked:  # somebody waits: try again soon, which is no further failure
+                kept.renew_at = min(kept.renew_at, elapsed() + RETRY_ASKED)
+            else:
+                held.failures += 1
             trouble = outcome.error if isinstance(outcome, Failed) else error
             self._events.emit(
                 "renewal_unknown",

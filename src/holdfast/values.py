@@ -37,15 +37,18 @@ def checked_key(key: str, *, what: str = "key") -> str:
 
     >>> checked_key("invoice:42")
     'invoice:42'
+    >>> checked_key("", what="owner")
+    Traceback (most recent call last):
+    holdfast.errors.InvalidKey: an owner may not be empty: say what it is, such as 'invoice:42'
     """
     if not isinstance(key, str):
-        raise InvalidKey(f"a {what} is text, not {type(key).__name__}: {key!r}")
+        raise InvalidKey(f"{_a(what)} is text, not {type(key).__name__}: {key!r}")
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
         raise InvalidKey(f"the {what} {key!r} is not valid Unicode text (a lone surrogate)") from None
     if not size:
-        raise InvalidKey(f"a {what} may not be empty: say what it is, such as 'invoice:42'")
+        raise InvalidKey(f"{_a(what)} may not be empty: say what it is, such as 'invoice:42'")
     if size > MAX_KEY_BYTES:
         raise InvalidKey(
             f"the {what} {key[:40]!r}... has {size} bytes and may have {MAX_KEY_BYTES}: use a hash of the long part"
@@ -55,6 +58,10 @@ def checked_key(key: str, *, what: str = "key") -> str:
             if unicodedata.category(character) == "Cc":
                 raise InvalidKey(f"the {what} {key!r} holds the control character {character!r}")
     return key
+
+
+def _a(what: str) -> str:
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
 
 
 def seconds(value: Duration, *, what: str = "a duration") -> float:

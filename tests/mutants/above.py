@@ -71,9 +71,9 @@ ABOVE = [
     Mutant(
         "a renewal that was not answered prolongs the lease",
         "keeper.py",
-        '        elif held.state == "held":\n            held.failures += 1',
+        '        elif held.state == "held":\n            if kept.asked:',
         '        elif held.state == "held":\n            held.renewed(sent, held.ttl, held.expires_at, held.floor)\n'
-        "            held.failures += 1",
+        "            if kept.asked:",
         (KEEPER + "test_an_unknown_renewal_never_prolongs_anything",),
     ),
     Mutant(
@@ -136,8 +136,8 @@ ABOVE = [
     Mutant(
         "a task that has left its block is cancelled",
         "locks/block.py",
-        "        if self._inside:\n            self._fired = True",
-        "        if self:\n            self._fired = True",
+        "        if self._inside and not self._fired:\n            self._fired = True",
+        "        if not self._fired:\n            self._fired = True",
         (ASYNC + "test_a_task_that_has_left_the_block_is_never_cancelled",),
     ),
     Mutant(

@@ -246,7 +246,7 @@ QUEUE = [
     ),
     rule(
         "an abandon leaves no tombstone",
-        "        tombstones=(*_without(record.tombstones, id), stone)[-MAX_TOMBSTONES:],\n",
+        "        tombstones=(*_without(record.tombstones, id), *stones)[-MAX_TOMBSTONES:],\n",
         "        tombstones=record.tombstones,\n",
         ENDING + "test_an_acquire_that_arrives_after_its_abandon_is_refused_for_one_ttl",
     ),

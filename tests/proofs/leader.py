@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -208,11 +210,54 @@ def check(campaign: Campaign) -> None:
     report.tell("stopped in the middle of a commit and let go at once", campaign.done["let go"])
 
 
+RECIPE_PROMISED = 15.0
+"""Seconds after a kill -9 within which docs/patterns.md promises the next snapshot."""
+
+
+def recipe(folder: Path, report: Report) -> None:
+    """The snapshot writer of docs/patterns.md as it is written there: two processes, the first one killed."""
+    page = (Path(__file__).parents[2] / "docs/patterns.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    program = "\n\n".join(blocks[:4]) + RECIPE
+    path = folder / "snapshot"
+    command = [sys.executable, "-c", program, f"sqlite:///{folder}/recipe.db", str(path)]
+    writers = [subprocess.Popen([*command, "first"])]
+    try:
+        until(lambda: path.exists(), within=30)
+        writers.append(subprocess.Popen([*command, "second"]))
+        with Client(f"sqlite:///{folder}/recipe.db") as hf:
+            until(lambda: hf.locks.inspect("leader:snapshot-writer").waiters, within=30)
+        writers[0].kill()
+        killed = elapsed()
+        taken_over = until(lambda: path.read_text() == "second", within=60)
+        report.demand("the snapshot writer that was killed was not replaced", kept=taken_over)
+        report.at_most(
+            "snapshot writer of the docs: next snapshot after kill -9, s", elapsed() - killed, RECIPE_PROMISED
+        )
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+
+
+RECIPE = """
+import sys
+
+async def main():
+    async with AsyncClient(sys.argv[1]) as hf:
+        await write_snapshots(hf, sys.argv[2], lambda: sys.argv[3])
+
+asyncio.run(main())
+"""
+
+
 def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
     with Crew(__file__, folder) as crew:
         campaign = Campaign(size, random.Random(seed), folder, crew, report)
         campaign.run()
         check(campaign)
+    if size is FULL:
+        recipe(folder, report)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,8 @@ def test_the_clients_that_wrote_last_are_remembered_and_of_the_others_it_is_know
     assert not slot.swap(after, NOW, request="c0.1", expected="", version=0, value="1")[1].decided
     assert slot.swap(after, NOW, request="c1.1", expected="c0.1", version=1, value="1")[1] == Swapped(version=2)
     assert slot.swap(after, NOW, request="new.1", expected="c0.1", version=1, value="1")[1].decided
+    back, _ = swap(after, "c0.2", acked=1)
+    assert not slot.swap(back, NOW, request="c0.1", expected="", version=0, value="1")[1].decided
 
 
 def test_a_loser_may_reserve_the_next_write():

@@ -11,7 +11,7 @@ from .demo import Demo
 from .doctor import doctor
 from .ending import App
 from .locks import locks
-from .settings import common
+from .settings import Settings, common, pass_settings
 from .state import state
 
 
@@ -26,8 +26,11 @@ def app() -> None:
 
 @app.command()
 @click.option("--ttl", default=2.0, show_default=True, help="The lease in seconds: how soon a dead worker is replaced.")
-def demo(ttl: float) -> None:
+@pass_settings
+def demo(settings: Settings, ttl: float) -> None:
     """Real worker processes on one SQLite file: turns, a kill -9, a pause, and a write that is refused."""
+    if settings.json:
+        raise click.UsageError("The demo is for people: it has no --json.", click.get_current_context())
     console = Console(highlight=False)
     sys.exit(0 if Demo(console, ttl).run() else 1)
 

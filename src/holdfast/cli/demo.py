@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -53,7 +54,8 @@ class Worker:
         assert self._process.stdout is not None  # noqa: S101  (it is a pipe)
         for line in self._process.stdout:
             event = json.loads(line)
-            self._demo.show(self.name, event)
+            with suppress(OSError):  # whoever leads the demo meets it too, and ends
+                self._demo.show(self.name, event)
             self._seen.put(event)
 
     def until(self, name: str) -> dict[str, Any]:

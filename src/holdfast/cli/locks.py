@@ -115,7 +115,7 @@ def _checked_reason(_context: click.Context, _option: click.Parameter, value: st
 @pass_settings
 def release(settings: Settings, key: str, reason: str, *, yes: bool) -> None:
     """Put every holder of KEY out. The holder is not stopped by this; the fence refuses its late writes."""
-    if not yes and not sys.stdin.isatty():
+    if not yes and (sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty()):
         raise click.UsageError(
             "There is no terminal to ask on: look with 'holdfast locks show', then say --yes.",
             click.get_current_context(),
@@ -135,7 +135,11 @@ def release(settings: Settings, key: str, reason: str, *, yes: bool) -> None:
 
 
 def _confirmed(hf: Client, key: str) -> bool:
-    """Ask on the terminal, with who would be put out; nobody else may be put out by the answer. False: nobody is."""
+    """Ask on the terminal, with who would be put out. False: nobody is.
+
+    If others hold it when the answer comes, nobody is put out. Between that look and the release lie milliseconds
+    in which it may still change hands.
+    """
     before = hf.locks.inspect(key)
     if not before.held:
         return False

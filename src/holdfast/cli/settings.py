@@ -1,7 +1,8 @@
 """Where to look and how to answer: the options that every command takes, and the client that follows from them.
 
-They may stand before the group, before the command or after it; the last word counts. Looking leaves
-no trace: a client for a command that only looks is refused where opening it would make or change a file.
+They may stand before the group, before the command or after it; the last word counts. Looking changes no data: a
+client for a command that only looks is refused where opening it would make or change a database. (The empty companion
+`<db>-turn` is made where it is missing, for the database's owner.)
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ pass_settings = click.make_pass_decorator(Settings, ensure=True)
 
 def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:
     settings = context.find_root().ensure_object(Settings)
+    if value == "":
+        raise click.BadParameter("it is empty: give a name, or leave the option out.", context, option)
     if value and option.name:
         setattr(settings, option.name, value)
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import HoldfastError
-from ..errors import InvalidValue
+from .. import HoldfastError, InvalidValue
+from ..codec import encode_value
 from .output import say, tell
 from .settings import Settings, common, opened, pass_settings
 
@@ -56,10 +56,12 @@ def set_(settings: Settings, key: str, value: str) -> None:
     """Replace the value under KEY by JSON ('-': read it from standard input)."""
     parsed = _parsed(value)
     with opened(settings, make=True) as hf:
-        try:
-            hf.state(key).set(parsed)
-        except InvalidValue as error:
-            raise click.BadParameter(str(error), param_hint="JSON") from None
+        if not hf.works.store.capabilities.shared:
+            raise click.UsageError(
+                f"{hf.url} ends with this command, and the value with it: give the address of a store that stays.",
+                click.get_current_context(),
+            )
+        hf.state(key).set(parsed)
     if settings.json:
         tell({"key": key, "value": parsed})
     else:
@@ -67,12 +69,30 @@ def set_(settings: Settings, key: str, value: str) -> None:
 
 
 def _parsed(text: str) -> Any:
+    """The value, checked before the store is opened: what is wrong later is the store's and not the argument's."""
     try:
-        return json.loads(sys.stdin.read() if text == "-" else text, parse_constant=_no_constant)
+        value = json.loads(_standard_input() if text == "-" else text, parse_constant=_no_constant)
+        encode_value(value, what="a state")
+    except InvalidValue as error:
+        raise click.BadParameter(str(error), param_hint="JSON") from None
     except (ValueError, RecursionError) as error:
         raise click.BadParameter(
             f"this cannot be read as JSON ({error}). Text needs its own quotes: '\"text\"'", param_hint="JSON"
         ) from None
+    return value
+
+
+def _standard_input() -> str:
+    why = "is closed"
+    if sys.stdin is not None:
+        try:
+            return sys.stdin.read()
+        except OSError as error:
+            why = f"cannot be read ({error.strerror or error})"
+    raise click.BadParameter(
+        f"standard input {why}: give the value in the place of '-', or let it come from a file or a pipe.",
+        param_hint="JSON",
+    )
 
 
 def _no_constant(name: str) -> NoReturn:

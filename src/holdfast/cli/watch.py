@@ -25,7 +25,8 @@ def watch_screen(hf: Client, prefix: str, every: float, lasting: float | None) -
     with Live(console=console(), auto_refresh=False) as live:
         for found in _looks(hf, prefix, every, lasting):
             clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
-            foot = shown(f"{clock}  {len(found)} locks in {hf.url}, namespace {hf.namespace}; Ctrl-C ends", "dim")
+            count = "1 lock" if len(found) == 1 else f"{len(found)} locks"
+            foot = shown(f"{clock}  {count} in {hf.url}, namespace {hf.namespace}; Ctrl-C ends", "dim")
             live.update(Group(lock_table(found), foot), refresh=True)
 
 

@@ -47,13 +47,18 @@ class Block:
         if held.state != "lost":
             return
         try:
-            self._loop.call_soon_threadsafe(self._fire)
+            self._loop.call_soon_threadsafe(self.fire)
         except RuntimeError:  # the loop is closed, and the block with it
             return
 
-    def _fire(self) -> None:
+    def stop(self) -> None:
+        """The lease was ended from outside the block: end the block as if it had been lost."""
+        if asyncio.current_task() is not self._task:
+            self.fire()
+
+    def fire(self) -> None:
         """Cancel the task, unless it has left the block already."""
-        if self._inside:
+        if self._inside and not self._fired:
             self._fired = True
             self._task.cancel()
 

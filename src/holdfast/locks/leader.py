@@ -8,7 +8,10 @@ stopped then; synchronous work asks `term.valid`, and lets the fence refuse what
 from __future__ import annotations
 
 import asyncio
+import inspect
+import random
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -17,15 +20,16 @@ from typing import Any, Generic, Self, TypeVar
 from msgspec.structs import replace
 
 from ..client import BaseClient
-from ..errors import ClientClosed, LeaseLost, StoreError
-from ..flows import Flow
-from ..held import Held
+from ..errors import ClientClosed, InvalidOption, LeaseLost, NotHeld, StoreError, StoreUnavailable
+from ..flag import Flag, running_loop
+from ..flows import Flow, Wait
 from ..runners import run, run_async
-from ..values import Duration, checked_key
+from ..values import MICROSECONDS, Duration, checked_key
 from .block import Block, leaving
+from .gate import Context, current_context
 from .lease import AsyncLease, BaseLease, Lease
 from .taking import take
-from .terms import Terms, checked_terms, checked_wait
+from .terms import RENEWALS, Terms, checked_terms, checked_wait
 
 TTL = 15
 OnChange = Callable[[Any], object]
@@ -51,6 +55,8 @@ def leader_terms(
 class Term(Lease):
     """One term of a leader. As a block it ends the term, quietly if it was lost: the next one may follow."""
 
+    leader: object = None  # so that whoever is to be told of its end lives as long as the term
+
     def __enter__(self) -> Self:
         return self
 
@@ -65,19 +71,22 @@ class Term(Lease):
 class AsyncTerm(AsyncLease):
     """One term of a leader. As a block it is cancelled when the term is lost, and the next one may follow."""
 
-    _block: Block | None = None
+    leader: object = None
+    block: Block | None = None
 
     async def __aenter__(self) -> Self:
-        self._block = Block(self)
+        self.block = Block(self)
+        if not self.valid:  # lost or resigned in between: the block ends where it first waits
+            self.block.fire()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         stopped = False
-        if self._block is not None:
+        if self.block is not None:
             try:
-                self._block.leave(error)
+                self.block.leave(error)
             except LeaseLost:
                 stopped = True
         with suppress(LeaseLost, StoreError):  # a lost one needs no giving back; what fails, the keeper tries again
@@ -90,18 +99,22 @@ def _is_loss_of(term: BaseLease, error: BaseException | None) -> bool:
 
 
 class BaseLeader(Generic[T]):
-    """What both colours have in common: the current term, and who is told of a change."""
+    """What both colours have in common: the current term, and who is told of a change. One object is one candidate."""
 
     _term_type: type[T]
 
     def __init__(self, client: BaseClient, terms: Terms, on_change: OnChange | None) -> None:
+        if on_change is not None and not callable(on_change):
+            raise InvalidOption(f"on_change cannot be {on_change!r}: it is a function that is given the leader")
         self._client = client
         self._on_change = on_change
-        self._terms = replace(terms, on_lost=lambda _term: self._tell())
+        me = weakref.ref(self)  # weak: the keeper has this, and must not keep leading one that was dropped
+        self._terms = replace(terms, on_lost=lambda _term: _tell(me))
         self._term: T | None = None
+        self._entered: dict[Context, list[T]] = {}
         self._told = False  # what was told last: whether this one leads
         self._telling = threading.RLock()
-        self._callbacks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def name(self) -> str:
@@ -125,16 +138,46 @@ class BaseLeader(Generic[T]):
     def _campaign(self, wait: Duration | None) -> Flow[T]:
         """Wait for one's turn to lead."""
         self._tell()
+        self._loop = running_loop()
         term = yield from take(self._client, self._terms, checked_wait(wait), self._term_type)
         self._term = term
+        term.leader = self  # type: ignore[attr-defined]
         term._in_hand = True  # noqa: SLF001  (leases and locks are one house)
-        term._held.when_over(self._ended)  # noqa: SLF001
+        me = weakref.ref(self)
+        term._held.when_over(lambda held: _tell(me) if held.state == "ended" else None)  # noqa: SLF001
         self._tell()
         return term
 
-    def _ended(self, held: Held) -> None:
-        if held.state == "ended":  # a loss is told as every lease's is, or by the next campaign
-            self._tell()
+    def _campaign_on(self) -> Flow[T]:
+        """Wait for one's turn to lead, through times in which the store cannot be reached."""
+        pause = self._terms.ttl / MICROSECONDS / RENEWALS
+        while True:
+            try:
+                return (yield from self._campaign(None))
+            except StoreUnavailable as error:
+                owner = self._client.label(self._terms.owner).name
+                self._client.events.emit("campaign_failed", key=str(self._terms.key), owner=owner, error=str(error))
+                yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
+
+    def _enter(self, term: T) -> T:
+        """Remember the term of a block."""
+        self._entered.setdefault(current_context(), []).append(term)
+        return term
+
+    def _leave(self) -> T:
+        """The term of the innermost block that is left now."""
+        context = current_context()
+        if context not in self._entered and len(self._entered) == 1:
+            context = next(iter(self._entered))
+        mine = self._entered.get(context)
+        if not mine:
+            raise NotHeld(f"{self!r} was entered by several tasks or threads, and this is none of them")
+        term = mine.pop()
+        if not mine:
+            del self._entered[context]
+        if self._term is term:
+            self._term = None
+        return term
 
     def _tell(self) -> None:
         """Call `on_change` if there is a change, one at a time and in their order, whoever notices it first."""
@@ -149,9 +192,22 @@ class BaseLeader(Generic[T]):
                 self._failed(error)
                 return
             if asyncio.iscoroutine(result):
-                task = asyncio.get_running_loop().create_task(self._awaited(result))
-                self._callbacks.add(task)
-                task.add_done_callback(self._callbacks.discard)
+                self._await(result)
+
+    def _await(self, result: Coroutine[Any, Any, object]) -> None:
+        """Let the event loop of the campaign run what an asynchronous `on_change` returned."""
+        try:
+            if self._loop is None:
+                raise RuntimeError("no event loop runs here")  # noqa: TRY301
+            self._loop.call_soon_threadsafe(self._start, result)
+        except RuntimeError as error:  # the loop is closed: nobody is left to be told
+            result.close()
+            self._failed(error)
+
+    def _start(self, result: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(self._awaited(result))
+        _callbacks.add(task)
+        task.add_done_callback(_callbacks.discard)
 
     async def _awaited(self, result: Coroutine[Any, Any, object]) -> None:
         try:
@@ -162,6 +218,15 @@ class BaseLeader(Generic[T]):
     def _failed(self, error: Exception) -> None:
         key = str(self._terms.key)
         self._client.events.emit("callback_failed", key=key, callback="on_change", error=repr(error))
+
+
+def _tell(leader: weakref.ref[Any]) -> None:
+    found = leader()
+    if found is not None:
+        found._tell()  # noqa: SLF001
+
+
+_callbacks: set[asyncio.Future[None]] = set()
 
 
 class Leader(BaseLeader[Term]):
@@ -181,6 +246,11 @@ class Leader(BaseLeader[Term]):
 
     _term_type = Term
 
+    def __init__(self, client: BaseClient, terms: Terms, on_change: OnChange | None) -> None:
+        if inspect.iscoroutinefunction(on_change):
+            raise InvalidOption("on_change cannot be asynchronous here: nobody would await it. Use AsyncClient.")
+        super().__init__(client, terms, on_change)
+
     def campaign(self, wait: Duration | None = None) -> Term:
         """Wait to become the leader (None: for ever), or raise `LockTimeout`."""
         return run(self._campaign(wait), self._client.works.lanes)
@@ -194,27 +264,31 @@ class Leader(BaseLeader[Term]):
 
     def run(self) -> None:
         """Lead whenever one's turn comes, and tell `on_change`, until the client is closed. For a thread of its own."""
-        with suppress(ClientClosed):
-            for term in self:
-                while not term.lost.wait(term.remaining()) and self._term is term and term.valid:
-                    pass
+        try:
+            with suppress(ClientClosed):
+                for term in self:
+                    while not term.lost.wait(term.remaining()) and self._term is term and term.valid:
+                        pass
+        finally:
+            with suppress(ClientClosed, StoreError):
+                self.resign()
+            self._tell()
 
     def __iter__(self) -> Iterator[Term]:
         return self
 
     def __next__(self) -> Term:
-        self.resign()
-        return self.campaign()
+        with suppress(StoreError):  # the keeper goes on giving it back
+            self.resign()
+        return run(self._campaign_on(), self._client.works.lanes)
 
     def __enter__(self) -> Term:
-        return self.campaign()
+        return self._enter(self.campaign())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        term, self._term = self._term, None
-        if term is None:
-            return
+        term = self._leave()
         with leaving(error):
             term.release()
 
@@ -234,9 +308,11 @@ class AsyncLeader(BaseLeader[AsyncTerm]):
         return await run_async(self._campaign(wait), self._client.works.lanes)
 
     async def resign(self) -> None:
-        """Give the current term up, if there is one."""
+        """Give the current term up, if there is one. A block of it in another task is cancelled before."""
         term, self._term = self._term, None
         if term is not None:
+            if term.block is not None:
+                term.block.stop()
             with suppress(LeaseLost):
                 await term.release()
 
@@ -250,25 +326,26 @@ class AsyncLeader(BaseLeader[AsyncTerm]):
         finally:
             with suppress(ClientClosed, StoreError):
                 await self.resign()
+            self._tell()
 
     def __aiter__(self) -> AsyncIterator[AsyncTerm]:
         return self
 
     async def __anext__(self) -> AsyncTerm:
-        await self.resign()
-        return await self.campaign()
+        with suppress(StoreError):  # the keeper goes on giving it back
+            await self.resign()
+        return await run_async(self._campaign_on(), self._client.works.lanes)
 
     async def __aenter__(self) -> AsyncTerm:
-        term = await self.campaign()
-        self._block = Block(term)
+        term = self._enter(await self.campaign())
+        term.block = Block(term)
         return term
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        term, self._term = self._term, None
-        self._block.leave(error)
-        if term is None:
-            return
+        term = self._leave()
+        if term.block is not None:
+            term.block.leave(error)
         with leaving(error):
             await term.release()

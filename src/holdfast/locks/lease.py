@@ -356,12 +356,16 @@ def _teller(
     lease: weakref.ref[BaseLease], client: BaseClient, turn: Turn | None, terms: Terms
 ) -> Callable[[Held], None]:
     """What happens when a lease is over: the gate opens; if it was lost, that is told and the user called."""
-    loop, callbacks = running_loop(), client.works.callbacks
+    loop, callbacks, events = running_loop(), client.works.callbacks, client.events
+    owner = weakref.ref(client)  # weak: the keeper has this, and must not keep alive a client that was dropped
     kind: type[BaseLease] = type(lease())  # type: ignore[assignment]
 
-    def call_back(held: Held) -> None:
+    def call_back(held: Held, handle: BaseLease | None) -> None:
         try:
-            result: Any = terms.on_lost(lease() or kind(client, terms, held, turn)) if terms.on_lost else None
+            client = owner()
+            if handle is None and client is not None:
+                handle = kind(client, terms, held, turn)
+            result: Any = terms.on_lost(handle) if terms.on_lost and handle is not None else None
             if asyncio.iscoroutine(result) and loop is not None:
                 task = loop.create_task(_awaited(result, failed, held))
                 _callbacks.add(task)
@@ -370,23 +374,24 @@ def _teller(
             failed(held, error)
 
     def failed(held: Held, error: BaseException) -> None:
-        client.events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
+        events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
 
     def tell(held: Held) -> None:
         if turn is not None and turn.held is held:
             gates.leave(turn)
         if held.state != "lost":
             return
-        client.events.emit("lease_lost", key=held.key, owner=held.owner, token=held.token, reason=held.reason)
+        events.emit("lease_lost", key=held.key, owner=held.owner, token=held.token, reason=held.reason)
         if terms.on_lost is None:
             return
+        handle = lease()  # it must not be gone before the user is called with it
         if loop is not None and issubclass(kind, AsyncLease):
             try:
-                loop.call_soon_threadsafe(call_back, held)
+                loop.call_soon_threadsafe(call_back, held, handle)
             except RuntimeError:  # the loop is closed: nobody is left to be told
                 return
         else:
-            callbacks.add(lambda: call_back(held))
+            callbacks.add(lambda: call_back(held, handle))
 
     return tell
 

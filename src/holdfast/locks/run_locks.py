@@ -7,23 +7,23 @@ fenced write of the run's snapshot.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import weakref
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Generic, NamedTuple, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from .._platform import elapsed
-from ..client import BaseClient, Works
-from ..commands import Inspect, Renew
-from ..errors import LeaseLost, LockTimeout, RunLocked
-from ..flows import Flow, send
+from msgspec.structs import replace
+
+from ..client import BaseClient
+from ..commands import Inspect
+from ..errors import LeaseLost, LockTimeout, RunLocked, StoreUnavailable
+from ..flows import RESEND_FOR, Flow, Wait, send
 from ..held import Held
 from ..rules import outcomes as out
 from ..runners import run, run_async
 from ..values import MICROSECONDS, Duration, checked_key, checked_ttl
 from .lease import AsyncLease, BaseLease, Lease
-from .lock import AsyncLock, Lock
+from .lock import AsyncLock, BaseLock, Lock
 from .taking import take
 from .terms import RENEWALS, Terms, checked_terms
 
@@ -31,8 +31,6 @@ TTL = "30 minutes"
 """How long a run stays locked without a heartbeat; the heartbeat is every third of it."""
 
 L = TypeVar("L", bound=BaseLease)
-
-_mine: MutableMapping[Works, dict[str, BaseLease]] = WeakKeyDictionary()
 
 
 class RunLock(NamedTuple):
@@ -73,27 +71,16 @@ class BaseRunLocks(Generic[L]):
         lease = self._held_lease(run_key(workflow_name, run_id))
         return None if lease is None else lease.token
 
-    def _leases(self) -> dict[str, BaseLease]:
-        return _mine.setdefault(self._client.works, {})
-
     def _held_lease(self, key: str) -> BaseLease | None:
-        lease = self._leases().get(key)
-        return lease if lease is not None and lease.valid else None
+        lease = self._client.works.runs.get(key)
+        return lease if isinstance(lease, BaseLease) and lease.valid else None
 
     def _try(self, terms: Terms) -> Flow[bool]:
         try:
             lease = yield from take(self._client, terms, 0, self._lease_type)
         except LockTimeout:
             return False
-        leases = self._leases()
-        leases[lease.key] = lease
-
-        def forget(held: Held) -> None:
-            found = leases.get(held.key)
-            if found is not None and found._held is held:  # noqa: SLF001  (leases and locks are one house)
-                del leases[held.key]
-
-        lease._held.when_over(forget)  # noqa: SLF001
+        _remember(self._client, lease)
         if lease._kept is not None:  # noqa: SLF001
             lease._kept.thread = None  # noqa: SLF001  (it belongs to the client: the thread that took it may end)
         lease._in_hand = True  # noqa: SLF001
@@ -103,19 +90,19 @@ class BaseRunLocks(Generic[L]):
         lease = self._held_lease(key)
         if lease is None:
             return False
-        held, kept, works = lease._held, lease._kept, lease._works  # noqa: SLF001
-        sent, length = elapsed(), held.ttl if ttl is None else ttl
-        if length < held.ttl:
-            held.shorten(sent, length)
-        outcome, _ = yield from send(Renew(key=key, id=held.id, token=held.token, ttl=length))
-        if not isinstance(outcome, out.Renewed) or outcome.expires_at is None:
-            held.lose("the store gave it to somebody else, or it was released by force")
+        held, kept = lease._held, lease._kept  # noqa: SLF001  (leases and locks are one house)
+        if kept is None:
             return False
-        held.renewed(sent, length, outcome.expires_at, outcome.floor)
-        if ttl is not None and kept is not None:
-            kept.interval = ttl / MICROSECONDS / RENEWALS
-            kept.renew_at = sent + kept.interval
-            works.keeper.keep(kept)
+        interval = kept.interval if ttl is None else ttl / MICROSECONDS / RENEWALS
+        answered = lease._works.keeper.renew_for(kept, held.ttl if ttl is None else ttl, interval)  # noqa: SLF001
+        if not (yield Wait(answered, RESEND_FOR)):
+            with suppress(ValueError):
+                kept.asked.remove(answered)
+            raise StoreUnavailable(
+                f"the store did not answer to the renewal of {key!r} yet. It may have been renewed; its keeper goes on "
+                "trying, and tells if it is lost.",
+                ambiguous=True,
+            )
         return held.valid
 
     def _release(self, key: str) -> Flow[None]:
@@ -140,6 +127,20 @@ class BaseRunLocks(Generic[L]):
         )
 
 
+def _remember(client: BaseClient, lease: BaseLease) -> None:
+    """Keep a lease for as long as it lives: what this client holds is found by its run."""
+    client.works.runs[lease.key] = lease
+    owner = weakref.ref(client.works)  # weak: the keeper has this, and must not keep alive a client that was dropped
+
+    def forget(held: Held) -> None:
+        works = owner()
+        found = None if works is None else works.runs.get(held.key)
+        if works is not None and isinstance(found, BaseLease) and found._held is held:  # noqa: SLF001
+            del works.runs[held.key]
+
+    lease._held.when_over(forget)  # noqa: SLF001
+
+
 def _refused(workflow_name: str, run_id: str, error: LockTimeout) -> NoReturn:
     raise RunLocked(
         f"the run {run_id!r} of {workflow_name!r} is driven by {error.holder or 'somebody else'}: leave it to them, or "
@@ -149,32 +150,34 @@ def _refused(workflow_name: str, run_id: str, error: LockTimeout) -> NoReturn:
     ) from None
 
 
-class RunGuard(Lock):
-    """The block in which a run is this caller's; `RunLocked` if it is somebody else's."""
+class _Guard(BaseLock[L]):
+    """Takes a run's lock or raises `RunLocked`, and lets the client find what it holds by the run."""
 
     def __init__(self, client: BaseClient, terms: Terms, workflow_name: str, run_id: str) -> None:
         super().__init__(client, terms)
         self._run = workflow_name, run_id
 
-    def __enter__(self) -> Lease:
+    def _enter(self, wait: Any) -> Flow[L]:
         try:
-            return super().__enter__()
+            lease = yield from super()._enter(wait)
         except LockTimeout as error:
             _refused(*self._run, error)
+        _remember(self._client, lease)
+        return lease
+
+    def _sync_twin(self, key: str) -> Lock:
+        return RunGuard(self._client, replace(self._terms, key=key), *self._run)
+
+    def _async_twin(self, key: str) -> AsyncLock:
+        return AsyncRunGuard(self._client, replace(self._terms, key=key), *self._run)
 
 
-class AsyncRunGuard(AsyncLock):
+class RunGuard(_Guard[Lease], Lock):
     """The block in which a run is this caller's; `RunLocked` if it is somebody else's."""
 
-    def __init__(self, client: BaseClient, terms: Terms, workflow_name: str, run_id: str) -> None:
-        super().__init__(client, terms)
-        self._run = workflow_name, run_id
 
-    async def __aenter__(self) -> AsyncLease:
-        try:
-            return await super().__aenter__()
-        except LockTimeout as error:
-            _refused(*self._run, error)
+class AsyncRunGuard(_Guard[AsyncLease], AsyncLock):
+    """The block in which a run is this caller's; `RunLocked` if it is somebody else's."""
 
 
 class RunLocks(BaseRunLocks[Lease]):

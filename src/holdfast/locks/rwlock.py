@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from ..client import BaseClient
 from ..errors import WouldDeadlock
 from ..flows import Flow
+from ..held import Held
 from .gate import Context, current_context
 from .lease import AsyncLease, BaseLease, Lease
 from .lock import AsyncLock, BaseLock, Lock
@@ -35,14 +36,18 @@ class _Side(BaseLock[L]):
     def _enter(self, wait: Any) -> Flow[L]:
         inside = _inside.setdefault(current_context(), {})
         address = (self._client.works.store.identity, self.key)
-        mine = inside.setdefault(address, WeakSet())
-        if any(lease.valid for lease in mine):
+        if any(lease.valid for lease in inside.get(address, ())):
             raise WouldDeadlock(
                 f"this task or thread is inside {self.key!r} already and would wait behind those who wait for it: "
                 "leave it first, or take the side that you need for all of the work"
             )
         lease = yield from super()._enter(wait)
-        mine.add(lease)
+        inside[address] = WeakSet([lease])
+
+        def leave(_held: Held) -> None:
+            inside.pop(address, None)
+
+        lease._held.when_over(leave)  # noqa: SLF001  (leases and locks are one house)
         return lease
 
     def _sync_twin(self, key: str) -> Lock:

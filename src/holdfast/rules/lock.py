@@ -264,14 +264,14 @@ def abandon(record: LockRecord, now: int, *, id: str, ttl: int, offers: bool = T
         was = "holder"
     elif _find(record.waiters, id) is not None:
         was = "waiter"
-    stone = Tombstone(id=id, ttl=ttl, expires_at=now + ttl)
+    stones = (Tombstone(id=id, ttl=ttl, expires_at=now + ttl),) if ttl > 0 else ()
     record, more = _change(
         record,
         now,
         offers,
         holders=_without(record.holders, id),
         waiters=_without(record.waiters, id),
-        tombstones=(*_without(record.tombstones, id), stone)[-MAX_TOMBSTONES:],
+        tombstones=(*_without(record.tombstones, id), *stones)[-MAX_TOMBSTONES:],
     )
     return record, out.Abandoned(was=was, woken=woken + more)
 

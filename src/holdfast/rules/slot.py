@@ -117,9 +117,9 @@ def swap(
     until = min(past.reserved_until, now + MAX_RESERVATION)  # a clock that was set back must not stretch it
     taken = bool(past.reserved_by) and until > now and past.reserved_by != client
     if past.last == expected and slot.version == version and not taken:
-        written = Slot(
-            version + 1, value, _remember(past, mine or Writer(client, 0, (), 0), request, acked, version + 1)
-        )
+        # Of one who may have been forgotten nothing is known but what it writes from here on.
+        mine = mine or Writer(client, number if past.forgotten else 0, (), 0)
+        written = Slot(version + 1, value, _remember(past, mine, request, acked, version + 1))
         return written, Swapped(version=version + 1)
     if reserve > 0 and not taken:
         past = replace(past, reserved_by=client, reserved_until=now + min(reserve, MAX_RESERVATION))

@@ -38,6 +38,8 @@ class BaseState(Generic[T]):
     def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
         if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
             raise InvalidOption(f"max_retries cannot be {max_retries!r}: it must be a whole number, 0 or more")
+        if isinstance(type, str):
+            raise InvalidOption(f"type cannot be the text {type!r}: give the type itself, such as int or a dataclass")
         self._client = client
         self._address = address
         self._type = Any if type is None else type
@@ -67,6 +69,16 @@ class BaseState(Generic[T]):
     def _get(self) -> Flow[T | None]:
         return self._value((yield from look(self._address)))
 
+    @property
+    def _typed(self) -> bool:
+        """Whether the value is read as a type."""
+        return self._type is not Any
+
+    def _replace(self, value: object) -> Flow[None]:
+        """Put this in the place of whatever is there, which need not even be readable."""
+        change = Change(None if value is GONE else encode_value(value, self._type, what=self._what))
+        return transact(self._client.works, self._address, lambda _link: (change, None), self._max_retries)
+
     def _transact(self, decide: Callable[[T | None], tuple[object, A]]) -> Flow[A]:
         """Change the value by a decision: the new value (or KEEP, or GONE), and the answer for the caller."""
 
@@ -87,6 +99,11 @@ class BaseState(Generic[T]):
                 if hasattr(new, "close"):
                     new.close()
                 raise InvalidOption("update() takes a plain function that only computes: this one is asynchronous")
+            if new is None and value is not None:
+                raise InvalidValue(
+                    f"the function given to update() returned None, so {self._what} was left as it is: it must return "
+                    "the new value, also if it changes the old one in place. To remove the value, call delete()."
+                )
             return new, new
 
         return self._transact(decide)
@@ -142,14 +159,6 @@ GONE = object()
 """A decision to delete the value."""
 
 
-def _replaced_by(value: T) -> Callable[[object], tuple[object, None]]:
-    return lambda _: (value, None)
-
-
-def _deleted(_value: object) -> tuple[object, None]:
-    return GONE, None
-
-
 class AtomicState(BaseState[T]):
     """One value that many processes change, in synchronous code.
 
@@ -166,7 +175,7 @@ class AtomicState(BaseState[T]):
 
     def set(self, value: T) -> None:
         """Replace the value."""
-        self._run(_replaced_by(value))
+        run(self._replace(value), self._client.works.lanes)
 
     def update(self, function: Callable[[T | None], T]) -> T:
         """Replace the value by what the function makes of it, and return that.
@@ -177,7 +186,7 @@ class AtomicState(BaseState[T]):
 
     def delete(self) -> None:
         """Remove the value. Whoever computed on it and has not written yet, cannot bring it back."""
-        self._run(_deleted)
+        run(self._replace(GONE), self._client.works.lanes)
 
     def increment(self, by: float = 1) -> Any:
         """Add a number, beginning at 0 where there is no value. Returns the sum."""
@@ -216,7 +225,7 @@ class AsyncAtomicState(BaseState[T]):
 
     async def set(self, value: T) -> None:
         """Replace the value."""
-        await self._run(_replaced_by(value))
+        await run_async(self._replace(value), self._client.works.lanes)
 
     async def update(self, function: Callable[[T | None], T]) -> T:
         """Replace the value by what the function makes of it, and return that.
@@ -227,7 +236,7 @@ class AsyncAtomicState(BaseState[T]):
 
     async def delete(self) -> None:
         """Remove the value. Whoever computed on it and has not written yet, cannot bring it back."""
-        await self._run(_deleted)
+        await run_async(self._replace(GONE), self._client.works.lanes)
 
     async def increment(self, by: float = 1) -> Any:
         """Add a number, beginning at 0 where there is no value. Returns the sum."""

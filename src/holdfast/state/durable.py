@@ -23,6 +23,8 @@ from ..values import MICROSECONDS, Duration, checked_count, checked_key, checked
 from .atomic import KEEP, AsyncAtomicState, AtomicState
 
 MIN_WAITER_SECONDS = 30
+MAX_SKEW = 3_600 * MICROSECONDS
+"""How far apart the clocks of two callers may lie."""
 MAX_EPOCH_SECONDS = 32_503_680_000
 """The year 3000: a larger number of seconds is a number of milliseconds."""
 
@@ -93,10 +95,10 @@ class DurableSemaphore:
         """Take a permit, or stand in line. A holder that asks again keeps its permit, for a full lease from now."""
         me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
 
-        def decide(record: LockRecord) -> tuple[LockRecord, AcquireAttempt]:
+        def decide(record: LockRecord, at: int) -> tuple[LockRecord, AcquireAttempt]:
             record, outcome = lock.acquire(
                 record,
-                moment,
+                at,
                 id=me,
                 label=Label(name=me),
                 kind="semaphore",
@@ -119,7 +121,7 @@ class DurableSemaphore:
             assert isinstance(outcome, out.Granted)  # noqa: S101  (weight 1 always fits, and nothing is abandoned here)
             return record, AcquireAttempt(acquired=True, position=-1)
 
-        return _on(slot, decide)
+        return _on(slot, moment, decide)
 
     @overload
     def release(self, slot: AtomicState[Any], *, holder_id: str, now: When) -> None: ...
@@ -129,10 +131,10 @@ class DurableSemaphore:
         """Give the permit back, or the place in line. Of somebody who has neither: nothing happens."""
         me, moment = checked_key(holder_id, what="holder_id"), _moment(now)
 
-        def decide(record: LockRecord) -> tuple[LockRecord, None]:
-            return lock.abandon(record, moment, id=me, ttl=0, offers=False)[0], None
+        def decide(record: LockRecord, at: int) -> tuple[LockRecord, None]:
+            return lock.abandon(record, at, id=me, ttl=0, offers=False)[0], None
 
-        return _on(slot, decide)
+        return _on(slot, moment, decide)
 
     @overload
     def renew(self, slot: AtomicState[Any], *, holder_id: str, now: When, lease: Duration | None = None) -> bool: ...
@@ -144,13 +146,13 @@ class DurableSemaphore:
         """Prolong a permit to a full lease from now. False once its lease has passed: then it must be taken anew."""
         me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
 
-        def decide(record: LockRecord) -> tuple[LockRecord, bool]:
+        def decide(record: LockRecord, at: int) -> tuple[LockRecord, bool]:
             token = next((holder.token for holder in record.holders if holder.id == me), 0)
-            changed, outcome = lock.renew(record, moment, id=me, token=token, ttl=ttl, offers=False)
+            changed, outcome = lock.renew(record, at, id=me, token=token, ttl=ttl, offers=False)
             renewed = isinstance(outcome, out.Renewed)
             return changed if renewed else record, renewed
 
-        return _on(slot, decide)
+        return _on(slot, moment, decide)
 
     @overload
     def inspect(self, slot: AtomicState[Any]) -> LockRecord | None: ...
@@ -187,21 +189,35 @@ async def _later(slot: AsyncAtomicState[Any]) -> LockRecord | None:
     return None if value is None else _record(slot, value)
 
 
-def _on(slot: Slot, decide: Callable[[LockRecord], tuple[LockRecord, A]]) -> A | Awaitable[A]:
+def _on(slot: Slot, moment: int, decide: Callable[[LockRecord, int], tuple[LockRecord, A]]) -> A | Awaitable[A]:
     """Decide on the record in a slot; awaitable if the slot is."""
     if not isinstance(slot, AtomicState | AsyncAtomicState):
         raise InvalidOption(f"a slot is what client.state(...) gives, not {type(slot).__name__}")
+    if slot._typed:  # noqa: SLF001  (one house)
+        raise InvalidOption(f"the slot {slot.key!r} of a lock is made without type=: a lock has a form of its own")
 
     def on_value(value: Any) -> tuple[object, A]:
         before = EMPTY if value is None else _record(slot, value)
-        after, answer = decide(before)
+        after, answer = decide(before, _not_back(before, moment))
         return (KEEP if after is before else msgspec.json.decode(encode(after))), answer
 
     return slot._run(on_value)  # noqa: SLF001  (one house)
 
 
+def _not_back(record: LockRecord, moment: int) -> int:
+    """What time it is in a slot, where each caller brings a clock of its own: it does not run backwards.
+
+    A caller that is late, or replays what it did before, would otherwise cut the leases of the others. One that
+    lies further apart than clocks do has a wild clock, and is not followed.
+    """
+    ends = [(holder.expires_at, holder.ttl) for holder in record.holders]
+    ends += [(waiter.expires_at, waiter.ttl) for waiter in record.waiters]
+    seen = [expires_at - (ttl or 0) for expires_at, ttl in ends if expires_at is not None]
+    return max([moment, *(at for at in seen if at <= moment + MAX_SKEW)])
+
+
 def _record(slot: Slot, value: Any) -> LockRecord:
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or (value and not value.keys() & set(LockRecord.__struct_fields__)):
         raise InvalidValue(
             f"the state {slot.key!r} holds {type(value).__name__}, not a lock: use another key, or delete it"
         )

@@ -8,12 +8,13 @@ of a value that was seen in the store after the call began.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from ..client import Works
 from ..commands import Address, ReadSlot, SwapSlot
-from ..errors import AtomicStateConflictError, StoreUnavailable
+from ..errors import AtomicStateConflictError, StoreUnavailable, WouldDeadlock
 from ..flag import Flag
 from ..flows import Flow, Wait, send
 from ..rules.slot import Conflict, SlotSeen, Swapped
@@ -49,6 +50,11 @@ def look(address: Address) -> Flow[Link]:
 
 def transact(works: Works, address: Address, decide: Callable[[Link], Decision[A]], max_retries: int) -> Flow[A]:
     """Change a slot by a decision that may be made several times, and return the answer of the one that counts."""
+    if (id(works), address) in _deciding.places:
+        raise WouldDeadlock(
+            f"the state {address[2]!r} is to be changed within its own update(): the two changes would undo each other "
+            "for ever. Compute the new value and return it."
+        )
     chains = chains_of(works)
     conflicts = 0
     base = chains.tip(address)
@@ -57,7 +63,7 @@ def transact(works: Works, address: Address, decide: Callable[[Link], Decision[A
         base = chains.tip(address) or found
     while True:
         try:
-            change, answer = decide(base)
+            change, answer = _decide(decide, (id(works), address), base)
         except Exception:
             if base.fresh:
                 raise
@@ -79,7 +85,8 @@ def transact(works: Works, address: Address, decide: Callable[[Link], Decision[A
         if conflicts > max_retries:
             raise AtomicStateConflictError(
                 f"the state {address[2]!r} was changed by others, {conflicts} times, just before it was to be changed "
-                f"here (max_retries={max_retries}). Nothing was written; the call may be repeated.",
+                f"here (max_retries={max_retries}). Nothing was written; the call may be repeated. If it happens "
+                "often, make what is computed quicker, or take a lock around it.",
                 key=address[2],
                 retries=max_retries,
             )
@@ -88,6 +95,24 @@ def transact(works: Works, address: Address, decide: Callable[[Link], Decision[A
             base = chains.tip(address) or (yield from look(address))
         else:  # at once: what the conflict showed is as new as anything can be
             base = chains.tip(address) or Link(conflict.last, conflict.version, conflict.value, fresh=True)
+
+
+class _Deciding(threading.local):
+    """The states for which this thread is computing a new value just now."""
+
+    def __init__(self) -> None:
+        self.places: set[tuple[int, Address]] = set()
+
+
+_deciding = _Deciding()
+
+
+def _decide(decide: Callable[[Link], Decision[A]], place: tuple[int, Address], base: Link) -> Decision[A]:
+    _deciding.places.add(place)
+    try:
+        return decide(base)
+    finally:
+        _deciding.places.discard(place)
 
 
 def _write(chains: Chains, address: Address, base: Link, link: Link, *, reserve: bool) -> Flow[Conflict | None]:

@@ -1,4 +1,4 @@
-"""The check-up of a SQLite file: its schema, the settings that durability rests on, and the disk below it.
+"""The check-up of a SQLite file: its schema, the settings that durability rests on, its states, and the disk below it.
 
 Everything here looks through a read-only connection of its own and changes nothing. A file that cannot be
 looked at is told of as a finding, because whoever asks for a check-up wants to hear it in the same list.
@@ -12,8 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from .._platform import elapsed, network_file_system
 from ..errors import StoreError
+from ..rules.slot import Past
 from .contract import Finding
 from .sqlite_file import (
     OPENING_SECONDS,
@@ -31,6 +34,12 @@ MIB = 1024 * 1024
 LOW_SPACE = 512 * MIB
 NO_SPACE = 32 * MIB
 """Below this the next checkpoint or the next growth of the log may fail."""
+
+NAMED = 5
+"""How many are named in one finding."""
+STATES = "SELECT namespace, scope, owner, key, version, value, past FROM slots ORDER BY namespace, scope, owner, key"
+
+_past = msgspec.json.Decoder(Past)
 
 _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 
@@ -95,6 +104,8 @@ def _settings(db: sqlite3.Connection, path: Path) -> Iterator[Finding]:
     _set_up(db)  # as every connection that writes
     (level,) = db.execute("PRAGMA synchronous").fetchone()
     yield _synchronous(int(level))
+    if version == SCHEMA_VERSION:
+        yield _states(db)
 
 
 def _journal_mode(mode: str, path: Path) -> Finding:
@@ -118,6 +129,40 @@ def _synchronous(level: int) -> Finding:
         detail=f"{name}: after a power cut the last grants may be forgotten",
         advice="This SQLite library does not take PRAGMA synchronous = FULL: use another build of it.",
     )
+
+
+def _states(db: sqlite3.Connection) -> Finding:
+    """Which states cannot be read, in all namespaces of the file. Locks are looked at by whoever asks."""
+    db.text_factory = bytes  # text that is no Unicode is a finding, not an error
+    seen, broken = 0, []
+    for namespace, scope, owner, key, *rest in db.execute(STATES):
+        seen += 1
+        if not _readable(*rest):
+            of = f" of {_text(scope)} {_text(owner)!r}" if owner else ""
+            broken.append(f"{_text(key)}{of} in {_text(namespace)}")
+    if not broken:
+        return Finding(check="states", level="ok", detail=f"all {seen} can be read")
+    more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+    return Finding(
+        check="states",
+        level="problem",
+        detail=f"{len(broken)} of {seen} cannot be read ({'; '.join(broken[:NAMED])}{more})",
+        advice="They are damaged: see docs/runbook.md, A state cannot be read.",
+    )
+
+
+def _readable(version: object, value: bytes | None, past: bytes) -> bool:
+    try:
+        _past.decode(past)
+        if value is not None:
+            msgspec.json.decode(value)
+    except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError):
+        return False
+    return isinstance(version, int)
+
+
+def _text(name: object) -> str:
+    return name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name)
 
 
 def _file_system(path: Path) -> Finding:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 import threading
 import time
 from collections import deque
@@ -134,11 +135,40 @@ class Turn:
 
 
 def share_like(database: Path, path: Path) -> None:
-    """Let those who may write to the database use this companion of it too, whatever the umask says."""
+    """Let those who may write to the database use this companion of it too, whoever made it and whatever the umask.
+
+    It gets the database's owner and group, as far as this user may give it away (root always may). Links are left
+    alone: root must not be led to give away what lies elsewhere.
+    """
     with suppress(OSError):
-        allowed = database.stat().st_mode & 0o022 | 0o200
-        mode = allowed | allowed << 1
-        path.chmod(mode | allowed >> 1 if path.is_dir() else mode)
+        like, status = database.stat(), path.lstat()
+        if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+            flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+            file = os.open(path, flags)
+            try:
+                _give_to(like, file, os.fstat(file))
+            finally:
+                os.close(file)
+        elif not stat.S_ISLNK(status.st_mode):
+            _give_to(like, path, status)
+
+
+def _give_to(like: os.stat_result, file: int | Path, status: os.stat_result) -> None:
+    """Give a file the owner, the group and the writers of another; what is right already is not touched."""
+    folder = stat.S_ISDIR(status.st_mode)
+    if status.st_nlink > 1 and not folder:
+        return
+    if (status.st_uid, status.st_gid) != (like.st_uid, like.st_gid) and hasattr(os, "chown"):
+        follow = isinstance(file, int)  # a descriptor is the file itself
+        try:
+            os.chown(file, like.st_uid, like.st_gid, follow_symlinks=follow)
+        except PermissionError:
+            with suppress(PermissionError):
+                os.chown(file, -1, like.st_gid, follow_symlinks=follow)
+    allowed = like.st_mode & 0o022 | 0o200
+    mode = allowed | allowed << 1 | (allowed >> 1 if folder else 0)
+    if stat.S_IMODE(status.st_mode) != mode:
+        os.chmod(file, mode)  # noqa: PTH101  (it may be a descriptor)
 
 
 def _reset_after_fork() -> None:
