@@ -164,7 +164,7 @@ async def async_holding(hf: AsyncClient) -> None:
     spare: AsyncLeaseProvider = AsyncNoopLeaseProvider()
     assert_type(await spare.get_lease_owner("k"), str | None)
     assert_type(await hf.run_locks.renew("w", "r"), bool)
-    assert_type(hf.run_locks.token("w", "r"), int | None)
+    assert_type(await hf.run_locks.token("w", "r"), int | None)
     async with hf.run_locks.guard("w", "r") as lease:
         assert_type(lease, AsyncLease)
     count = hf.state("n", initial=0)

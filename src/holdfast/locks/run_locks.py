@@ -66,8 +66,7 @@ class BaseRunLocks(Generic[L]):
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
-    def token(self, workflow_name: str, run_id: str) -> int | None:
-        """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""
+    def _token(self, workflow_name: str, run_id: str) -> int | None:
         lease = self._held_lease(run_key(workflow_name, run_id))
         return None if lease is None else lease.token
 
@@ -210,6 +209,10 @@ class RunLocks(BaseRunLocks[Lease]):
         """Who drives the run now, or None."""
         return run(self._get(run_key(workflow_name, run_id)), self._client.works.lanes)
 
+    def token(self, workflow_name: str, run_id: str) -> int | None:
+        """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""
+        return self._token(workflow_name, run_id)
+
     def guard(
         self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
     ) -> RunGuard:
@@ -241,6 +244,10 @@ class AsyncRunLocks(BaseRunLocks[AsyncLease]):
     async def get(self, workflow_name: str, run_id: str) -> RunLock | None:
         """Who drives the run now, or None."""
         return await run_async(self._get(run_key(workflow_name, run_id)), self._client.works.lanes)
+
+    async def token(self, workflow_name: str, run_id: str) -> int | None:
+        """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""
+        return self._token(workflow_name, run_id)
 
     def guard(
         self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
