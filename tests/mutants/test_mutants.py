@@ -16,17 +16,17 @@ SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets
 
 
 @pytest.fixture(scope="module")
-def verdicts(request, tmp_path_factory):
+def tried(request, tmp_path_factory):
     """All the mutants that were asked for, several at once: each is a process of its own."""
-    wanted = [item.callspec.params["mutant"] for item in request.session.items if "verdicts" in item.fixturenames]
+    wanted = [item.callspec.params["mutant"] for item in request.session.items if "tried" in item.fixturenames]
     with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:  # many of them only wait for what never comes
         yield {mutant.name: pool.submit(caught, mutant, tmp_path_factory.mktemp("mutant")) for mutant in wanted}
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-def test_mutant_is_caught(mutant, verdicts):
-    assert verdicts[mutant.name].result(), f"nobody noticed: {mutant.name}"
+def test_mutant_is_caught(mutant, tried):
+    assert tried[mutant.name].result(), f"nobody noticed: {mutant.name}"
 
 
 def test_every_mutant_has_a_name_of_its_own_and_can_still_be_applied():
