@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROUNDS = 5
+RECORD = "x" * 250
+"""Of the size of a lock's record."""
 HERE = Path(__file__).parent
 
 
@@ -38,10 +40,10 @@ class Figure:
         )
 
 
-def alternate(*measures: Callable[[], float]) -> list[list[float]]:
-    """Run the measures in turn, five rounds; what slows the machine down slows all of them."""
+def alternate(*measures: Callable[[], float], rounds: int = ROUNDS) -> list[list[float]]:
+    """Run the measures in turn, round after round; what slows the machine down slows all of them."""
     results: list[list[float]] = [[] for _ in measures]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for place, measure in enumerate(measures):
             results[place].append(measure())
     return results

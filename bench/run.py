@@ -13,10 +13,11 @@ import sys
 import handover
 import leases
 import pairs
+import postgres
 import states
 import wakeups
 
-PARTS = {"pairs": pairs, "handover": handover, "leases": leases, "states": states, "wakeups": wakeups}
+PARTS = {"pairs": pairs, "handover": handover, "leases": leases, "states": states, "wakeups": wakeups, "postgres": postgres}
 
 
 def main(wanted: list[str]) -> int:

@@ -24,7 +24,7 @@ from contextlib import ExitStack, chdir, contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 
-from common import ROUNDS, Figure, alternate, folder, median, ratio, spawn
+from common import RECORD, ROUNDS, Figure, alternate, folder, median, ratio, spawn
 
 COMMITS = 200
 OTHERS = 20
@@ -35,7 +35,6 @@ EARLY_SECONDS = 0.1
 PATIENCE_SECONDS = 20.0
 IN_MODIFY = 2
 PR_SET_PDEATHSIG = 1
-RECORD = "x" * 250
 
 
 def bare(path: Path | str, *, timeout: float = 10.0) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ import colours
 import faults
 import providers
 from holdfast.locks.gate import gates
-from real_servers import postgres_server, pytest_terminal_summary, redis_server, valkey_server  # noqa: F401
+from real_servers import pytest_terminal_summary, pytest_unconfigure  # noqa: F401
 from waiting import eventually
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests here send it.

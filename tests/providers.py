@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.rules.record import LockRecord, decode
+import msgspec
+import psycopg
+import pytest
+import redis
+
+import real_servers
+from holdfast.rules.record import LockRecord, decode, encode
 from holdfast.stores import open_store
+from holdfast.stores.redis_keys import Layout
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,86 @@ def _plant_sqlite(url: str, namespace: str, key: str, text: str) -> None:
         db.execute("INSERT OR REPLACE INTO locks VALUES (?, ?, ?, 1)", (namespace, key, text))
 
 
+POSTGRES_SCHEMA = "tests"
+
+
+def _postgres_url(folder: Path) -> str:
+    """One schema for all tests, emptied for each: making one takes longer than most tests do."""
+    address = f"{real_servers.shared('postgres').url}?schema={POSTGRES_SCHEMA}"
+    with _postgres(address) as db:
+        if db.execute("SELECT to_regclass(%s)", (f"{POSTGRES_SCHEMA}.slots",)).fetchone()[0]:
+            db.execute(f"DELETE FROM {POSTGRES_SCHEMA}.locks; DELETE FROM {POSTGRES_SCHEMA}.slots")
+    return address
+
+
+def _postgres(url: str) -> psycopg.Connection:
+    return psycopg.connect(url.partition("?")[0], autocommit=True)
+
+
+def _dump_postgres(url: str, namespace: str) -> dict[str, LockRecord]:
+    with _postgres(url) as db:
+        rows = db.execute(
+            f"SELECT key, record::text, due_at FROM {POSTGRES_SCHEMA}.locks WHERE namespace = %s", (namespace,)
+        ).fetchall()
+    records = {key: decode(key, text) for key, text, _ in rows}
+    for key, _, due_at in rows:
+        assert records[key].due_at == due_at, "the indexed column says what the record says"
+    return records
+
+
+def _plant_postgres(url: str, namespace: str, key: str, text: str) -> None:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        pytest.skip("PostgreSQL itself refuses what is not JSON")
+    with _postgres(url) as db:
+        db.execute(
+            f"INSERT INTO {POSTGRES_SCHEMA}.locks VALUES (%s, %s, %s, 1) "
+            "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = 1",
+            (namespace, key, text),
+        )
+
+
+def _redis_url(kind: str, folder: Path) -> str:
+    """The server that all tests share; the names in it are this test's own."""
+    prefix = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return f"{real_servers.shared(kind).url}?prefix={prefix}"
+
+
+def redis_layout(url: str, namespace: str) -> Layout:
+    return Layout(url.partition("?prefix=")[2].partition("&")[0] or "holdfast", namespace)
+
+
+def _dump_redis(url: str, namespace: str) -> dict[str, LockRecord]:
+    layout = redis_layout(url, namespace)
+    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
+        keys = client.zrange(layout.index, 0, -1)
+        texts = dict(zip(keys, client.mget([layout.lock(key) for key in keys]), strict=True)) if keys else {}
+        due = client.zrange(layout.due, 0, -1, withscores=True)
+    records = {key: decode(key, text) for key, text in texts.items()}
+    for key, text in texts.items():
+        assert text.encode() == encode(records[key]), "the script writes what the rules write, byte by byte"
+    expected = {key: record.due_at for key, record in records.items() if record.due_at is not None}
+    assert dict(due) == expected, "the index says what the records say"
+    return records
+
+
+def _plant_redis(url: str, namespace: str, key: str, text: str) -> None:
+    layout = redis_layout(url, namespace)
+    with redis.Redis.from_url(url.partition("?")[0]) as client:
+        client.set(layout.lock(key), text)
+        client.zadd(layout.index, {key: 0})
+        client.zadd(layout.due, {key: 1})
+
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
         Provider("memory", lambda folder: f"memory://{folder}", _dump_memory),
         Provider("sqlite", lambda folder: f"sqlite:///{folder}/locks.db", _dump_sqlite, _plant_sqlite, processes=True),
+        Provider("valkey", lambda folder: _redis_url("valkey", folder), _dump_redis, _plant_redis, processes=True),
+        Provider("redis", lambda folder: _redis_url("redis", folder), _dump_redis, _plant_redis, processes=True),
+        Provider("postgres", _postgres_url, _dump_postgres, _plant_postgres, processes=True),
     )
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -47,25 +47,24 @@ def server(kind: str, **options) -> Iterator[servers.Server]:
         opening.__exit__(None, None, None)
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[servers.Postgres]:
-    """A PostgreSQL for all tests; each uses names of its own, and leaves it running."""
-    with server("postgres") as made:
-        yield made
+SETTINGS = {"postgres": {"fsync": "off"}}
+"""For the servers that all tests share. Whoever cares for what is on the disk starts one of their own."""
+
+_shared: dict[str, tuple[ExitStack, servers.Server]] = {}
 
 
-@pytest.fixture(scope="session")
-def valkey_server() -> Iterator[servers.Valkey]:
-    """A Valkey for all tests; each uses names of its own, and leaves it running."""
-    with server("valkey") as made:
-        yield made
+def shared(kind: str) -> servers.Server:
+    """The one server of this kind for all tests, started when first needed; each test uses names of its own."""
+    if kind not in _shared:
+        stack = ExitStack()
+        _shared[kind] = stack, stack.enter_context(server(kind, settings=SETTINGS.get(kind)))
+    return _shared[kind][1]
 
 
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[servers.Redis]:
-    """An old Redis for all tests; each uses names of its own, and leaves it running."""
-    with server("redis") as made:
-        yield made
+def pytest_unconfigure() -> None:
+    """End the servers with the run."""
+    while _shared:
+        _shared.popitem()[1][0].close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

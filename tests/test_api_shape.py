@@ -32,19 +32,20 @@ from holdfast.locks.run_locks import AsyncRunLocks, RunLocks
 from holdfast.state.states import AsyncStates, States
 
 NAMES = [
-    "AcquireAttempt", "AsyncAtomicState", "AsyncClient", "AsyncLeader", "AsyncLease", "AsyncLeaseProvider",
-    "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
+    "AcquireAttempt", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",
+    "AsyncLeaseProvider", "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
     "AtomicStateConflictError", "Client", "ClientClosed", "DurableMutex", "DurableSemaphore", "EVENTS", "Event",
-    "Events", "HoldNotReleasable", "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey",
+    "Events", "FencedScript", "HoldNotReleasable", "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey",
     "InvalidOption", "InvalidValue", "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider",
     "LeaseResult", "Lock", "LockInfo", "LockRecord", "LockTimeout", "NeverFits", "NoopLeaseProvider", "NotHeld",
     "ReadWriteLock", "RecordUnreadable", "RunLock", "RunLocked", "StaleToken", "StoreError",
     "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "WaiterInfo", "WouldDeadlock",
-    "fenced_read", "fenced_replace", "guard", "initial_lock_record", "is_lease_provider",
+    "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async", "initial_lock_record",
+    "is_lease_provider",
 ]  # fmt: skip
 
 SIGNATURES = {
-    "__init__": "(self, url=None, *, namespace='default', name=None, retention='7 days')",
+    "__init__": "(self, url=None, *, namespace='default', name=None, retention='7 days', store_options=None)",
     "lock": "(self, key, *, ttl=30, wait=None, owner=None, renew_every=None, max_renew_failures=3, max_stall=None, "
     "reentrant=False, on_lost=None, on_busy='raise', lock_delay=0)",
     "semaphore": "(self, key, *, permits, weight=1, ttl=30, wait=None, owner=None, renew_every=None, "
@@ -147,7 +148,17 @@ def test_both_listings_have_the_same_words(kind):
 
 
 def test_the_fences_are_these():
-    assert sorted(holdfast.fencing.__all__) == ["Fenced", "fenced_read", "fenced_replace", "guard"]
+    assert sorted(holdfast.fencing.__all__) == [
+        "AsyncFencedScript", "Fenced", "FencedScript", "fenced_read", "fenced_replace", "fenced_set",
+        "fenced_set_async", "guard", "guard_async",
+    ]  # fmt: skip
+    for guard in (holdfast.fencing.guard, holdfast.fencing.guard_async):
+        assert bare(guard) == "(connection, resource, lease_or_token)"
+    for fenced_set in (holdfast.fencing.fenced_set, holdfast.fencing.fenced_set_async):
+        assert bare(fenced_set) == "(client, name, value, lease_or_token, *, ex=None, keepttl=False)"
+    for script in (holdfast.fencing.FencedScript, holdfast.fencing.AsyncFencedScript):
+        assert bare(script.__init__) == "(self, client, source)"
+        assert bare(script.__call__) == "(self, resource, lease_or_token, *, keys=(), args=())"
 
 
 def test_everything_public_has_a_docstring():

@@ -241,14 +241,16 @@ def test_heartbeats_for_which_there_is_no_thread_are_tried_again(hf):
     lease.release()
 
 
-def test_what_could_not_be_given_back_says_why(hf, monkeypatch):
+def test_what_could_not_be_given_back_says_why(tmp_path, monkeypatch):
     """Also where it was this one command that failed, and not the way to the store."""
     seen = []
+    hf = Client(f"sqlite:///{tmp_path}/locks.db")  # a store that runs the rules in Python, where one can be broken
     hf.events.subscribe(lambda event: seen.append(event.fields["error"]) if event.name == "give_back_failed" else None)
     monkeypatch.setattr(Abandon, "apply", lambda self, record, now: 1 / 0)
     hf.works.keeper.start()
     hf.works.give_back(Abandon(key="a", id="x.1", ttl=5_000_000))
     assert "Abandon on 'a' could not be carried out" in eventually(lambda: seen)[0]
+    hf.close()
 
 
 def test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_caller(url):

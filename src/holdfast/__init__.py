@@ -25,7 +25,16 @@ from .errors import (
     WouldDeadlock,
 )
 from .events import EVENTS, Event, Events
-from .fencing import fenced_read, fenced_replace, guard
+from .fencing import (
+    AsyncFencedScript,
+    FencedScript,
+    fenced_read,
+    fenced_replace,
+    fenced_set,
+    fenced_set_async,
+    guard,
+    guard_async,
+)
 from .locks.admin import HolderInfo, LockInfo, WaiterInfo
 from .locks.leader import AsyncLeader, AsyncTerm, Leader, Term
 from .locks.lease import AsyncLease, Lease
@@ -51,6 +60,7 @@ __all__ = [
     "AcquireAttempt",
     "AsyncAtomicState",
     "AsyncClient",
+    "AsyncFencedScript",
     "AsyncLeader",
     "AsyncLease",
     "AsyncLeaseProvider",
@@ -66,6 +76,7 @@ __all__ = [
     "DurableSemaphore",
     "Event",
     "Events",
+    "FencedScript",
     "HoldNotReleasable",
     "HolderInfo",
     "HoldfastError",
@@ -100,7 +111,10 @@ __all__ = [
     "WouldDeadlock",
     "fenced_read",
     "fenced_replace",
+    "fenced_set",
+    "fenced_set_async",
     "guard",
+    "guard_async",
     "initial_lock_record",
     "is_lease_provider",
 ]

@@ -6,6 +6,7 @@ They stand above the locks because `Client.lock` returns a `Lock`; what both are
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -25,6 +26,7 @@ from .locks.terms import Key, OnBusy, OnLost, checked_terms
 from .observe import LoggingSink
 from .runners import run, run_async
 from .state.states import AsyncStates, States
+from .stores import Handle
 from .values import Duration, checked_key
 
 LockT = TypeVar("LockT", bound=BaseLock[Any])
@@ -41,13 +43,21 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Handle | None = None,
         *,
         namespace: str = "default",
         name: str | None = None,
         retention: Duration = "7 days",
+        store_options: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(url, namespace=namespace, name=name, retention=retention, events=Events(LoggingSink()))
+        super().__init__(
+            url,
+            namespace=namespace,
+            name=name,
+            retention=retention,
+            store_options=store_options,
+            events=Events(LoggingSink()),
+        )
 
     def lock(
         self,
@@ -179,7 +189,9 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
 class Client(_Words[Lock, ReadWriteLock, Leader]):
     """Durable locks for synchronous code.
 
-    `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made.
+    `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made. In its
+    place may be a psycopg pool, an SQLAlchemy engine or a redis-py client that you have already: Holdfast opens
+    connections of its own in the same way. `store_options` are what could be in the URL (`{"schema": "locks"}`).
     Clients in one `namespace` see each other. `name` is who this is, for people. Records that nobody used for
     `retention` are forgotten.
 

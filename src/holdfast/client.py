@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,8 @@ from .rules import outcomes as out
 from .rules.lock import RETENTION
 from .rules.record import Label
 from .runners import Lanes
-from .stores import open_store, redacted
-from .stores.contract import Role, Store, Watch
+from .stores import Handle, open_store, redacted
+from .stores.contract import Role, Store, Tied, Watch
 from .values import MICROSECONDS, Duration, checked_key, seconds
 
 DEFAULT_URL = "sqlite:///holdfast.db"
@@ -51,6 +51,8 @@ class Works:
         self.channel = secrets.token_hex(8)
         self.lanes: Lanes = {role: Lane(partial(store.connect, role), role) for role in ROLES}
         self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
+        if isinstance(store, Tied):
+            store.on_severed(self._severed)
         self.callbacks = Callbacks()
         self._events = events
         self._attempts = itertools.count(1)
@@ -134,6 +136,10 @@ class Works:
             position=outcome.position,
         )
 
+    def _severed(self, reason: str) -> None:
+        """Everything that was granted by the store has ended with its connection."""
+        self.keeper.soon(lambda: self.keeper.lose_all(reason))
+
     def _hinted(self, ids: Collection[str] | None) -> None:
         for attempt in list(self._waiting) if ids is None else ids:
             _key, waiting = self._waiting.get(attempt, ("", None))
@@ -179,14 +185,17 @@ class BaseClient:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Handle | None = None,
         *,
         namespace: str = "default",
         name: str | None = None,
         retention: Duration = RETENTION / MICROSECONDS,
+        store_options: Mapping[str, object] | None = None,
         events: Events | None = None,
     ) -> None:
-        self._url = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL
+        empty = url is None or url == ""
+        self._url: str | Handle = os.environ.get("HOLDFAST_URL") or DEFAULT_URL if empty else url
+        self._store_options = dict(store_options or {})
         self._namespace = checked_key(namespace, what="namespace")
         self._name = _process_name() if name is None else checked_key(name, what="name")
         self.retention = round(seconds(retention, what="retention") * MICROSECONDS)
@@ -204,7 +213,7 @@ class BaseClient:
     @property
     def url(self) -> str:
         """The store's address, without any password."""
-        return redacted(self._url) if self._store is None else self._store.url
+        return redacted(str(self._url)) if self._store is None else self._store.url
 
     @property
     def namespace(self) -> str:
@@ -236,7 +245,7 @@ class BaseClient:
                 raise ClientClosed
             if self._works is None:
                 if self._store is None:
-                    store = open_store(self._url, namespace=self._namespace)
+                    store = open_store(self._url, namespace=self._namespace, options=self._store_options)
                 else:
                     store = self._store.reopen()
                 self._store = store

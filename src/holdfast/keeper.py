@@ -268,6 +268,11 @@ class Keeper:
         """The leases in the keeper's care."""
         return [kept.held for kept in list(self._kept.values())]
 
+    def lose_all(self, reason: str) -> None:
+        """Everything in the keeper's care is lost. On the keeper's thread."""
+        for kept in list(self._kept.values()):
+            self._lose(kept, reason)
+
     def retire(self) -> list[Held]:
         """Take nothing more into care; what is there is the caller's to give back."""
         self.retired = True  # first: whoever comes from here on sees it, whoever came before is in the list

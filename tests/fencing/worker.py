@@ -6,6 +6,8 @@ import signal
 import sqlite3
 import sys
 
+import psycopg
+
 from holdfast.errors import StaleToken
 from holdfast.fencing import fenced_replace, guard
 
@@ -118,6 +120,33 @@ def sql_race(path, seed, highest, rounds):
             refused += 1
     connection.close()
     say(accepted, refused)
+
+
+def pg_race(url, seed, highest, rounds):
+    """The same on PostgreSQL."""
+    chance = random.Random(int(seed))
+    with psycopg.connect(url) as connection:
+        line_up()
+        accepted, refused = 0, 0
+        for _ in range(int(rounds)):
+            token = chance.randint(1, int(highest))
+            try:
+                with connection.transaction():
+                    guard(connection, "counter", token)
+                    connection.execute("INSERT INTO log (token) VALUES (%s)", (token,))
+                accepted += 1
+            except StaleToken:
+                refused += 1
+    say(accepted, refused)
+
+
+def pg_write_and_hang(url, token):
+    """Guard and write, and say so; somebody kills this process before it commits."""
+    connection = psycopg.connect(url)
+    guard(connection, "counter", int(token))
+    connection.execute("INSERT INTO log (token) VALUES (%s)", (token,))
+    line_up()
+    connection.commit()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import traceback
 from importlib.metadata import EntryPoint
 
@@ -15,24 +17,18 @@ SECRET = "hunter2"
 
 
 def test_an_unknown_scheme_says_what_is_known_and_how_to_write_it():
-    with pytest.raises(StoreNotInstalled, match=r"'carrier' is not known.*memory://, sqlite://.*sqlite:///relative"):
+    with pytest.raises(StoreNotInstalled, match=r"'carrier' is not known.*memory://, .*sqlite://.*sqlite:///relative"):
         open_store("carrier://pigeon", namespace="default")
 
 
 @pytest.mark.parametrize(
     ("scheme", "extra"),
     [
-        ("postgresql", "postgres"),
-        ("postgres", "postgres"),
-        ("postgresql+psycopg", "postgres"),
-        ("redis", "redis"),
-        ("rediss", "redis"),
-        ("valkey", "redis"),
         ("mongodb", "mongodb"),
         ("mongodb+srv", "mongodb"),
         ("dynamodb", "dynamodb"),
         ("mssql", "mssql"),
-        ("PostgreSQL", "postgres"),
+        ("MongoDB", "mongodb"),
     ],
 )
 def test_a_store_that_is_yet_to_come_says_what_to_install_and_that_it_is_not_there_yet(scheme, extra):
@@ -112,11 +108,42 @@ def test_a_store_of_another_package_is_found_by_its_entry_point(monkeypatch):
     store.close()
 
 
-def test_a_store_whose_driver_is_missing_says_what_to_install(monkeypatch):
-    point = EntryPoint("redis", "no_such_driver:open_redis", stores.GROUP)
-    monkeypatch.setattr(stores, "entry_points", lambda group, name="redis": [point] if name == "redis" else [])
-    with pytest.raises(StoreNotInstalled, match=r"no_such_driver.*pip install 'holdfast\[redis\]'"):
-        open_store("redis://host", namespace="default")
+def test_a_store_of_another_package_whose_driver_is_missing_says_what_to_install(monkeypatch):
+    point = EntryPoint("mongodb", "no_such_driver:open_mongodb", stores.GROUP)
+    monkeypatch.setattr(stores, "entry_points", lambda group, name="mongodb": [point] if name == "mongodb" else [])
+    with pytest.raises(StoreNotInstalled, match=r"no_such_driver.*pip install 'holdfast\[mongodb\]'"):
+        open_store("mongodb://host", namespace="default")
+
+
+@pytest.mark.parametrize(
+    ("url", "driver", "extra"),
+    [
+        ("postgresql", "psycopg", "postgres"),
+        ("postgres", "psycopg", "postgres"),
+        ("postgresql+psycopg", "psycopg", "postgres"),
+        ("PostgreSQL", "psycopg", "postgres"),
+        ("redis", "redis", "redis"),
+        ("rediss", "redis", "redis"),
+        ("valkey", "redis", "redis"),
+        ("valkeys", "redis", "redis"),
+    ],
+)
+def test_a_store_of_ours_whose_driver_is_missing_says_what_to_install(url, driver, extra):
+    """In a process of its own, in which the driver cannot be imported."""
+    script = (
+        f"import sys; sys.modules[{driver!r}] = None\n"
+        "from holdfast.stores import open_store\n"
+        f"open_store('{url}://user:{SECRET}@host/db', namespace='default')"
+    )
+    tried = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "StoreNotInstalled" in tried.stderr
+    assert f"pip install 'holdfast[{extra}]'" in tried.stderr
+    assert SECRET not in tried.stderr.splitlines()[-1]
+
+
+def test_what_no_store_can_be_made_from_is_refused():
+    with pytest.raises(InvalidOption, match="begins with a scheme"):
+        open_store(object(), namespace="default")
 
 
 def test_a_relative_path_is_fixed_when_the_store_is_opened(tmp_path, monkeypatch, opened):

@@ -8,10 +8,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
+import psycopg
+import redis
+import redis.asyncio
+import sqlalchemy.ext.asyncio
+import sqlalchemy.orm
+
 from holdfast import (
     AcquireAttempt,
     AsyncAtomicState,
     AsyncClient,
+    AsyncFencedScript,
     AsyncLeader,
     AsyncLease,
     AsyncLeaseProvider,
@@ -24,6 +31,7 @@ from holdfast import (
     DurableMutex,
     DurableSemaphore,
     Event,
+    FencedScript,
     Leader,
     Lease,
     LeaseProvider,
@@ -37,7 +45,10 @@ from holdfast import (
     Term,
     fenced_read,
     fenced_replace,
+    fenced_set,
+    fenced_set_async,
     guard,
+    guard_async,
     initial_lock_record,
     is_lease_provider,
 )
@@ -91,6 +102,53 @@ async def async_code(hf: AsyncClient) -> None:
     assert_type(await hf.lock("a").try_acquire(), AsyncLease | None)
     assert_type(await hf.hold("h", ttl=60), AsyncLease | None)
     assert_type(await hf.locks.list(), list[LockInfo])
+
+
+def sync_fences(
+    *,
+    lease: Lease,
+    db: psycopg.Connection,
+    named: psycopg.Connection[dict[str, Any]],
+    engine: sqlalchemy.Engine,
+    session: sqlalchemy.orm.Session,
+    scoped: sqlalchemy.orm.scoped_session[sqlalchemy.orm.Session],
+    client: redis.Redis,
+    cluster: redis.RedisCluster,
+) -> None:
+    guard(db, "a", lease)
+    guard(named, "a", 7)
+    with engine.begin() as connection:
+        guard(connection, "a", lease)
+    guard(session, "a", lease)
+    guard(scoped, "a", lease)
+    guard(engine, "a", lease)  # type: ignore[arg-type]  # no connection
+    fenced_set(client, "a", b"value", lease, ex=timedelta(hours=1))
+    fenced_set(cluster, "a", 7, lease, keepttl=True)
+    fenced_set(client, "a", object(), lease)  # type: ignore[arg-type]  # nothing that Redis takes
+    script = FencedScript(client, "return 1")
+    assert_type(script("a", lease, keys=["a", b"b"], args=[1, 0.5, "x"]), Any)
+
+
+async def async_fences(
+    *,
+    lease: AsyncLease,
+    db: psycopg.AsyncConnection,
+    engine: sqlalchemy.ext.asyncio.AsyncEngine,
+    session: sqlalchemy.ext.asyncio.AsyncSession,
+    client: redis.asyncio.Redis,
+    cluster: redis.asyncio.RedisCluster,
+    sync: psycopg.Connection,
+) -> None:
+    await guard_async(db, "a", lease)
+    async with engine.begin() as connection:
+        await guard_async(connection, "a", lease)
+    await guard_async(session, "a", 7)
+    await guard_async(sync, "a", lease)  # type: ignore[arg-type]  # the wrong colour
+    guard(db, "a", lease)  # type: ignore[arg-type]  # the wrong colour
+    await fenced_set_async(client, "a", "value", lease, ex="5 minutes")
+    fenced_set(client, "a", "value", lease)  # type: ignore[arg-type]  # the wrong colour
+    script = AsyncFencedScript(cluster, "return 1")
+    assert_type(await script("a", lease, keys=["a"]), Any)
 
 
 def decorated(hf: Client, ahf: AsyncClient) -> None:

@@ -1,29 +1,58 @@
-"""`guard`, and the table of the connections that it knows.
+"""`guard` and `guard_async`, and the tables of the connections that they know.
 
-A kind of connection is one file of this package with a function `guard(connection, resource, offer)`. Its
-driver is imported only when such a connection is there. To add a kind, add the file and a row.
+A kind of connection is one file of this package with a function `guard(connection, resource, offer)`, or
+`guard_async` if its answers must be awaited. Its driver is imported only when such a connection is there. To add a
+kind, add the file and a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidOption
 from ..values import checked_key
-from .tokens import Fenced, Offer, checked_offer
+from .tokens import Fenced, checked_offer
 
 if TYPE_CHECKING:
     import sqlite3
 
+    import psycopg
+    import sqlalchemy.ext.asyncio
+    import sqlalchemy.orm
+
+    from .asyncpg import AsyncpgConnection
+
 KINDS: dict[tuple[str, str], str] = {
     ("sqlite3", "Connection"): "sqlite",
+    ("psycopg", "Connection"): "psycopg",
+    ("sqlalchemy", "Connection"): "sqlalchemy",
+    ("sqlalchemy", "Session"): "sqlalchemy",
+    ("sqlalchemy", "scoped_session"): "sqlalchemy",
 }
 """The package and the name of a connection's class (or of one that it inherits from) -> the file that guards it."""
 
+ASYNC_KINDS: dict[tuple[str, str], str] = {
+    ("psycopg", "AsyncConnection"): "psycopg",
+    ("asyncpg", "Connection"): "asyncpg",
+    ("asyncpg", "PoolConnectionProxy"): "asyncpg",
+    ("sqlalchemy", "AsyncConnection"): "sqlalchemy",
+    ("sqlalchemy", "AsyncSession"): "sqlalchemy",
+    ("sqlalchemy", "async_scoped_session"): "sqlalchemy",
+}
+"""The same for those whose answers must be awaited."""
 
-def guard(connection: sqlite3.Connection, resource: str, lease_or_token: Fenced | int) -> None:
+
+def guard(
+    connection: sqlite3.Connection
+    | psycopg.Connection[Any]
+    | sqlalchemy.Connection
+    | sqlalchemy.orm.Session
+    | sqlalchemy.orm.scoped_session[Any],
+    resource: str,
+    lease_or_token: Fenced | int,
+) -> None:
     """Let the open transaction go on only if nobody newer has written to the resource.
 
     Call it before the first write of the transaction. A token at or above the highest floor seen for the
@@ -31,9 +60,10 @@ def guard(connection: sqlite3.Connection, resource: str, lease_or_token: Fenced 
     A lower one raises `StaleToken`, and the guard has written nothing. It never commits. Whether a lease
     has ended by the clock is not asked: the token alone decides.
 
-    Give the lease; a bare token is right for exclusive locks only. With a `sqlite3` connection in its
-    default mode the guard opens the transaction (`BEGIN IMMEDIATE`); with `isolation_level=None` or
-    `autocommit=True` it needs one that is open, or raises `InvalidOption`.
+    Give the lease; a bare token is right for exclusive locks only. The connection is one of `sqlite3`, of psycopg 3,
+    or of SQLAlchemy (a connection or a session, on PostgreSQL or SQLite); for asynchronous ones there is
+    `guard_async`. Where the driver opens transactions by itself, so does the guard; a connection that commits each
+    statement by itself needs an open one, else `InvalidOption`. Errors of the driver come through as they are.
 
     >>> import sqlite3
     >>> db = sqlite3.connect(":memory:")
@@ -46,16 +76,53 @@ def guard(connection: sqlite3.Connection, resource: str, lease_or_token: Fenced 
     holdfast.errors.StaleToken: 'invoice:42' was written under the token 1700000000000002; ...
     >>> db.close()
     """
-    judge = _judge_for(connection)
-    judge(connection, checked_key(resource), checked_offer(lease_or_token))
+    file = _file_for(connection, KINDS)
+    if file is None:
+        if _file_for(connection, ASYNC_KINDS):
+            raise InvalidOption(
+                f"{_named(connection)} is asynchronous, and nothing was checked: `await guard_async(...)` instead"
+            )
+        raise _unknown(connection, "guard", KINDS)
+    file.guard(connection, checked_key(resource), checked_offer(lease_or_token))
 
 
-def _judge_for(connection: object) -> Callable[[object, str, Offer], None]:
+async def guard_async(
+    connection: psycopg.AsyncConnection[Any]
+    | AsyncpgConnection
+    | sqlalchemy.ext.asyncio.AsyncConnection
+    | sqlalchemy.ext.asyncio.AsyncSession
+    | sqlalchemy.ext.asyncio.async_scoped_session[Any],
+    resource: str,
+    lease_or_token: Fenced | int,
+) -> None:
+    """As `guard`, for asynchronous connections: those of psycopg 3, asyncpg (also from its pool) and SQLAlchemy.
+
+    asyncpg needs an open transaction (`async with connection.transaction():`), else `InvalidOption`.
+    """
+    file = _file_for(connection, ASYNC_KINDS)
+    if file is None:
+        if _file_for(connection, KINDS):
+            raise InvalidOption(
+                f"{_named(connection)} is synchronous, and nothing was checked: `guard(...)` instead, without await"
+            )
+        raise _unknown(connection, "guard_async", ASYNC_KINDS)
+    await file.guard_async(connection, checked_key(resource), checked_offer(lease_or_token))
+
+
+def _file_for(connection: object, kinds: dict[tuple[str, str], str]) -> ModuleType | None:
     for cls in type(connection).__mro__:
-        file = KINDS.get((cls.__module__.partition(".")[0], cls.__name__))
+        file = kinds.get((cls.__module__.partition(".")[0], cls.__name__))
         if file is not None:
-            judge: Callable[[object, str, Offer], None] = import_module(f".{file}", __package__).guard
-            return judge
-    supported = ", ".join(f"{package}.{name}" for package, name in KINDS)
-    found = f"{type(connection).__module__}.{type(connection).__qualname__}"
-    raise InvalidOption(f"guard does not know connections of the type {found}; it knows: {supported}")
+            return import_module(f".{file}", __package__)
+    return None
+
+
+def _named(connection: object) -> str:
+    return f"{type(connection).__module__}.{type(connection).__qualname__}"
+
+
+def _unknown(connection: object, function: str, kinds: dict[tuple[str, str], str]) -> InvalidOption:
+    supported = ", ".join(f"{package}.{name}" for package, name in kinds)
+    return InvalidOption(
+        f"{function} does not know connections of the type {_named(connection)}; it knows: {supported}"
+    )

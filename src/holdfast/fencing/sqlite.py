@@ -44,8 +44,17 @@ def guard(connection: sqlite3.Connection, resource: str, offer: Offer) -> None:
 
 def _open_transaction(connection: sqlite3.Connection) -> bool:
     """Make sure that there is a transaction; tell whether it was opened here."""
-    if connection.in_transaction:
+    begin = beginning(connection)
+    if begin is None:
         return False
+    connection.execute(begin)
+    return True
+
+
+def beginning(connection: sqlite3.Connection) -> str | None:
+    """The statement that opens the transaction, none if one is open; refuses where that is the user's to do."""
+    if connection.in_transaction:
+        return None
     if connection.isolation_level is None or getattr(connection, "autocommit", -1) is True:
         raise InvalidOption(
             "guard needs an open transaction: this connection commits each statement by itself, so the check "
@@ -53,8 +62,7 @@ def _open_transaction(connection: sqlite3.Connection) -> bool:
             "write, and commit."
         )
     # CREATE TABLE alone would not open one, and a plain BEGIN would leave the write lock for later.
-    connection.execute("BEGIN EXCLUSIVE" if connection.isolation_level.upper() == "EXCLUSIVE" else "BEGIN IMMEDIATE")
-    return True
+    return "BEGIN EXCLUSIVE" if connection.isolation_level.upper() == "EXCLUSIVE" else "BEGIN IMMEDIATE"
 
 
 def _remember(connection: sqlite3.Connection, resource: str, offer: Offer) -> None:

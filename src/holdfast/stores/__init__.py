@@ -1,37 +1,63 @@
-"""One file a store; the registry finds it by its URL's scheme.
+"""One file a store; the registry finds it by its URL's scheme, or by the class of what a program has open already.
 
-A store registers an opener, `open_xxx(url, *, namespace, clock) -> Store`, under the entry point group
-`holdfast.stores`; the name of the entry point is the scheme. The two that come with the core are known
-here as well, so that a source tree works without being installed. No error of this module shows a URL.
+A store of another package registers an opener, `open_xxx(url, *, namespace, clock) -> Store`, under the entry point
+group `holdfast.stores`; the name of the entry point is the scheme. Our own are listed here, so that a source tree
+works without being installed. No error of this module shows a URL.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
 
 from .._platform import host_clock
 from ..errors import InvalidKey, InvalidOption, StoreNotInstalled
 from ..values import checked_key
 from .contract import Clock, Store
-from .urls import redacted, scheme_of
+from .urls import redacted, scheme_of, with_options
 
-__all__ = ["open_store", "redacted", "schemes"]
+__all__ = ["Handle", "open_store", "redacted", "schemes"]
+
+Handle = Any
+"""What a program may have open already: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis."""
 
 GROUP = "holdfast.stores"
-_BUILT_IN = {"memory": ("memory", "open_memory"), "sqlite": ("sqlite", "open_sqlite")}
-_EXTRAS = {
-    "postgresql": "postgres",
-    "postgres": "postgres",
-    "redis": "redis",
-    "rediss": "redis",
-    "valkey": "redis",
-    "valkeys": "redis",
-    "mongodb": "mongodb",
-    "dynamodb": "dynamodb",
-    "mssql": "mssql",
+
+
+class _Ours(NamedTuple):
+    """A store that comes with Holdfast: its file here, what opens it, and the driver that an extra installs."""
+
+    module: str
+    opener: str
+    driver: str = ""
+    extra: str = ""
+
+
+_POSTGRES = _Ours("postgresql", "open_postgres", "psycopg", "postgres")
+_REDIS = _Ours("redis", "open_redis", "redis", "redis")
+_OURS = {
+    "memory": _Ours("memory", "open_memory"),
+    "sqlite": _Ours("sqlite", "open_sqlite"),
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "valkey": _REDIS,
+    "valkeys": _REDIS,
 }
+_TO_COME = {"mongodb": "mongodb", "dynamodb": "dynamodb", "mssql": "mssql"}
+_HANDLES = {
+    ("psycopg_pool", "ConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),
+    ("psycopg_pool", "AsyncConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),
+    ("sqlalchemy", "Engine"): _POSTGRES._replace(opener="adopt_postgres"),
+    ("sqlalchemy", "AsyncEngine"): _POSTGRES._replace(opener="adopt_postgres"),
+    ("redis", "Redis"): _REDIS._replace(opener="adopt_redis"),
+    ("redis", "RedisCluster"): _REDIS._replace(opener="adopt_redis"),
+}
+"""The package and the name of a class (or of one that it inherits from) -> who opens a store as it is set up there."""
 
 
 class Opener(Protocol):
@@ -41,8 +67,13 @@ class Opener(Protocol):
         """Open the store behind the URL, bound to one namespace."""
 
 
-def open_store(url: str, *, namespace: str, clock: Clock = host_clock) -> Store:
-    """Open the store behind a URL.
+def open_store(
+    where: str | Handle, *, namespace: str, clock: Clock = host_clock, options: Mapping[str, object] | None = None
+) -> Store:
+    """Open the store behind a URL, or the one that a driver's pool, engine or client is set up for.
+
+    `options` are those that could be in the URL. A `clock` other than the host's takes the place of the store's own,
+    for tests.
 
     >>> store = open_store("memory://", namespace="default")
     >>> store.capabilities.durable
@@ -53,28 +84,39 @@ def open_store(url: str, *, namespace: str, clock: Clock = host_clock) -> Store:
         checked_key(namespace)
     except InvalidKey as error:
         raise InvalidOption(f"the namespace {namespace!r} cannot be used: {error}") from None
-    opener = _opener(scheme_of(url))
-    return opener(url, namespace=namespace, clock=clock)
+    if not isinstance(where, str) and (adopt := _adopter(where)) is not None:
+        store: Store = adopt(where, namespace=namespace, clock=clock, options=options or {})
+        return store
+    opener = _opener(scheme_of(where))
+    return opener(with_options(where, options or {}), namespace=namespace, clock=clock)
 
 
 def schemes() -> tuple[str, ...]:
     """Every scheme that can be opened here and now."""
-    return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))}))
+    ours = {scheme for scheme, store in _OURS.items() if not store.driver or find_spec(store.driver) is not None}
+    return tuple(sorted({*ours, *(point.name for point in entry_points(group=GROUP))}))
+
+
+def _adopter(handle: object) -> Any:
+    for cls in type(handle).__mro__:
+        ours = _HANDLES.get((cls.__module__.partition(".")[0], cls.__name__))
+        if ours is not None:
+            return _loaded(ours)
+    return None
 
 
 def _opener(scheme: str) -> Opener:
     base = scheme.partition("+")[0]  # postgresql+psycopg, mongodb+srv
-    if base in _BUILT_IN:
-        module, name = _BUILT_IN[base]
-        opener: Opener = getattr(import_module(f"{__name__}.{module}"), name)
+    if base in _OURS:
+        opener: Opener = _loaded(_OURS[base])
         return opener
     for name in (scheme, base):
         for point in entry_points(group=GROUP, name=name):
             return _load(point, base)
-    if base in _EXTRAS:
+    if base in _TO_COME:
         raise StoreNotInstalled(
             f"no store is registered for {base}:// URLs. Its driver comes with pip install "
-            f"'holdfast[{_EXTRAS[base]}]', but this version of Holdfast does not bring the store itself yet: "
+            f"'holdfast[{_TO_COME[base]}]', but this version of Holdfast does not bring the store itself yet: "
             f"upgrade Holdfast, or use one of {_known()}."
         )
     raise StoreNotInstalled(
@@ -82,6 +124,18 @@ def _opener(scheme: str) -> Opener:
         "sqlite:////absolute/path.db, memory:// or memory://name. Another store registers itself under the "
         f"entry point group {GROUP!r}: install the package that brings it."
     )
+
+
+def _loaded(ours: _Ours) -> Any:
+    try:
+        return getattr(import_module(f"{__name__}.{ours.module}"), ours.opener)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("holdfast"):
+            raise
+        raise StoreNotInstalled(
+            f"the store needs the driver {ours.driver!r}, which cannot be loaded ({error}). To get it: "
+            f"pip install 'holdfast[{ours.extra}]'."
+        ) from error
 
 
 def _known() -> str:
@@ -92,7 +146,7 @@ def _load(point: EntryPoint, base: str) -> Opener:
     try:
         opener: Opener = point.load()
     except ImportError as error:
-        extra = _EXTRAS.get(base)
+        extra = _TO_COME.get(base)
         advice = f"pip install 'holdfast[{extra}]'" if extra else f"install what {point.value!r} needs"
         raise StoreNotInstalled(f"the store for {base}:// cannot be loaded ({error}). To get it: {advice}.") from error
     return opener

@@ -11,7 +11,7 @@ The specification of each command is its docstring in `commands.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -76,6 +76,14 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """End the subscription and its thread, if it has one."""
+
+
+@runtime_checkable
+class Tied(Protocol):
+    """What a store is as well whose grants may end all at once, with a connection."""
+
+    def on_severed(self, tell: Callable[[str], None]) -> None:
+        """Call this from any thread, with the reason, when what was granted through this store has ended."""
 
 
 class Store(Protocol):

@@ -7,6 +7,8 @@ password with certainty is hidden too: better a host name less in a log than a p
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from urllib.parse import quote, urlencode
 
 from ..errors import InvalidOption
 
@@ -47,3 +49,15 @@ def redacted(url: str) -> str:
         elif at:
             rest = f"{HIDDEN}@{place}"
     return start + _SECRET.sub(lambda found: found[1] + HIDDEN, rest)
+
+
+def with_options(url: str, options: Mapping[str, object]) -> str:
+    """The URL with these options in its query as well.
+
+    >>> with_options("postgresql://db.example/locks?sslmode=require", {"schema": "my locks", "advisory": True})
+    'postgresql://db.example/locks?sslmode=require&schema=my%20locks&advisory=true'
+    """
+    if not options:
+        return url
+    said = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(said, quote_via=quote)}"

@@ -32,8 +32,9 @@ sys.stdin.readline()
 class Callers(Suite):
     """What a client leaves behind in the store, whatever happens to its callers."""
 
-    def opening(self, url: str, *, namespace: str, clock: Clock = host_clock) -> Store:
-        """As clients open it, and by the suite's own way."""
+    def opening(self, url: str, *, namespace: str, clock: Clock = host_clock, options: object = None) -> Store:
+        """As clients open it, and by the suite's own way; what a client would add to the URL is nothing here."""
+        assert not options
         return self.open(url, namespace=namespace, clock=clock)
 
     @contextmanager

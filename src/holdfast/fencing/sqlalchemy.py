@@ -1,0 +1,89 @@
+"""The fence for SQLAlchemy's connections and sessions, on PostgreSQL and on SQLite, whatever the driver.
+
+The statements go through SQLAlchemy, so it knows that the transaction has begun and its events see them. The
+asynchronous ones are run as SQLAlchemy itself runs them: the synchronous code, on their own connection.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, String, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from ..errors import InvalidOption, StaleToken
+from . import sqlite
+from .postgres import Ask, Rows, judge, run
+from .tokens import Offer
+
+
+def guard(connection: Connection | Session | scoped_session[Any], resource: str, offer: Offer) -> None:
+    """Check and remember within the transaction. One that the guard has opened is rolled back if it refuses."""
+    owner: Connection | Session = connection() if isinstance(connection, scoped_session) else connection
+    opens = not owner.in_transaction()
+    try:
+        _guard(owner if isinstance(owner, Connection) else owner.connection(), resource, offer)
+    except BaseException:
+        if opens:
+            with suppress(Exception):  # what has happened is the error to tell
+                owner.rollback()
+        raise
+
+
+async def guard_async(
+    connection: AsyncConnection | AsyncSession | async_scoped_session[Any], resource: str, offer: Offer
+) -> None:
+    """As `guard`, awaited."""
+    owner: AsyncConnection | AsyncSession = connection() if isinstance(connection, async_scoped_session) else connection
+    await owner.run_sync(guard, resource, offer)
+
+
+def _guard(connection: Connection, resource: str, offer: Offer) -> None:
+    kind = connection.dialect.name
+    if kind not in ("postgresql", "sqlite"):
+        raise InvalidOption(f"guard knows the SQLAlchemy dialects postgresql and sqlite, not {kind}")
+    if not connection.in_transaction():
+        connection.begin()  # as its first statement would
+    if kind == "sqlite":
+        _remember_in_sqlite(connection, resource, offer)
+        return
+    if _commits_by_itself(connection):
+        raise InvalidOption(
+            "guard needs a transaction: this connection has the isolation level AUTOCOMMIT, so the check and your "
+            "writes would be apart and protect nothing. Use one with another isolation level."
+        )
+    run(judge(resource, offer), lambda ask: _rows(connection, ask))
+
+
+def _commits_by_itself(connection: Connection) -> bool:
+    """Whether the driver is in autocommit mode, however it got there."""
+    setting = getattr(connection.connection.dbapi_connection, "autocommit", None)
+    if not isinstance(setting, bool):
+        raise InvalidOption(
+            f"guard cannot tell whether connections of the driver {connection.dialect.driver!r} commit each statement "
+            "by themselves; psycopg, psycopg2 and asyncpg are known to work"
+        )
+    return setting
+
+
+def _rows(connection: Connection, ask: Ask) -> Rows:
+    types = {str: String, int: BigInteger}
+    statement = text(ask.text(lambda name: f":{name}", lambda table: table.replace(":", r"\:"))).bindparams(
+        *(bindparam(name, value, types[type(value)]) for name, value in ask.values.items())
+    )
+    result = connection.execute(statement)
+    return result.fetchall() if ask.answers else ()
+
+
+def _remember_in_sqlite(connection: Connection, resource: str, offer: Offer) -> None:
+    driver = connection.connection.driver_connection
+    values = {"resource": resource, "token": offer.token, "floor": offer.floor}
+    begin = sqlite.beginning(driver)  # type: ignore[arg-type]  # aiosqlite's has the same attributes
+    if begin is not None:
+        connection.exec_driver_sql(begin)
+    connection.exec_driver_sql(sqlite.CREATE)
+    if connection.exec_driver_sql(sqlite.REMEMBER, values).rowcount != 1:
+        highest = connection.exec_driver_sql(sqlite.HIGHEST, values).scalar_one()
+        raise StaleToken(resource=resource, offered=offer.token, highest=highest)

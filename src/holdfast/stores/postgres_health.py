@@ -1,0 +1,120 @@
+"""The check-up of a PostgreSQL store: what `holdfast doctor` can say of it. Looks, and changes nothing."""
+
+from __future__ import annotations
+
+import time
+
+from ..errors import StoreError
+from .contract import Finding
+from .postgres_schema import VERSION, version_of
+from .postgres_session import Connect, Session
+
+SKEW_SECONDS = 5.0
+OLD_TRANSACTION_SECONDS = 60
+
+_SETTINGS = "SELECT current_setting('server_version'), current_setting('fsync'), extract(epoch FROM clock_timestamp())"
+_IDLE = """
+SELECT count(*), min(pid) FROM pg_stat_activity
+ WHERE state LIKE 'idle in transaction%%' AND datname = current_database()
+   AND state_change < now() - make_interval(secs => %s)
+"""
+
+
+def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float) -> tuple[Finding, ...]:
+    """Everything that can be found out without a right to write."""
+    try:
+        session = Session(connect, timeout=timeout)
+    except StoreError as error:
+        return (
+            Finding(check="connection", level="problem", detail=str(error), advice="Look at the URL and the server."),
+        )
+    try:
+        findings = [*_server(session), _schema(session, schema), _open_transactions(session)]
+    finally:
+        session.close()
+    return (*findings, _listening(listen, timeout))
+
+
+def _server(session: Session) -> list[Finding]:
+    before = time.time()
+    row = session.connection.execute(_SETTINGS).fetchone()
+    assert row is not None  # noqa: S101  (it always gives one)
+    version, fsync, now = str(row[0]), str(row[1]), float(str(row[2]))
+    skew = now - (before + time.time()) / 2
+    findings = [Finding(check="server", level="ok", detail=f"PostgreSQL {version}")]
+    if fsync == "on":
+        findings.append(Finding(check="durability", level="ok", detail="fsync is on; commits are waited for"))
+    else:
+        findings.append(
+            Finding(
+                check="durability",
+                level="problem",
+                detail="fsync is off: what was answered may be gone after the loss of power, and the database with it",
+                advice="Set fsync = on in postgresql.conf.",
+            )
+        )
+    level = abs(skew) > SKEW_SECONDS
+    findings.append(
+        Finding(
+            check="clock",
+            level="warning" if level else "ok",
+            detail=f"the server's clock is {skew:+.1f} s from this host's",
+            advice="Leases go by the server's clock alone; but let both hosts keep their clocks (NTP)."
+            if level
+            else "",
+        )
+    )
+    return findings
+
+
+def _schema(session: Session, schema: str) -> Finding:
+    try:
+        version = version_of(session.connection, schema)
+    except Exception as error:  # whatever the server says of it is what there is to tell
+        return Finding(check="schema", level="problem", detail=str(error), advice="Look at the rights of this role.")
+    if version == VERSION:
+        return Finding(check="schema", level="ok", detail=f"the schema {schema!r} has version {version}")
+    if version == 0:
+        return Finding(
+            check="schema",
+            level="warning",
+            detail=f"there is no schema {schema!r} yet",
+            advice="The first client that opens the store makes it, if its role may.",
+        )
+    return Finding(
+        check="schema",
+        level="problem" if version > VERSION else "warning",
+        detail=f"the schema {schema!r} has version {version}, and this Holdfast knows {VERSION}",
+        advice="Upgrade Holdfast here." if version > VERSION else "The next client that opens the store updates it.",
+    )
+
+
+def _open_transactions(session: Session) -> Finding:
+    row = session.connection.execute(_IDLE, (OLD_TRANSACTION_SECONDS,)).fetchone()
+    count, pid = (int(str(row[0])), row[1]) if row else (0, None)
+    if not count:
+        return Finding(check="transactions", level="ok", detail="none was left open that could keep a row locked")
+    return Finding(
+        check="transactions",
+        level="warning",
+        detail=f"{count} transaction(s) are open and idle for more than a minute (process {pid} and others)",
+        advice="Where one of them has a lock's row, that key waits for it. End it: SELECT pg_terminate_backend(pid).",
+    )
+
+
+def _listening(listen: Connect, timeout: float) -> Finding:
+    try:
+        session = Session(listen, timeout=timeout)
+    except StoreError as error:
+        return Finding(check="wake-ups", level="warning", detail=str(error), advice="Look at ?listen= in the URL.")
+    try:
+        if session.pooled:
+            return Finding(
+                check="wake-ups",
+                level="warning",
+                detail="a pooler is in between: waiters cannot be told and look once a second instead",
+                advice="Give the server's own address: ?listen=postgresql%3A//host:5432/db",
+            )
+    finally:
+        session.close()
+    return Finding(check="wake-ups", level="ok", detail="LISTEN/NOTIFY reaches this process")

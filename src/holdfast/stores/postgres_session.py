@@ -1,0 +1,213 @@
+"""One session with a PostgreSQL server: one statement a trip, with an end to its patience, and one table of errors.
+
+A connection is made by psycopg and then driven through libpq itself, which costs a third of a cursor and lets us wait
+with a deadline: a server that is paused, or a network that swallows packets, must not keep a caller for ever. Nothing
+that is needed outlives a statement, no setting and no transaction, so that a pooler may be in between.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import psycopg
+from psycopg import pq
+from psycopg.pq.abc import PGresult
+
+from .._platform import elapsed
+from ..errors import StoreError, StoreUnavailable, StoreUnusable
+
+Connect = Callable[[], "psycopg.Connection[tuple[object, ...]]"]
+"""Opens a connection of our own."""
+
+_HELLO = b"SELECT pg_is_in_recovery()::text || ' ' || pg_backend_pid()"
+_NAME = b"holdfast"
+_FAILED = pq.ExecStatus.FATAL_ERROR
+_DONE = pq.ExecStatus.TUPLES_OK
+_ANSWERED = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}
+
+
+class Contended(Exception):
+    """Nothing was done: a row was locked, or two transactions met. Ask again, in smaller parts. No caller sees it."""
+
+
+class BadData(Exception):
+    """Nothing was done: one of the values is of a kind that the server cannot take."""
+
+
+class Unprepared(Exception):
+    """Nothing was done: this is not the session in which the statement was prepared."""
+
+
+class Session:
+    """One connection, used by one thread at a time."""
+
+    def __init__(self, connect: Connect, *, timeout: float) -> None:
+        self._connect, self._timeout = connect, timeout
+        self._prepared = False
+        self._connection = _opened(connect)
+        try:
+            self._pg = self._connection.pgconn
+            self._pg.nonblocking = 1
+            self._waits = _waits_for(self._pg.socket)
+            standby, _, process = (self.ask(_HELLO) or b"").partition(b" ")
+            # A pooler gives its clients process numbers of its own.
+            self.pooled = process != str(self._pg.backend_pid).encode()
+            if standby == b"true":
+                raise StoreUnavailable(  # noqa: TRY301  (one place closes)
+                    "this PostgreSQL server is a standby, whose records may be old: locks are never read there. Give "
+                    "the address of the primary, or several hosts with target_session_attrs=read-write."
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def connection(self) -> psycopg.Connection[tuple[object, ...]]:
+        """The driver's connection, for what is seldom done."""
+        return self._connection
+
+    def ask_often(self, statement: bytes, values: Sequence[bytes | None]) -> bytes | None:
+        """The same for the one statement that is sent all the time: the server remembers it, where that is possible."""
+        if not self.pooled:
+            try:
+                if not self._prepared:
+                    self._talk(lambda: self._pg.send_prepare(_NAME, statement))
+                    self._prepared = True
+                return self._talk(lambda: self._pg.send_query_prepared(_NAME, values))
+            except Unprepared:
+                self.pooled = True  # somebody in between changes the sessions, and does not show
+        return self.ask(statement, values)
+
+    def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
+        """Send one statement and wait for its first value. Raises as `_refusal` says."""
+        return self._talk(lambda: self._pg.send_query_params(statement, values))
+
+    def _talk(self, send: Callable[[], None]) -> bytes | None:
+        pg = self._pg
+        deadline = elapsed() + self._timeout
+        try:
+            send()
+            while pg.flush():
+                self._wait(deadline, writing=True)
+            while True:
+                self._wait(deadline)
+                pg.consume_input()
+                if not pg.is_busy():
+                    break
+            result = pg.get_result()
+            while result is not None and pg.get_result() is not None:
+                pass
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(
+                f"the connection to PostgreSQL was lost while a command was under way ({error}): it may or may not "
+                "have been carried out",
+                ambiguous=True,
+            ) from error
+        if result is None or result.status not in _ANSWERED:
+            raise _refusal(result)
+        return result.get_value(0, 0) if result.status == _DONE and result.ntuples else None
+
+    def close(self) -> None:
+        """End the session. Safe to call twice."""
+        with suppress(psycopg.Error):
+            self._connection.close()
+
+    def _wait(self, deadline: float, *, writing: bool = False) -> None:
+        left = deadline - elapsed()
+        if left <= 0 or not self._waits(left, writing):
+            raise StoreUnavailable(
+                f"PostgreSQL did not answer within {self._timeout:g} s: the command may or may not have been carried "
+                "out. Where that is too short, set ?timeout=SECONDS in the URL.",
+                ambiguous=True,
+            )
+
+
+def _waits_for(descriptor: int) -> Callable[[float, bool], bool]:
+    """A function that waits for the socket, at most so long, and tells whether something happened."""
+    if not hasattr(select, "poll"):  # Windows
+
+        def selecting(seconds: float, writing: bool) -> bool:  # noqa: FBT001
+            return any(select.select([descriptor], [descriptor] if writing else [], [], seconds))
+
+        return selecting
+    reading, both = select.poll(), select.poll()
+    reading.register(descriptor, select.POLLIN)
+    both.register(descriptor, select.POLLIN | select.POLLOUT)
+
+    def polling(seconds: float, writing: bool) -> bool:  # noqa: FBT001
+        return bool((both if writing else reading).poll(seconds * 1_000))
+
+    return polling
+
+
+def _opened(connect: Connect) -> psycopg.Connection[tuple[object, ...]]:
+    try:
+        connection = connect()
+        connection.autocommit = True
+        connection.prepare_threshold = None
+    except psycopg.Error as error:
+        raise _cannot_connect(error) from error
+    return connection
+
+
+def _cannot_connect(error: psycopg.Error) -> StoreError:
+    text = " ".join(str(error).split())
+    if any(word in text for word in ("password authentication failed", "no pg_hba.conf entry", "does not exist")):
+        return StoreUnusable(f"PostgreSQL refused the connection: {text}. Look at the user, the database and the URL.")
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {text}. Nothing was sent.")
+
+
+class _Meaning(NamedTuple):
+    """What an SQLSTATE means for a command: what is raised, whether it may have happened, and what to do."""
+
+    error: type[StoreUnavailable | StoreUnusable | Contended | BadData | Unprepared]
+    advice: str = "Nothing was done; it may be tried again."
+    ambiguous: bool = False
+
+
+_UNKNOWN = _Meaning(StoreUnavailable, "The command may or may not have been carried out.", ambiguous=True)
+_MISSING = _Meaning(
+    StoreUnusable,
+    "The tables and functions of Holdfast are gone or of another version: open the store anew, and they are made.",
+)
+_MEANINGS = {
+    "40001": _Meaning(Contended),
+    "40P01": _Meaning(Contended),
+    "55P03": _Meaning(Contended),
+    "26000": _Meaning(Unprepared),
+    "42P05": _Meaning(Unprepared),
+    "22": _Meaning(BadData),
+    "20": _Meaning(BadData),
+    "57P01": _UNKNOWN,  # the end of a session may come between the commit and its answer
+    "57P02": _UNKNOWN,
+    "57P05": _UNKNOWN,
+    "08": _UNKNOWN,
+    "": _UNKNOWN,
+    "25006": _Meaning(StoreUnavailable, "This server is read-only: give the address of the primary. Nothing was done."),
+    "42501": _Meaning(
+        StoreUnusable,
+        "This role lacks rights. The SQL for a role of the application comes with Holdfast: docs/stores/postgresql.md.",
+    ),
+    "3F000": _MISSING,
+    "42P01": _MISSING,
+    "42883": _MISSING,
+    "42703": _MISSING,
+    "42": _Meaning(StoreUnusable, "Nothing was done."),
+}
+"""By the whole SQLSTATE, else by its class."""
+
+
+def _refusal(result: PGresult | None) -> Exception:
+    """The error for a statement that the server did not carry out, or of which that is not known."""
+    if result is None:
+        return StoreUnavailable("PostgreSQL ended the session without an answer", ambiguous=True)
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message).decode("utf-8", "replace")
+    meaning = _MEANINGS.get(state) or _MEANINGS.get(state[:2]) or _Meaning(StoreUnavailable)
+    told = f"PostgreSQL says: {text} (SQLSTATE {state or 'none'}). {meaning.advice}"
+    if issubclass(meaning.error, StoreUnavailable):
+        return meaning.error(told, ambiguous=meaning.ambiguous)
+    return meaning.error(told)

@@ -1,0 +1,188 @@
+"""How a process on PostgreSQL hears that one of its attempts was granted by another process.
+
+Each watch has a connection of its own that listens on one channel; the transaction that makes a grant notifies it.
+Grants by this same process are told directly. Behind a pooler nobody can listen: there the head of a queue looks
+about once a second instead. Hints may be lost: nobody's safety rests on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import select
+import threading
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import msgspec
+import psycopg
+
+from .._platform import after_fork_in_child
+from ..errors import StoreError
+from .contract import Hint
+from .postgres_session import Connect, Session
+
+POLL_SECONDS = 1.0
+"""How often the head of a queue looks where nobody can listen."""
+PROOF_SECONDS = 20.0
+"""How often a quiet connection is asked whether it is still one."""
+RECONNECT_SECONDS = (0.1, 5.0)
+"""Pauses between attempts to listen again: they double from the first to the second, and are jittered."""
+JOIN_SECONDS = 5.0
+
+log = logging.getLogger("holdfast.stores")
+
+_watches_lock = threading.Lock()
+_watches: dict[tuple[str, str], list[Listening]] = {}
+_ids = msgspec.json.Decoder(list[str])
+
+
+def tell(identity: str, woken: Mapping[str, list[str]]) -> None:
+    """Tell the watches of this process."""
+    for channel, ids in woken.items():
+        with _watches_lock:
+            near = list(_watches.get((identity, channel), ()))
+        for watch in near:
+            watch.hint(ids)
+
+
+def told_here(identity: str) -> list[str]:
+    """The channels that are watched in this process."""
+    with _watches_lock:
+        return [channel for place, channel in _watches if place == identity]
+
+
+def _forget_after_fork() -> None:
+    global _watches_lock  # noqa: PLW0603  (the old one may be held by a thread that is not in this process)
+    _watches_lock = threading.Lock()
+    _watches.clear()
+
+
+after_fork_in_child(_forget_after_fork)
+
+
+class Listening:
+    """A subscription, with a thread and a connection of its own."""
+
+    def __init__(
+        self,
+        identity: str,
+        namespace: str,
+        channel: str,
+        on_hint: Hint,
+        *,
+        connect: Connect | None,
+        timeout: float,
+        look_every: float | None = None,
+    ) -> None:
+        self._place = (identity, channel)
+        digest = hashlib.md5(f"{namespace}.{channel}".encode(), usedforsecurity=False).hexdigest()
+        self._listen = f'LISTEN "holdfast_{digest}"'
+        self._on_hint, self._connect, self._timeout = on_hint, connect, timeout
+        self._look_every = look_every
+        self._eager: set[str] = set()
+        self._closed = threading.Event()
+        self._bell, self._ring = os.pipe()
+        os.set_blocking(self._ring, False)
+        with _watches_lock:
+            _watches.setdefault(self._place, []).append(self)
+        self._thread = threading.Thread(target=self._run, name="holdfast-listen", daemon=True)
+        self._thread.start()
+
+    def expect(self, id: str, *, eager: bool) -> None:
+        """The head of a queue is looked for more often where nobody can listen."""
+        if eager:
+            self._eager.add(id)
+            if self._look_every is not None and not self._closed.is_set():
+                with suppress(OSError):
+                    os.write(self._ring, b".")
+        else:
+            self._eager.discard(id)
+
+    def forget(self, id: str) -> None:
+        """This attempt waits no longer."""
+        self._eager.discard(id)
+
+    def close(self) -> None:
+        """End the subscription, its thread and its connection."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with _watches_lock:
+            near = _watches.get(self._place, [])
+            if self in near:
+                near.remove(self)
+            if not near:
+                _watches.pop(self._place, None)
+        os.close(self._ring)  # the other end hears of it
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def hint(self, ids: Collection[str] | None) -> None:
+        """Pass a hint on. A mistake in the callback must not end the thread, nor the sender's command."""
+        if self._closed.is_set():
+            return
+        try:
+            self._on_hint(ids)
+        except Exception:
+            log.exception("a callback for wake-up hints failed")
+
+    def _run(self) -> None:
+        pause, longest = RECONNECT_SECONDS
+        try:
+            while not self._closed.is_set():
+                try:
+                    if self._connect is None or not self._listened():
+                        self._poll()
+                        return
+                    pause = RECONNECT_SECONDS[0]
+                except (StoreError, psycopg.Error, OSError) as error:
+                    log.info("listening for wake-ups was interrupted (%s): trying again", error)
+                    self._closed.wait(pause * random.uniform(0.5, 1.0))
+                    pause = min(2 * pause, longest)
+        finally:
+            os.close(self._bell)
+
+    def _listened(self) -> bool:
+        """Listen until closed. False where a pooler is in the way; raises when the connection is lost."""
+        assert self._connect is not None  # noqa: S101  (the caller has looked)
+        session = Session(self._connect, timeout=self._timeout)
+        try:
+            if session.pooled:
+                log.warning(
+                    "wake-ups by LISTEN/NOTIFY cannot pass a connection pooler: the head of a queue asks every %g s "
+                    "instead. Give the server's own address in the URL: ?listen=postgresql%%3A//host:5432/db",
+                    POLL_SECONDS,
+                )
+                return False
+            session.ask(self._listen.encode())
+            self.hint(None)  # what was said before is gone
+            self._hear(session)
+        finally:
+            session.close()
+        return True
+
+    def _hear(self, session: Session) -> None:
+        pg = session.connection.pgconn
+        while not self._closed.is_set():
+            pause = self._look_every if self._look_every is not None and self._eager else PROOF_SECONDS
+            ready, _, _ = select.select([pg.socket, self._bell], [], [], pause)
+            if self._closed.is_set():
+                return
+            if self._bell in ready:
+                os.read(self._bell, 100)
+            if not ready and self._eager and self._look_every is not None:
+                self.hint(tuple(self._eager))
+            elif not ready:
+                session.ask(b"SELECT 1")
+            pg.consume_input()
+            while (notification := pg.notifies()) is not None:
+                text = notification.extra
+                self.hint(_ids.decode(text) if text else None)
+
+    def _poll(self) -> None:
+        while not self._closed.wait(self._look_every or POLL_SECONDS):
+            if self._eager:
+                self.hint(tuple(self._eager))

@@ -1,0 +1,308 @@
+"""`postgresql://user:password@host/database`: many processes on many hosts, through psycopg 3.
+
+One statement a batch (`holdfast.execute`), by the server's clock; an answered command survives the loss of power. The
+tables live in a schema of their own. Who was granted something elsewhere hears of it by LISTEN/NOTIFY. Nothing that
+safety rests on belongs to a session, so a pooler in transaction mode may be in between.
+Besides libpq's own options the URL takes `?schema=holdfast`, `?timeout=5` (seconds to wait for an answer),
+`?wakeup=auto|poll`, `?listen=URL` (the server's own address where the other one is a pooler's), and `?advisory=true`
+(grants end at once with the process that has them, and with its connection: postgres_anchor.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qsl, quote, urlencode
+
+import msgspec
+import psycopg
+from psycopg import conninfo
+
+from .._platform import host_clock
+from ..commands import Acquire, Command
+from ..errors import InvalidKey, InvalidOption, StoreUnavailable, StoreUnusable
+from ..rules.outcomes import Outcome
+from ..values import checked_key, seconds
+from . import postgres_health
+from .contract import Capabilities, Clock, Finding, Hint, Role
+from .postgres_anchor import Anchor, Severed
+from .postgres_batch import Batch
+from .postgres_schema import prepare, quoted
+from .postgres_session import Connect, Session
+from .postgres_wakeup import Listening, tell, told_here
+from .shared import woken_by_channel
+
+if TYPE_CHECKING:
+    from .contract import Connection, Store, Watch
+
+CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=True)
+DEFAULT_SCHEMA = "holdfast"
+TIMEOUT_SECONDS = 5.0
+ADVISORY_LOOK_SECONDS = 0.25
+"""How often the head of a queue looks whether the holder's session lives."""
+MAX_IDENTIFIER = 63
+QUIET = {
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "application_name": "holdfast",
+}
+"""What libpq is told unless the URL says otherwise."""
+OURS = ("schema", "timeout", "wakeup", "listen", "advisory")
+
+_json = msgspec.json.Encoder()
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be said besides where the server is."""
+
+    schema: str = DEFAULT_SCHEMA
+    timeout: float = TIMEOUT_SECONDS
+    wakeup: Literal["auto", "poll"] = "auto"
+    advisory: bool = False
+    listen: str = ""
+
+
+def open_postgres(url: str, *, namespace: str, clock: Clock) -> Store:
+    """Open the database of the URL. Nothing is sent before it is needed."""
+    place, said = _parse(url)
+    options = _options(said)
+    direct = _parse(options.listen)[0] if options.listen else place
+    return PostgresStore(
+        _connector(place),
+        listen=_connector(direct),
+        where=_where(place),
+        namespace=namespace,
+        clock=clock,
+        options=options,
+    )
+
+
+def _options(said: Mapping[str, object]) -> Options:
+    unknown = sorted(set(said) - set(OURS))
+    if unknown:
+        raise InvalidOption(f"there is no option {unknown[0]!r} for PostgreSQL; there are {', '.join(OURS)}")
+    timeout = seconds(said.get("timeout", TIMEOUT_SECONDS), what="timeout")  # type: ignore[arg-type]
+    wakeup, advisory = said.get("wakeup", "auto"), str(said.get("advisory", "false")).lower()
+    if wakeup not in ("auto", "poll") or timeout <= 0 or advisory not in ("true", "false"):
+        raise InvalidOption(
+            "a PostgreSQL store takes wakeup=auto or poll, advisory=true or false, and a timeout above 0"
+        )
+    return Options(
+        schema=_checked_schema(str(said.get("schema", DEFAULT_SCHEMA))),
+        timeout=timeout,
+        wakeup="poll" if wakeup == "poll" else "auto",
+        advisory=advisory == "true",
+        listen=str(said.get("listen", "")),
+    )
+
+
+def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mapping[str, object]) -> Store:
+    """Open the database that a psycopg pool or an SQLAlchemy engine is set up for.
+
+    Connections are opened in the same way and are our own: a pool that is used up must not cost a holder its lease.
+    """
+    package, name = type(handle).__module__.partition(".")[0], type(handle).__name__
+    if name.startswith("Async"):
+        raise InvalidOption(
+            f"a store cannot be made from {package}.{name}: Holdfast talks to its store from a thread of its own, for "
+            "AsyncClient too. Give the URL, a psycopg_pool.ConnectionPool, or a (sync) SQLAlchemy engine."
+        )
+    connect, place = _from_pool(handle) if package == "psycopg_pool" else _from_engine(handle)
+    said = _options(options)
+    listen = _connector(_parse(said.listen)[0]) if said.listen else connect
+    return PostgresStore(connect, listen=listen, where=_where(place), namespace=namespace, clock=clock, options=said)
+
+
+def _from_pool(pool: Any) -> tuple[Connect, dict[str, Any]]:
+    def settings() -> tuple[str, dict[str, Any]]:
+        text = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
+        return text, dict((pool.kwargs() if callable(pool.kwargs) else pool.kwargs) or {})
+
+    def connect() -> psycopg.Connection[tuple[object, ...]]:
+        text, options = settings()
+        options.pop("row_factory", None)
+        return psycopg.connect(text, **options)
+
+    text, options = settings()
+    said = {name: value for name, value in options.items() if isinstance(value, (str, int))}
+    return connect, {**conninfo.conninfo_to_dict(text), **said}
+
+
+def _from_engine(engine: Any) -> tuple[Connect, dict[str, Any]]:
+    if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
+        raise InvalidOption(
+            f"a store can be made from an engine for postgresql+psycopg://, not for {engine.dialect.name}+"
+            f"{engine.dialect.driver}://: give the URL, or such an engine."
+        )
+    pool = engine.pool.recreate()
+
+    def connect() -> psycopg.Connection[tuple[object, ...]]:
+        borrowed = pool.connect()
+        borrowed.detach()
+        connection: psycopg.Connection[tuple[object, ...]] = borrowed.dbapi_connection
+        return connection
+
+    url = engine.url
+    return connect, {"host": url.host, "port": url.port, "dbname": url.database, "user": url.username, **url.query}
+
+
+def _parse(url: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Take a URL apart: what libpq is to know, and what we are."""
+    rest, _, query = url.partition("://")[2].partition("?")
+    said = dict(parse_qsl(query, keep_blank_values=True))
+    ours = {name: said.pop(name) for name in OURS if name in said}
+    try:
+        place = conninfo.conninfo_to_dict(f"postgresql://{rest}{'?' if said else ''}{urlencode(said, quote_via=quote)}")
+    except psycopg.ProgrammingError as error:
+        raise InvalidOption(
+            f"the postgresql:// URL cannot be used: {' '.join(str(error).split())}. Besides libpq's options it takes "
+            f"{', '.join(OURS)}; a password with special characters is percent-encoded."
+        ) from None
+    return {**QUIET, **place}, ours
+
+
+def _connector(place: dict[str, Any]) -> Connect:
+    return lambda: psycopg.connect("", **place)
+
+
+def _where(place: dict[str, Any]) -> str:
+    """The address for people, and the same for all ways to it."""
+    user = f"{quote(str(place['user']))}@" if place.get("user") else ""
+    host, port = place.get("host") or place.get("hostaddr") or "", place.get("port") or 5432
+    return f"postgresql://{user}{quote(str(host), safe=',')}:{port}/{quote(str(place.get('dbname') or ''))}"
+
+
+def _checked_schema(schema: str) -> str:
+    try:
+        checked_key(schema, what="schema")
+    except InvalidKey as error:
+        raise InvalidOption(str(error)) from None
+    if len(schema.encode()) > MAX_IDENTIFIER or schema.startswith("pg_") or schema == "public":
+        raise InvalidOption(
+            f"the schema {schema!r} cannot be used: it is Holdfast's alone, at most 63 bytes, and neither public nor "
+            "pg_..."
+        )
+    return schema
+
+
+class PostgresStore:
+    """The records of one namespace in one database."""
+
+    def __init__(
+        self, connect: Connect, *, listen: Connect, where: str, namespace: str, clock: Clock, options: Options
+    ) -> None:
+        self.url = where if options.schema == DEFAULT_SCHEMA else f"{where}?schema={quote(options.schema)}"
+        self.identity = f"{where.partition('@')[2] or where}#{options.schema}#{namespace}"
+        steered = clock is not host_clock
+        self.capabilities = msgspec.structs.replace(CAPABILITIES, server_clock=False) if steered else CAPABILITIES
+        self.options = options
+        self._connect, self._listen, self._where = connect, listen, where
+        self._namespace, self._clock = namespace, clock
+        self._anchor = Anchor(listen, timeout=options.timeout) if options.advisory else None
+        self._preparing = threading.Lock()
+        self._prepared = self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<PostgresStore {self.identity}>"
+
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (nobody waits for a turn here, so no role goes first)
+        """Open a connection of its own; the first one makes the tables where there are none."""
+        self._check_open()
+        session = Session(self._connect, timeout=self.options.timeout)
+        try:
+            with self._preparing:
+                if not self._prepared:
+                    prepare(session.connection, self.options.schema)
+                    self._prepared = True
+        except BaseException:
+            session.close()
+            raise
+        return PostgresConnection(
+            session,
+            identity=self.identity,
+            schema=self.options.schema,
+            namespace=self._namespace,
+            clock=self._clock,
+            anchor=self._anchor,
+        )
+
+    def watch(self, channel: str, on_hint: Hint) -> Watch:
+        """Listen for hints on a connection of its own, or look from time to time where that cannot be."""
+        self._check_open()
+        return Listening(
+            self.identity,
+            self._namespace,
+            channel,
+            on_hint,
+            connect=None if self.options.wakeup == "poll" else self._listen,
+            timeout=self.options.timeout,
+            look_every=ADVISORY_LOOK_SECONDS if self.options.advisory else None,
+        )
+
+    def on_severed(self, tell: Severed) -> None:
+        """Call this, with the reason, when what was granted through this store has ended with its session."""
+        if self._anchor is not None:
+            self._anchor.on_severed(tell)
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Look at the server, the schema, durability, poolers and transactions that were left open."""
+        return postgres_health.diagnose(self._connect, self._listen, self.options.schema, timeout=self.options.timeout)
+
+    def reopen(self) -> Store:
+        """Open the same database for the child of a fork."""
+        return PostgresStore(
+            self._connect,
+            listen=self._listen,
+            where=self._where,
+            namespace=self._namespace,
+            clock=self._clock,
+            options=self.options,
+        )
+
+    def close(self) -> None:
+        """End the anchor, if there is one."""
+        self._closed = True
+        if self._anchor is not None:
+            self._anchor.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnusable(f"the store {self.url} is closed: open a new one")
+
+
+class PostgresConnection:
+    """One session, used by one thread at a time."""
+
+    def __init__(
+        self, session: Session, *, identity: str, schema: str, namespace: str, clock: Clock, anchor: Anchor | None
+    ) -> None:
+        self._session: Session | None = session
+        self._anchor = anchor
+        self._batch = Batch(session, quoted(schema).encode(), namespace)
+        self._identity = identity
+        self._clock = None if clock is host_clock else clock
+
+    def execute(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Carry the batch out in one statement; rows that somebody else has locked are asked for again, alone."""
+        if self._session is None:
+            raise StoreUnusable("this connection is closed: open a new one")
+        near = told_here(self._identity)
+        at = None if self._clock is None else str(self._clock()).encode()
+        number = None
+        if self._anchor is not None and any(isinstance(command, Acquire) for command in commands):
+            number = self._anchor.number()
+        outcomes = self._batch.run(commands, at, _json.encode(near), session=number)
+        if number is not None and self._anchor is not None and not self._anchor.holds(number):
+            raise StoreUnavailable("the session to which grants are tied was lost meanwhile", ambiguous=True)
+        if near and any(outcome.woken for outcome in outcomes):
+            tell(self._identity, woken_by_channel(outcomes))
+        return outcomes
+
+    def close(self) -> None:
+        """End the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

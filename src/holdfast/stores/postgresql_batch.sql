@@ -1,0 +1,205 @@
+-- Holdfast on PostgreSQL: batches.
+--
+-- A process sends its commands as one batch, `SELECT holdfast.execute(...)`: one trip, one transaction, one clock. No
+-- batch waits for a row that somebody else has locked: it leaves that row alone, answers "Taken" for it, and the library
+-- sends that one command again, alone and with a little patience. What is woken elsewhere is notified by the same
+-- transaction, and only then.
+
+-- Who keeps a row locked, for people; NULL where nobody does or it cannot be seen.
+CREATE FUNCTION holdfast.locked_by(ns text, name text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT format('process %s of the server (%s, user %s, %s since %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'),
+                  a.usename, coalesce(a.state, 'busy'), to_char(a.state_change, 'HH24:MI:SS'))
+      FROM holdfast.locks AS l
+      JOIN pg_locks AS p ON p.locktype = 'transactionid' AND p.granted AND p.transactionid = l.xmax
+      JOIN pg_stat_activity AS a ON a.pid = p.pid
+     WHERE l.namespace = ns AND l.key = name LIMIT 1
+$$;
+
+-- One lock command by itself. With patience it waits for its row, else it leaves a row that is taken.
+CREATE FUNCTION holdfast.run_one(ns text, op text, cmd jsonb, at bigint, patient boolean) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    name text := cmd->>'key';
+    before jsonb;
+    decided record;
+    there boolean;
+BEGIN
+    IF op = 'Inspect' THEN
+        SELECT l.record INTO before FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = name;
+    ELSIF patient THEN
+        SELECT l.record INTO before FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = name FOR UPDATE;
+    ELSE
+        SELECT l.record INTO before FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = name
+           FOR UPDATE SKIP LOCKED;
+    END IF;
+    there := FOUND;
+    decided := holdfast.apply(before, op, cmd, at);
+    IF there AND decided.rec IS NOT NULL THEN
+        UPDATE holdfast.locks AS l SET record = decided.rec, due_at = (decided.rec->>'due_at')::bigint
+         WHERE l.namespace = ns AND l.key = name;
+    ELSIF NOT there AND decided.rec IS NOT NULL THEN
+        INSERT INTO holdfast.locks VALUES (ns, name, decided.rec, (decided.rec->>'due_at')::bigint)
+            ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            RETURN '["Taken", {}]';
+        END IF;
+    ELSIF NOT there AND op <> 'Inspect'
+        AND EXISTS (SELECT FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = name) THEN
+        RETURN '["Taken", {}]';
+    END IF;
+    RETURN decided.answer;
+END
+$$;
+
+-- Lock commands of many keys, each key at most once and in the order of the keys. All of them in one statement, row by
+-- row, so that its cost is the same for each of ten and of ten thousand.
+CREATE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    answers jsonb;
+    wanted bigint;
+    born bigint;
+BEGIN
+    WITH decided AS MATERIALIZED (
+        SELECT c.place, c.command->1->>'key' AS name, l.key IS NOT NULL AS there, l.key IS NULL AND c.command->>0 <> 'Inspect'
+               AND EXISTS (SELECT FROM holdfast.locks AS o WHERE o.namespace = ns AND o.key = c.command->1->>'key') AS taken,
+               d.rec, d.answer
+          FROM jsonb_array_elements(commands) WITH ORDINALITY AS c(command, place)
+          LEFT JOIN LATERAL (
+              SELECT o.key, o.record FROM holdfast.locks AS o
+               WHERE o.namespace = ns AND o.key = c.command->1->>'key' FOR UPDATE SKIP LOCKED) AS l ON true
+         CROSS JOIN LATERAL holdfast.apply(l.record, c.command->>0, c.command->1, at) AS d
+    ), changed AS (
+        UPDATE holdfast.locks AS l SET record = d.rec, due_at = (d.rec->>'due_at')::bigint
+          FROM decided AS d
+         WHERE d.there AND d.rec IS NOT NULL AND l.namespace = ns AND l.key = d.name
+    ), fresh AS (
+        INSERT INTO holdfast.locks
+        SELECT ns, d.name, d.rec, (d.rec->>'due_at')::bigint FROM decided AS d
+         WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL
+            ON CONFLICT DO NOTHING RETURNING 1
+    )
+    SELECT jsonb_agg(CASE WHEN d.taken THEN '["Taken", {}]' ELSE d.answer END ORDER BY d.place),
+           count(*) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL), (SELECT count(*) FROM fresh)
+      INTO answers, wanted, born
+      FROM decided AS d;
+    IF born <> wanted THEN  -- somebody made one of the keys at this moment
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'a key was made by two at once';
+    END IF;
+    RETURN answers;
+END
+$$;
+
+-- A page of keys in their order, from `start` on (or after it) and before `stop`.
+CREATE FUNCTION holdfast.list_locks(ns text, cmd jsonb) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT jsonb_build_array('Rows', jsonb_build_object('rows', coalesce(jsonb_agg(jsonb_build_array(key, record) ORDER BY key), '[]')))
+      FROM (SELECT l.key, l.record FROM holdfast.locks AS l
+             WHERE l.namespace = ns AND l.key >= (cmd->>'start') AND (l.key > (cmd->>'start') OR (cmd->>'inclusive')::boolean)
+               AND (cmd->>'stop' IS NULL OR l.key < (cmd->>'stop'))
+             ORDER BY l.key LIMIT (cmd->>'limit')::bigint) AS x
+$$;
+
+-- Settle records that are due. What cannot be read stays due for ever, and is passed over.
+CREATE FUNCTION holdfast.settle_due(ns text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    most bigint := (cmd->>'limit')::bigint;
+    one record;
+    settled record;
+    seen bigint := 0;
+    changed bigint := 0;
+    last_key text;
+    next_key text;
+    woken jsonb;
+BEGIN
+    FOR one IN
+        SELECT l.key, l.record FROM holdfast.locks AS l WHERE l.namespace = ns AND l.due_at <= at
+         ORDER BY l.due_at, l.key FOR UPDATE SKIP LOCKED
+    LOOP
+        CONTINUE WHEN NOT holdfast.readable(one.record);
+        IF seen >= most THEN
+            next_key := last_key;
+            EXIT;
+        END IF;
+        seen := seen + 1;
+        last_key := one.key;
+        SELECT s.rec, s.woken INTO settled FROM holdfast.settle(one.record, at) AS s;
+        woken := holdfast.plus(woken, settled.woken);
+        IF settled.rec <> one.record THEN
+            changed := changed + 1;
+            UPDATE holdfast.locks AS l SET record = settled.rec, due_at = (settled.rec->>'due_at')::bigint
+             WHERE l.namespace = ns AND l.key = one.key;
+        END IF;
+    END LOOP;
+    RETURN holdfast.answer('Swept', woken, jsonb_build_object('seen', seen, 'changed', changed, 'next', next_key));
+END
+$$;
+
+-- Remove, of a page of records, those that may be forgotten; one that somebody is at stays for another time.
+CREATE FUNCTION holdfast.clean_up(ns text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    most bigint := (cmd->>'limit')::bigint;
+    page text[];
+    removed bigint;
+BEGIN
+    SELECT array_agg(x.key ORDER BY x.key) INTO page
+      FROM (SELECT l.key FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key > (cmd->>'after')
+             ORDER BY l.key LIMIT most + 1) AS x;
+    WITH doomed AS (
+        SELECT l.key FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = ANY (page[:most])
+           AND holdfast.removable(l.record, at, (cmd->>'retention')::bigint)
+         ORDER BY l.key FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM holdfast.locks AS l USING doomed AS d WHERE l.namespace = ns AND l.key = d.key RETURNING l.key
+    )
+    SELECT count(*) INTO removed FROM gone;
+    RETURN jsonb_build_array('Swept', jsonb_build_object(
+        'seen', least(coalesce(cardinality(page), 0), most), 'changed', removed,
+        'next', CASE WHEN cardinality(page) > most THEN page[most] END));
+END
+$$;
+
+-- Tell those who were granted something by these answers, except those whom the caller tells itself.
+CREATE FUNCTION holdfast.wake(ns text, answers jsonb, told jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('holdfast_' || md5(ns || '.' || channel), CASE WHEN octet_length(ids::text) < 7900 THEN ids::text ELSE '' END)
+       FROM (SELECT split_part(id, '.', 1) AS channel, jsonb_agg(DISTINCT id) AS ids
+               FROM jsonb_array_elements(answers) AS a
+              CROSS JOIN LATERAL jsonb_array_elements_text(a->1->'woken') AS id
+              WHERE a->1 ? 'woken' GROUP BY 1) AS x
+      WHERE NOT told ? channel;
+END
+$$;
+
+-- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
+-- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["ListLocks", command], ["SettleDue", command],
+-- ["Cleanup", command]. `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is
+-- taken. `told` are the channels whose waiters the caller tells itself. Returns the time, and the answers to each part.
+CREATE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    part jsonb;
+    answers jsonb;
+    woken jsonb;
+    replies text[];
+BEGIN
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
+    END IF;
+    PERFORM set_config('lock_timeout', coalesce(patience, 1000)::text, true);
+    at := coalesce(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    FOR part IN SELECT * FROM jsonb_array_elements(parts) LOOP
+        CASE part->>0
+            WHEN 'one' THEN answers := jsonb_build_array(holdfast.run_one(ns, part->>1, part->2, at, patience IS NOT NULL));
+            WHEN 'many' THEN answers := holdfast.run_many(ns, part->1, at);
+            WHEN 'slots' THEN answers := holdfast.run_slots(ns, part->1, at, patience IS NOT NULL);
+            WHEN 'ListLocks' THEN answers := jsonb_build_array(holdfast.list_locks(ns, part->1));
+            WHEN 'SettleDue' THEN answers := jsonb_build_array(holdfast.settle_due(ns, part->1, at));
+            WHEN 'Cleanup' THEN answers := jsonb_build_array(holdfast.clean_up(ns, part->1, at));
+        END CASE;
+        IF answers @? '$[*][1].woken' THEN
+            PERFORM holdfast.wake(ns, answers, told);
+        END IF;
+        replies := replies || answers::text;
+    END LOOP;
+    RETURN '[' || at || ',[' || coalesce(array_to_string(replies, ','), '') || ']]';
+END
+$$;

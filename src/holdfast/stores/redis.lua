@@ -1,0 +1,215 @@
+-- One batch of commands, carried out by the server in one step.
+--
+-- This is the native form of holdfast/rules: every answer and every stored record is equal to what the Python rules
+-- say, which random histories check. This file reads the batch and answers the three commands that matter for speed by
+-- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder. All other
+-- cases are decided in redis_rest.lua and the files that it names; the client puts them in where a line says include.
+-- They are made only when they are needed: a script is run from its first line every time, and making the functions
+-- would cost more than most batches. For the same reason there is no function in this file.
+--
+-- KEYS[1] is the index of all keys of the namespace, `holdfast:{namespace}:keys`; every other name begins like it:
+--   ...:lock:<key>   the record of a lock, as the JSON text that rules/record.py writes
+--   ...:slot:<...>   the hash of a state slot: version, value, past
+--   ...:keys         a sorted set of the keys of all locks, in the order of their bytes
+--   ...:due          a sorted set of the keys that somebody waits for, by the moment at which time may change them
+--   ...:wake:<...>   channels; whoever was granted something hears of it there
+-- ARGV[1] is the batch (MessagePack), ARGV[2] the time for tests; without it, it is the server's TIME.
+-- The answer is the MessagePack of {now, outcomes}; texts that are stored somewhere follow it as strings of their own,
+-- because nobody knows what is in them. An outcome is a number where the command itself tells the rest.
+--
+-- Nothing is written before all commands have been decided, and one that cannot be decided fails alone.
+-- A record that is not exactly as this version writes it is left to the client ("foreign"): it may be a newer
+-- version's, with fields that must survive. After that, a command about many keys ends the batch here, so that it sees
+-- what the client has made of it; the client sends the rest again.
+-- Numbers are written by %.0f: tostring, `..` and cjson keep 14 digits, and tokens have 16.
+
+local MAX = 9007199254740991
+local ACQUIRE, RENEW, RELEASE = 1, 2, 3
+local GRANTED, RENEWED, RELEASED = 1, 2, 3
+local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
+local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'
+  .. '[^%c"\\\128-\255]*"([^{}]*)},"token":([1-9]%d*),"since":([1-9]%d*),)"ttl":([1-9]%d*),"expires_at":([1-9]%d*)}%]}$'
+local format, find, match, sub = string.format, string.find, string.match, string.sub
+
+if redis.replicate_commands then
+  redis.replicate_commands() -- up to Redis 6 a script that has read the clock may otherwise not be allowed to write
+end
+local now = tonumber(ARGV[2])
+if not now then
+  local time = redis.pcall("TIME")
+  if time.err then
+    return redis.error_reply(time.err)
+  end
+  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local BASE = sub(KEYS[1], 1, -5)
+local LOCK = BASE .. "lock:"
+local batch = cmsgpack.unpack(ARGV[1])
+local texts = {} -- key -> the text of its record as this batch leaves it; false: there is none
+local fresh = {} -- key -> whether it had no record when it was read
+local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
+local outcomes = {}
+local rest -- what decides all other cases, once it is needed
+
+for place = 1, #batch do
+  local command = batch[place]
+  local operation, key, id = command[1], command[2], command[3]
+  local outcome, text, after
+
+  if operation <= RELEASE and type(key) == "string" and type(id) == "string" and not (rest and rest.knows(key)) then
+    text = texts[key]
+    if text == nil then
+      text = redis.pcall("GET", LOCK .. key)
+      if type(text) == "table" then
+        text = nil
+      else
+        texts[key], fresh[key] = text, not text
+      end
+    end
+  end
+
+  if operation == ACQUIRE and text ~= nil then
+    -- {ACQUIRE, key, id, label, kind, permits, weight, ttl, queue, waiter_ttl, delay}
+    -- Granted where there is no record yet, or an idle one of the shape that is asked for.
+    local permits, weight, ttl, delay = command[6], command[7], command[8], command[11]
+    if type(permits) == "number" and type(weight) == "number" and type(delay) == "number"
+      and (ttl == nil or (type(ttl) == "number" and ttl % 1 == 0 and ttl > 0 and ttl <= MAX - now))
+      and permits % 1 == 0 and weight % 1 == 0 and delay % 1 == 0
+      and weight >= 1 and weight <= permits and permits <= MAX and delay >= 0 and delay <= MAX
+      and (command[10] == nil or type(command[10]) == "number")
+      and find(id, PLAIN)
+    then
+      local shape = "{"
+      if command[5] ~= "item" then
+        shape = '{"kind":"' .. command[5] .. '",'
+      end
+      if permits ~= 1 then
+        shape = shape .. '"permits":' .. format("%.0f", permits) .. ","
+      end
+      local token, version = now, shape == "{" and 1 or 2
+      if text then
+        local head, fence, before = match(text, '^(.-)"fence":([1-9]%d*),"version":([1-9]%d*)}$')
+        token = nil
+        if head == shape then
+          fence, before = tonumber(fence), tonumber(before)
+          if fence < MAX and before < MAX then
+            token, version = fence < now and now or fence + 1, before + 1
+          end
+        end
+      end
+      if token then
+        after = format('%s"fence":%.0f,"version":%.0f,"holders":[{"id":"%s","label":%s,"token":%.0f,"since":%.0f,',
+          shape, token, version, id, command[4], token, now)
+        if ttl then
+          after = after .. format('"ttl":%.0f,"expires_at":%.0f', ttl, now + ttl)
+        else
+          after = after .. '"ttl":null,"expires_at":null'
+        end
+        if weight ~= 1 then
+          after = after .. format(',"weight":%.0f', weight)
+        end
+        if delay ~= 0 then
+          after = after .. format(',"delay":%.0f', delay)
+        end
+        after = after .. "}]}"
+        outcome = GRANTED
+        if token ~= now then
+          outcome = { GRANTED, {}, token, token, now, ttl and now + ttl or false, false }
+        end
+      end
+    end
+
+  elseif text and operation <= RELEASE then
+    -- {RENEW, key, id, token, ttl} and {RELEASE, key, id, token}
+    -- By the one holder, which is confirmed and whose time runs, where there is nothing else in the record.
+    local head, version, holder, owner, label, token, since, ttl, ends = match(text, SOLE)
+    if owner == id then
+      token, version, ttl, ends = tonumber(token), tonumber(version), tonumber(ttl), tonumber(ends)
+      local kind, permits, fence = "", "2", match(head, '^{"fence":(%d+),$')
+      if not fence then
+        kind, fence = match(head, '^{"kind":"(%l+)","fence":(%d+),$')
+        if not fence then
+          kind, permits, fence = match(head, '^{"kind":"(%l+)","permits":([1-9]%d*),"fence":(%d+),$')
+        end
+      end
+      if token == command[4] and token <= MAX and version < MAX and ends > now and ends <= now + ttl
+        and tonumber(since) <= MAX and fence and tonumber(fence) <= MAX and permits ~= "1" and tonumber(permits) <= MAX
+        and (kind == "" or find(" hold semaphore rw lease run worker ", " " .. kind .. " ", 1, true))
+        and (label == "" or find(label, '^,"host":"[^%c"\\\128-\255]+","pid":[1-9]%d*$')
+          or find(label, '^,"host":"[^%c"\\\128-\255]+"$'))
+      then
+        local longer = command[5]
+        if operation == RELEASE then
+          after, outcome = format('%s"version":%.0f}', head, version + 1), RELEASED
+        elseif longer == nil then
+          after = format('%s"version":%.0f,"holders":[%s"ttl":null,"expires_at":null}]}', head, version + 1, holder)
+          outcome = RENEWED
+        elseif type(longer) == "number" and longer % 1 == 0 and longer > 0 and longer <= MAX - now then
+          outcome = RENEWED
+          if longer ~= ttl or now + longer ~= ends then
+            after = format('%s"version":%.0f,"holders":[%s"ttl":%.0f,"expires_at":%.0f}]}', head, version + 1, holder,
+              longer, now + longer)
+          end
+        end
+      end
+    end
+  end
+
+  if after then
+    texts[key] = after
+    if not changes[key] then
+      changes[key] = true
+      changed[#changed + 1] = key
+    end
+  end
+
+  if not outcome then
+    if not rest then
+      --@include redis_rest.lua
+    end
+    outcome = rest.decide(command)
+    if not outcome then
+      break
+    end
+  end
+  outcomes[place] = outcome
+end
+
+if rest then
+  return rest.finish()
+end
+
+-- Indexes first: a name in an index without a record is passed over, a record without a name would never be listed.
+-- No short way leaves anybody waiting, so nothing changes in the index of what is due.
+local index, values, wrote = {}, {}, #changed > 0
+for _, key in ipairs(changed) do
+  if fresh[key] then
+    index[#index + 1] = "0"
+    index[#index + 1] = key
+  end
+  values[#values + 1] = LOCK .. key
+  values[#values + 1] = texts[key]
+end
+for start = 1, #index, 1000 do
+  local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + 999, #index)))
+  if type(reply) == "table" and reply.err then
+    return redis.error_reply((start > 1 and "HALFWAY " or "") .. reply.err)
+  end
+end
+for start = 1, #values, 1000 do
+  local reply = redis.pcall("MSET", unpack(values, start, math.min(start + 999, #values)))
+  if type(reply) == "table" and reply.err then
+    return redis.error_reply((start > 1 and "HALFWAY " or "") .. reply.err)
+  end
+end
+if not wrote then
+  -- A replica would answer what may be long past. It refuses to remove even what is not there. Up to Redis 6 a primary
+  -- would make a note of having removed nothing, and sync its disk for it.
+  redis.set_repl(redis.REPL_NONE)
+  local reply = redis.pcall("DEL", BASE .. "nothing")
+  if type(reply) == "table" and find(reply.err, "READONLY", 1, true) then
+    return redis.error_reply(reply.err)
+  end
+end
+return cmsgpack.pack({ now, outcomes })

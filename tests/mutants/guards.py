@@ -1,0 +1,191 @@
+"""Mutants of the fences on servers: PostgreSQL by its drivers, Redis and Valkey."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+PSYCOPG = "tests/fencing/test_postgres.py::TestPsycopg::"
+ALONE = "tests/fencing/test_postgres.py::"
+ASYNCPG = "tests/fencing/test_asyncpg.py::TestAsyncpg::"
+ALCHEMY = "tests/fencing/test_sqlalchemy.py::"
+REDIS = "tests/fencing/test_redis.py::"
+
+
+def postgres(name: str, old: str, new: str, caught_by: str) -> Mutant:
+    return Mutant(name, "fencing/postgres.py", old, new, (PSYCOPG + caught_by,))
+
+
+def psycopg(name: str, old: str, new: str, caught_by: str) -> Mutant:
+    return Mutant(name, "fencing/psycopg.py", old, new, (ALONE + caught_by,))
+
+
+def lua(name: str, old: str, new: str, caught_by: str) -> Mutant:
+    return Mutant(name, "fencing/fenced.lua", old, new, (REDIS + caught_by,))
+
+
+def redis(name: str, old: str, new: str, caught_by: str) -> Mutant:
+    return Mutant(name, "fencing/redis.py", old, new, (REDIS + caught_by,))
+
+
+GUARDS = [
+    postgres(
+        "the guard on PostgreSQL lets everybody through",
+        " WHERE fence.floor <= {token}",
+        " WHERE {token} > 0",
+        "test_a_lower_token_is_refused_and_nothing_was_written",
+    ),
+    postgres(
+        "the guard on PostgreSQL lets a token through only once",
+        "WHERE fence.floor <= {token}",
+        "WHERE fence.floor < {token}",
+        "test_the_same_token_may_write_again",
+    ),
+    postgres(
+        "the guard on PostgreSQL remembers tokens, not floors",
+        '"floor": offer.floor,',
+        '"floor": offer.token,',
+        "test_holders_of_a_semaphore_do_not_shut_each_other_out",
+    ),
+    postgres(
+        "an older floor lowers the fence on PostgreSQL",
+        "greatest(fence.floor, excluded.floor)",
+        "excluded.floor",
+        "test_a_holder_below_the_floor_is_refused_and_an_older_floor_lowers_nothing",
+    ),
+    postgres(
+        "a temporary table stands in for the fence",
+        '        return f"{found}.{TABLE}"',
+        "        return TABLE",
+        "test_a_temporary_table_of_the_same_name_does_not_stand_in_for_the_fence",
+    ),
+    postgres(
+        "the fence is made in a temporary schema",
+        "space.oid <> pg_catalog.pg_my_temp_schema() AND ",
+        "",
+        "test_nor_is_the_fence_made_as_a_temporary_one",
+    ),
+    postgres(
+        "two that make the table at once collide",
+        "    yield Ask(TAKE_TURNS)\n",
+        "",
+        "test_an_older_one_waits_for_the_newer_and_is_judged_by_what_became_of_it",
+    ),
+    postgres(
+        "an unlogged table is taken for a fence",
+        "        if persistence != PERMANENT:",
+        "        if persistence is None:",
+        "test_an_unlogged_table_is_no_fence",
+    ),
+    postgres(
+        "a write that was swallowed is let through",
+        "    if highest is None or highest <= offer.token:\n",
+        "    if highest is None or highest <= offer.token:\n        return\n",
+        "test_what_swallows_the_write_does_not_let_it_through",
+    ),
+    postgres(
+        "a role that may not create tables is not told so",
+        "    if not may_create:",
+        "    if may_create is None:",
+        "test_without_the_table_it_is_told_what_to_do_and_its_transaction_goes_on",
+    ),
+    psycopg(
+        "autocommit is not looked at",
+        "    if connection.autocommit and status",
+        "    if connection.closed and status",
+        "test_in_autocommit_mode_it_needs_an_open_transaction",
+    ),
+    psycopg(
+        "a BEGIN in a pipeline is not waited for",
+        "    if connection.pgconn.pipeline_status != PipelineStatus.OFF:\n        with",
+        "    if connection.closed:\n        with",
+        "test_in_a_pipeline_in_autocommit_mode_it_needs_an_open_transaction_too",
+    ),
+    psycopg(
+        "a refused guard leaves its transaction open",
+        "        if opens:\n            with suppress(Exception):  # what",
+        "        if not opens:\n            with suppress(Exception):  # what",
+        "test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened",
+    ),
+    psycopg(
+        "the guard uses the user's cursors",
+        "    with Cursor(connection, row_factory=tuple_row) as cursor:",
+        "    with connection.cursor() as cursor:",
+        "test_the_users_row_factory_does_not_matter",
+    ),
+    Mutant(
+        "asyncpg is guarded without a transaction",
+        "fencing/asyncpg.py",
+        "    if not connection.is_in_transaction():",
+        "    if connection is None:",
+        (ASYNCPG + "test_without_an_open_transaction_it_is_refused_with_what_to_do",),
+    ),
+    Mutant(
+        "the isolation level AUTOCOMMIT is not noticed",
+        "fencing/sqlalchemy.py",
+        "    return setting\n",
+        "    return False\n",
+        (ALCHEMY + "test_an_engine_in_autocommit_mode_is_refused_too",),
+    ),
+    Mutant(
+        "SQLAlchemy is not told that the transaction begins",
+        "fencing/sqlalchemy.py",
+        "        connection.begin()  # as its first statement would\n",
+        "        pass\n",
+        (ALCHEMY + "test_on_sqlite_transactions_that_are_begun_by_an_event_are_respected",),
+    ),
+    lua(
+        "the fence on Redis keeps 14 digits",
+        'redis.call("SET", KEYS[1], ARGV[2])',
+        'redis.call("SET", KEYS[1], tostring(tonumber(ARGV[2])))',
+        "test_tokens_of_today_that_differ_by_one_are_told_apart",
+    ),
+    lua(
+        "tokens on Redis are compared as text",
+        "if tonumber(ARGV[1]) < highest then",
+        "if stored and ARGV[1] < stored then",
+        "test_tokens_are_compared_as_numbers_and_the_largest_fits",
+    ),
+    lua(
+        "a damaged fence on Redis counts as none",
+        "if stored and not readable(stored) then",
+        "if stored == nil then",
+        "test_a_damaged_fence_is_refused_with_what_to_do_and_never_passes",
+    ),
+    lua(
+        "the floor is remembered only after the script",
+        "local result = work(keys, arguments)",
+        'redis.call("SET", KEYS[1], stored or "1")\nlocal result = work(keys, arguments)\n'
+        'redis.call("SET", KEYS[1], ARGV[2])',
+        "test_what_a_failing_script_has_written_is_protected_from_older_holders",
+    ),
+    lua(
+        "an error that a script returns is swallowed",
+        'if type(result) == "table" and result.err then',
+        "if result == KEYS then",
+        "test_what_a_failing_script_has_written_is_protected_from_older_holders",
+    ),
+    redis(
+        "the fence on Redis remembers tokens, not floors",
+        "offer.token, offer.floor, *args]",
+        "offer.token, offer.token, *args]",
+        "test_holders_of_a_semaphore_do_not_shut_each_other_out",
+    ),
+    redis(
+        "the fence lies in another slot than its key",
+        '    return f"{PREFIX}{{{_tag(resource)}}}:{resource}"',
+        '    return f"{PREFIX}{_tag(resource)}:{resource}"',
+        "test_in_a_cluster_the_fence_lies_in_the_slot_of_the_key",
+    ),
+    redis(
+        "a pipeline is taken for a client",
+        '    if name not in ("Redis", "RedisCluster"):',
+        '    if name == "":',
+        "test_a_pipeline_is_refused_because_its_answer_comes_too_late",
+    ),
+    redis(
+        "a server that has forgotten the script is not given it again",
+        "        answer = client.eval(script.source, *request.words)",
+        "        answer = client.evalsha(script.digest, *request.words)",
+        "test_a_server_that_has_forgotten_its_scripts_is_given_them_again",
+    ),
+]

@@ -1,0 +1,218 @@
+"""Mutants of the Redis store: of its script, of how it reads answers and errors, and of its subscription."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+SCRIPT = "tests/stores/test_redis_script.py::"
+FAULTS = "tests/stores/test_redis_faults.py::"
+WATCH = "tests/stores/test_redis_watch.py::"
+HEALTH = "tests/stores/test_redis_health.py::"
+PLACES = "tests/stores/test_redis_places.py::"
+NEWER = (
+    "tests/stores/test_redis_conformance.py::"
+    "test_records_of_a_newer_version_are_decided_by_the_same_rules_and_keep_their_fields[valkey]"
+)
+HISTORY = (
+    "tests/stores/test_conformance.py::TestValkey::"
+    "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
+)
+
+REDIS = [
+    Mutant(
+        "the short way writes tokens as Lua writes numbers",
+        "stores/redis.lua",
+        "shape, token, version, id, command[4], token, now)",
+        "shape, tostring(token), version, id, command[4], tostring(token), now)",
+        (SCRIPT + "test_the_short_way_writes_every_digit_too[valkey]",),
+    ),
+    Mutant(
+        "the rules write tokens with fourteen digits",
+        "stores/redis_record.lua",
+        """.. ',"token":' .. format("%.0f", holder.token)""",
+        """.. ',"token":' .. format("%.14g", holder.token)""",
+        (HISTORY,),
+    ),
+    Mutant(
+        "a record's fence is written with fourteen digits",
+        "stores/redis_record.lua",
+        'field(name, format("%.0f", record[name]))',
+        'field(name, format("%.14g", record[name]))',
+        (HISTORY,),
+    ),
+    Mutant(
+        "two grants of one moment get one token",
+        "stores/redis.lua",
+        "token, version = fence < now and now or fence + 1, before + 1",
+        "token, version = math.max(fence, now), before + 1",
+        (SCRIPT + "test_the_short_way_writes_every_digit_too[valkey]",),
+    ),
+    Mutant(
+        "the short way is never taken",
+        "stores/redis.lua",
+        "    if owner == id then",
+        "    if owner == id and false then",
+        (SCRIPT + "test_what_happens_most_takes_the_short_way[valkey]",),
+    ),
+    Mutant(
+        "the short way renews what has ended",
+        "stores/redis.lua",
+        "and ends > now and ends <= now + ttl",
+        "and ends <= now + ttl",
+        (HISTORY,),
+    ),
+    Mutant(
+        "the short way overlooks fields of a newer version",
+        "stores/redis.lua",
+        """(label == "" or find(label""",
+        """(label or find(label""",
+        (SCRIPT + "test_a_damaged_label_is_refused_also_by_the_short_way[valkey]",),
+    ),
+    Mutant(
+        "records with unknown fields are taken for ours",
+        "stores/redis_record.lua",
+        "if not done or encode(record) ~= text or not is_utf8(text) then",
+        "if not done or not is_utf8(text) then",
+        (NEWER,),
+    ),
+    Mutant(
+        "what is not UTF-8 is taken for text",
+        "stores/redis_record.lua",
+        "if not done or encode(record) ~= text or not is_utf8(text) then",
+        "if not done or encode(record) ~= text then",
+        (SCRIPT + "test_what_is_no_text_is_refused_by_name_and_left_alone",),
+    ),
+    Mutant(
+        "the client overwrites what somebody else has changed meanwhile",
+        "stores/redis_many.lua",
+        "if load(key) ~= before then",
+        "if load(key) == nil then",
+        (SCRIPT + "test_a_newer_record_that_somebody_changes_meanwhile_is_decided_anew[valkey]",),
+    ),
+    Mutant(
+        "a look after a foreign record does not wait for the client",
+        "stores/redis_rest.lua",
+        "if foreign and command[1] >= FIRST_OF_MANY and command[1] <= LAST_OF_MANY then",
+        "if foreign and command[1] > LAST_OF_MANY and command[1] < FIRST_OF_MANY then",
+        (NEWER,),
+    ),
+    Mutant(
+        "the place among those that are due is not given up",
+        "stores/redis_rest.lua",
+        'write_many("ZREM", DUE, settled)',
+        "",
+        (HISTORY,),
+    ),
+    Mutant(
+        "a new key is not listed",
+        "stores/redis.lua",
+        "  if fresh[key] then",
+        "  if fresh[key] and false then",
+        ("tests/stores/test_conformance.py::TestValkey::test_pages_come_in_order_and_end",),
+    ),
+    Mutant(
+        "one bad command costs the batch",
+        "stores/redis_rest.lua",
+        "return { BAD, NOBODY, tostring(outcome) }",
+        'problem = "bad"\n    return nil',
+        (SCRIPT + "test_one_bad_command_costs_its_neighbours_nothing_and_itself_everything[valkey]",),
+    ),
+    Mutant(
+        "a replica is looked at",
+        "stores/redis.lua",
+        'if type(reply) == "table" and find(reply.err, "READONLY", 1, true) then',
+        "if false then",
+        (FAULTS + "test_a_look_at_a_replica_is_refused_whatever_the_way[valkey-short]",),
+    ),
+    Mutant(
+        "a replica is looked at in the long way",
+        "stores/redis_rest.lua",
+        'problem = refused and sub(refused, 1, 8) == "READONLY" and refused',
+        "problem = nil",
+        (FAULTS + "test_a_look_at_a_replica_is_refused_whatever_the_way[valkey-long]",),
+    ),
+    Mutant(
+        "a replica that may be written to is used",
+        "stores/redis_link.py",
+        'role[0] in (b"slave", b"replica")',
+        "not role[0]",
+        (FAULTS + "test_a_server_that_becomes_a_replica_refuses_writes_and_looks[valkey]",),
+    ),
+    Mutant(
+        "a forgotten script is an error",
+        "stores/redis_link.py",
+        "except redis.exceptions.NoScriptError:",
+        "except redis.exceptions.ModuleError:",
+        (FAULTS + "test_a_server_that_has_forgotten_the_script_is_told_it_again[valkey]",),
+    ),
+    Mutant(
+        "a lost connection is said to have done nothing",
+        "stores/redis_errors.py",
+        """{what or f'the connection to {place} failed'} ({text})", ambiguous=True)""",
+        """{what or f'the connection to {place} failed'} ({text})", ambiguous=False)""",
+        (FAULTS + "test_a_lost_connection_is_ambiguous[valkey]",),
+    ),
+    Mutant(
+        "a connection goes on after an error in the middle",
+        "stores/redis_link.py",
+        "        except BaseException as error:\n            self.close()\n",
+        "        except BaseException as error:\n",
+        (FAULTS + "test_a_lost_connection_is_ambiguous[valkey]",),
+    ),
+    Mutant(
+        "a child of a fork uses its parent's connection",
+        "stores/redis_link.py",
+        "if os.getpid() != self._pid:",
+        "if os.getpid() == 0:",
+        (PLACES + "test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on",),
+    ),
+    Mutant(
+        "the driver retries by itself",
+        "stores/redis_link.py",
+        '"timeout", "retry", "retry_on_timeout"',
+        '"timeout", "retry_on_timeout"',
+        (PLACES + "test_an_existing_client_is_adopted[options0]",),
+    ),
+    Mutant(
+        "a grant is told to nobody",
+        "stores/redis_rest.lua",
+        "    publish()\n",
+        "",
+        (WATCH + "test_a_grant_is_told_by_its_id[valkey]",),
+    ),
+    Mutant(
+        "nobody is told to look after a break",
+        "stores/redis_watch.py",
+        "                self._hint(None)\n",
+        "",
+        (WATCH + "test_after_a_cut_everybody_is_told_to_look[valkey]",),
+    ),
+    Mutant(
+        "a dead subscription is waited on for ever",
+        "stores/redis_watch.py",
+        '                    raise TimeoutError("no answer to PING")\n',
+        "                    continue\n",
+        (WATCH + "test_a_connection_that_is_dead_at_the_other_end_is_noticed[valkey]",),
+    ),
+    Mutant(
+        "a server that evicts is not reported",
+        "stores/redis_health.py",
+        "for finding in (_eviction(look), _persistence(look)):",
+        "for finding in (_persistence(look),):",
+        (HEALTH + "test_a_server_that_may_evict_locks_is_reported_once[valkey-allkeys-lru]",),
+    ),
+    Mutant(
+        "everysec is taken for durable",
+        "stores/redis_health.py",
+        'return self.append_only == "yes" and self.fsync == "always"',
+        'return self.append_only == "yes"',
+        (HEALTH + "test_a_persistence_that_is_weaker_than_the_promise_is_reported_once[valkey-everysec]",),
+    ),
+    Mutant(
+        "a namespace may end its own hash tag",
+        "stores/redis_keys.py",
+        '{"%": "%25", "{": "%7B", "}": "%7D"}',
+        '{"%": "%25"}',
+        (SCRIPT + "test_a_namespace_has_one_hash_tag_whatever_is_in_it",),
+    ),
+]

@@ -1,0 +1,475 @@
+"""PostgreSQL's own: rows that others keep locked, schemas and rights, what is on the wire, and what a pooler breaks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import real_servers
+from holdfast import commands as c
+from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
+from holdfast.rules import outcomes as out
+from holdfast.stores import open_store, postgres_schema, postgres_session
+from holdfast.stores.postgres_schema import VERSION
+from holdfast.testing import StoreConformance
+from holdfast.testing.asking import acquire, read, release, renew, swap, wait
+from holdfast.testing.proxy import Proxy
+from providers import PROVIDERS
+from waiting import eventually
+
+_names = count(1)
+
+
+def postgres_url_quoted(name):
+    return quote(name, safe="")
+
+
+@pytest.fixture
+def server():
+    return real_servers.shared("postgres")
+
+
+@pytest.fixture
+def admin(server):
+    with psycopg.connect(server.url, autocommit=True) as db:
+        yield db
+
+
+@pytest.fixture
+def schema(admin):
+    """The name of a schema that nobody has made yet, with letters that must be quoted."""
+    name = f'test "{next(_names)}"; É'
+    yield name
+    admin.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def url(tmp_path):
+    return PROVIDERS["postgres"].url(tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often a server was asked something, through whatever session."""
+    trips = []
+    talk = postgres_session.Session._talk
+
+    def counting(self, send):
+        trips.append(send)
+        return talk(self, send)
+
+    monkeypatch.setattr(postgres_session.Session, "_talk", counting)
+    return trips
+
+
+@contextmanager
+def locked_row(url, key):
+    """Somebody has left a transaction open, with this lock's row in it."""
+    with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
+        db.execute("SELECT 1 FROM tests.locks WHERE key = %s FOR UPDATE", (key,))
+        yield db
+        db.rollback()
+
+
+# -- trips -----------------------------------------------------------------------------------------------------
+
+
+def test_each_of_the_usual_commands_is_one_trip_contended_or_not(url, opened, asked):
+    connection = opened(url).connect()
+    granted = connection.execute([acquire()])[0]
+    asked.clear()
+    for command, kind in (
+        (acquire("other"), out.Granted),
+        (renew(token=granted.token), out.Renewed),
+        (wait(), out.Queued),
+        (acquire(id="c.1"), out.Busy),
+        (release(token=granted.token), out.Released),
+        (wait(), out.Granted),
+        (swap("a.1"), object),
+    ):
+        (outcome,) = connection.execute([command])
+        assert isinstance(outcome, kind)
+    assert len(asked) == 7
+
+
+def test_a_batch_of_all_kinds_is_one_trip(url, opened, asked):
+    connection = opened(url).connect()
+    connection.execute([])
+    connection.execute([acquire("before")])
+    asked.clear()
+    outcomes = connection.execute(
+        [
+            *(acquire(f"k{n}") for n in range(50)),
+            *(acquire(f"k{n}") for n in range(50)),
+            swap("a.1"),
+            read(),
+            c.ListLocks(),
+            wait("k1"),
+            c.SettleDue(),
+            c.Cleanup(),
+            c.Inspect(key="k1"),
+        ]
+    )
+    assert len(asked) == 1
+    assert {type(outcome).__name__ for outcome in outcomes[:100]} == {"Granted"}
+    assert [type(outcome).__name__ for outcome in outcomes[100:]] == [
+        "Swapped", "SlotSeen", "Page", "Queued", "Swept", "Swept", "Seen",
+    ]  # fmt: skip
+
+
+# -- rows that somebody else has -------------------------------------------------------------------------------
+
+
+def test_a_row_that_somebody_keeps_locked_delays_its_own_key_alone(url, opened):
+    connection = opened(url).connect()
+    keys = [f"k{n}" for n in range(5)]
+    granted = connection.execute([acquire(key) for key in keys])
+    renewals = [renew(key, token=grant.token) for key, grant in zip(keys, granted, strict=True)]
+    with locked_row(url, "k2"):
+        outcomes = connection.execute(renewals)
+        assert [type(one).__name__ for one in outcomes] == ["Renewed", "Renewed", "Failed", "Renewed", "Renewed"]
+        error = outcomes[2].error
+        assert isinstance(error, StoreUnavailable)
+        assert not error.ambiguous
+        assert error.retryable
+        assert "'k2'" in str(error)
+        assert "forgotten" in str(error), "who it is can be seen"
+        (alone,) = connection.execute([renewals[2]])
+        assert isinstance(alone, c.Failed)
+        assert connection.execute([c.Inspect(key="k2")])[0].record.holders, "looks wait for nobody"
+        assert connection.execute([acquire("k9"), c.ListLocks()])[1].items
+    assert isinstance(connection.execute(renewals)[2], out.Renewed)
+
+
+def test_a_row_that_is_soon_free_is_waited_for(url, opened):
+    connection = opened(url).connect()
+    (granted,) = connection.execute([acquire()])
+    with locked_row(url, "k") as other, ThreadPoolExecutor(1) as pool:
+        threading.Timer(0.05, other.rollback).start()
+        (outcome,) = pool.submit(connection.execute, [renew(token=granted.token)]).result()
+        assert isinstance(outcome, out.Renewed)
+
+
+def test_a_slot_that_somebody_keeps_locked_delays_itself_alone(url, opened):
+    connection = opened(url).connect()
+    mine, yours = ("shared", "", "mine"), ("shared", "", "yours")
+    connection.execute([swap("a.1", address=mine), swap("a.2", address=yours)])
+    with psycopg.connect(url.partition("?")[0]) as db:
+        db.execute("SELECT 1 FROM tests.slots WHERE key = 'yours' FOR UPDATE")
+        outcomes = connection.execute([swap("a.3", "a.1", 1, address=mine), swap("a.4", "a.2", 1, address=yours)])
+        assert [type(one).__name__ for one in outcomes] == ["Swapped", "Failed"]
+        assert connection.execute([read(yours)])[0].version == 1
+        db.rollback()
+    assert type(connection.execute([swap("a.4", "a.2", 1, address=yours)])[0]).__name__ == "Swapped"
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
+    connection = opened(url).connect()
+    with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
+        record = json.dumps({"fence": 1_790_000_000_000_000, "version": 1, "kind": "item"})
+        db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
+        threading.Timer(0.05, getattr(db, end)).start()
+        outcomes = pool.submit(connection.execute, [acquire("a"), acquire("new"), acquire("z")]).result()
+    assert [type(one).__name__ for one in outcomes] == ["Granted"] * 3
+    assert outcomes[1].token > 1_790_000_000_000_000
+    assert connection.execute([c.Inspect(key="new")])[0].record.version == (2 if end == "commit" else 1)
+
+
+def test_batches_in_opposite_orders_neither_deadlock_nor_fail(url, opened):
+    store = opened(url)
+    connections = [store.connect() for _ in range(4)]
+    keys = [f"k{n}" for n in range(20)]
+
+    def hammer(place):
+        order = keys if place % 2 else keys[::-1]
+        kinds = set()
+        for n in range(25):
+            outcomes = connections[place].execute([acquire(key, f"{place}.{n}", ttl=0.1) for key in order])
+            kinds |= {type(outcome).__name__ for outcome in outcomes}
+        return kinds
+
+    with ThreadPoolExecutor(4) as pool:
+        kinds = set().union(*pool.map(hammer, range(4)))
+    assert kinds == {"Granted", "Busy"}
+
+
+# -- schemas and rights ----------------------------------------------------------------------------------------
+
+
+def test_many_who_come_first_at_once_make_one_schema(server, schema, opened):
+    stores = [opened(f"{server.url}?schema={postgres_url_quoted(schema)}") for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        connections = list(pool.map(lambda store: store.connect(), stores))
+    outcomes = [connection.execute([acquire(id=f"{n}.1")])[0] for n, connection in enumerate(connections)]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Busy"] * 5 + ["Granted"]
+
+
+def test_the_layout_is_what_the_documentation_says(url, opened, admin):
+    opened(url).connect()
+    columns = admin.execute(
+        "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = 'tests' "
+        "ORDER BY table_name, ordinal_position"
+    ).fetchall()
+    assert columns == [
+        ("about", "version", "integer"),
+        ("holders", "namespace", "text"),
+        ("holders", "key", "text"),
+        ("holders", "kind", "text"),
+        ("holders", "owner", "text"),
+        ("holders", "host", "text"),
+        ("holders", "pid", "integer"),
+        ("holders", "token", "bigint"),
+        ("holders", "since", "timestamp with time zone"),
+        ("holders", "expires_at", "timestamp with time zone"),
+        ("holders", "expired", "boolean"),
+        ("holders", "offered", "boolean"),
+        ("holders", "waiting", "integer"),
+        ("locks", "namespace", "text"),
+        ("locks", "key", "text"),
+        ("locks", "record", "jsonb"),
+        ("locks", "due_at", "bigint"),
+        ("slots", "namespace", "text"),
+        ("slots", "scope", "text"),
+        ("slots", "owner", "text"),
+        ("slots", "key", "text"),
+        ("slots", "version", "bigint"),
+        ("slots", "value", "text"),
+        ("slots", "past", "jsonb"),
+        ("waiters", "namespace", "text"),
+        ("waiters", "key", "text"),
+        ("waiters", "position", "bigint"),
+        ("waiters", "owner", "text"),
+        ("waiters", "host", "text"),
+        ("waiters", "pid", "integer"),
+        ("waiters", "since", "timestamp with time zone"),
+        ("waiters", "expires_at", "timestamp with time zone"),
+    ]
+
+
+def test_owner_token_and_expiry_can_be_read_with_psql(url, opened, admin):
+    connection = opened(url).connect()
+    granted, _ = connection.execute([acquire("invoice:42"), wait("invoice:42")])
+    held = admin.execute(
+        "SELECT key, owner, host, pid, token, extract(epoch FROM expires_at) * 1000000, expired, waiting "
+        "FROM tests.holders"
+    ).fetchall()
+    assert held == [("invoice:42", "me", "here", 1, granted.token, granted.expires_at, False, 1)]
+    assert admin.execute("SELECT key, position, owner FROM tests.waiters").fetchall() == [("invoice:42", 0, "me")]
+
+
+def test_a_schema_of_a_newer_version_is_refused(server, schema, opened, admin):
+    address = f"{server.url}?schema={postgres_url_quoted(schema)}"
+    opened(address).connect()
+    admin.execute(sql.SQL("UPDATE {}.about SET version = 99").format(sql.Identifier(schema)))
+    with pytest.raises(StoreUnusable, match=r"newer Holdfast \(version 99"):
+        opened(address).connect()
+
+
+def test_somebody_elses_schema_is_left_alone(server, schema, opened, admin):
+    admin.execute(sql.SQL("CREATE SCHEMA {0}; CREATE TABLE {0}.about (text text)").format(sql.Identifier(schema)))
+    with pytest.raises(StoreUnavailable, match="could not be made"):
+        opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
+    tables = admin.execute("SELECT count(*) FROM information_schema.tables WHERE table_schema = %s", (schema,))
+    assert tables.fetchone() == (1,)
+
+
+@pytest.fixture
+def roles(server, schema, opened, admin):
+    """The two roles of the SQL that comes with the package, with the schema made by an owner before."""
+    opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
+    admin.execute(postgres_schema.script("postgresql_roles.sql", schema).encode())
+    for role in ("holdfast_app", "holdfast_reader"):
+        admin.execute(f"ALTER ROLE {role} LOGIN PASSWORD 'secret'")
+    address = server.url.partition("@")[2]
+    yield {role: f"postgresql://{role}:secret@{address}" for role in ("holdfast_app", "holdfast_reader")}
+    for role in ("holdfast_app", "holdfast_reader"):
+        admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_role_with_the_least_rights_can_do_everything(roles, schema, opened):
+    connection = opened(f"{roles['holdfast_app']}?schema={postgres_url_quoted(schema)}").connect()
+    outcomes = connection.execute([acquire(), wait(), swap("a.1"), c.ListLocks(), c.SettleDue(), c.Cleanup()])
+    assert [type(one).__name__ for one in outcomes] == ["Granted", "Queued", "Swapped", "Page", "Swept", "Swept"]
+
+
+def test_a_role_that_may_only_read_sees_and_changes_nothing(roles, schema, opened):
+    with psycopg.connect(roles["holdfast_reader"], autocommit=True) as db:
+        here = sql.Identifier(schema)
+        for name in ("holders", "waiters", "locks", "slots"):
+            assert db.execute(sql.SQL("SELECT * FROM {}.{}").format(here, sql.Identifier(name))).fetchall() == []
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            db.execute(sql.SQL("DELETE FROM {}.locks").format(here))
+    connection = opened(f"{roles['holdfast_reader']}?schema={postgres_url_quoted(schema)}").connect()
+    with pytest.raises(StoreUnusable, match="lacks rights"):
+        connection.execute([acquire()])
+
+
+def test_a_role_that_may_not_make_the_schema_is_told_who_can(roles, opened):
+    with pytest.raises(StoreUnusable, match="may not make it"):
+        opened(f"{roles['holdfast_app']}?schema=elsewhere").connect()
+
+
+# -- the way to the server -------------------------------------------------------------------------------------
+
+
+def test_a_wrong_password_is_said_and_not_shown(server, opened):
+    address = server.url.replace(server.password, "hunter2")
+    with pytest.raises(StoreUnusable, match="password authentication failed") as caught:
+        opened(address).connect()
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in opened(address).url
+
+
+def test_a_server_that_is_not_there_is_unavailable_and_nothing_was_sent(opened):
+    with pytest.raises(StoreUnavailable, match="cannot be reached") as caught:
+        opened("postgresql://127.0.0.1:1/db").connect()
+    assert not caught.value.ambiguous
+
+
+def test_a_session_that_is_ended_in_the_middle_leaves_the_outcome_unknown(url, opened, admin):
+    connection = opened(url).connect()
+    connection.execute([acquire()])
+    admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'")
+    with pytest.raises(StoreUnavailable) as caught:
+        connection.execute([acquire("other")])
+    assert caught.value.ambiguous
+
+
+def test_a_server_that_does_not_answer_is_given_up_after_the_timeout(server, opened):
+    with Proxy("127.0.0.1", server.port) as proxy:
+        connection = opened(f"{proxy.url_for(server.url)}?schema=tests&timeout=0.2").connect()
+        proxy.stall()
+        with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.2 s") as caught:
+            connection.execute([acquire()])
+        assert caught.value.ambiguous
+        proxy.go_on()
+
+
+def test_a_standby_is_refused(opened):
+    with real_servers.server("postgres", settings={"fsync": "off"}) as own:
+        opened(own.url).connect().execute([acquire()])
+        own.stop()
+        signal_file = own.data / "standby.signal"
+        signal_file.touch()
+        signal_file.chmod(0o644)
+        own.restart()
+        with pytest.raises(StoreUnavailable, match="standby") as caught:
+            opened(own.url).connect()
+        assert not caught.value.ambiguous
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("?colour=red", "colour"),
+        ("?schema=public", "neither public"),
+        ("?schema=pg_x", "neither public"),
+        ("?schema=", "schema may not be empty"),
+        ("?timeout=0", "timeout"),
+        ("?timeout=soon", "timeout"),
+        ("?wakeup=never", "wakeup"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_before_anything_is_sent(opened, options, reason):
+    with pytest.raises(InvalidOption, match=reason):
+        opened(f"postgresql://127.0.0.1:1/db{options}")
+
+
+def test_a_commit_is_waited_for_also_where_the_role_does_not(url, opened, admin):
+    opened(url).connect()
+    with psycopg.connect(url.partition("?")[0], options="-c synchronous_commit=off") as db:
+        (before,) = db.execute("SHOW synchronous_commit").fetchone()
+        db.execute("SELECT tests.execute('default', '[]', NULL, NULL, '[]')")
+        (after,) = db.execute("SHOW synchronous_commit").fetchone()
+    assert (before, after) == ("off", "on")
+
+
+# -- hints -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listening():
+    """What is opened here is closed at the end of the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def heard_by(url, store, channel):
+    """A raw ear on the channel of an attempt."""
+    db = psycopg.connect(url.partition("?")[0], autocommit=True)
+    watch = store.watch(channel, print)
+    db.execute(watch._listen)
+    watch.close()
+    return db
+
+
+def test_only_who_waits_elsewhere_is_notified(url, opened, listening):
+    store = opened(url)
+    connection = store.connect()
+    with closing(heard_by(url, store, "far")) as ear, closing(heard_by(url, store, "near")) as other_ear:
+        near = []
+        listening.enter_context(closing(store.watch("near", near.append)))
+        eventually(lambda: near == [None])
+        for key, attempt in (("a", "near.1"), ("b", "far.1"), ("c", "near.2")):
+            (held, _) = connection.execute([acquire(key), wait(key, attempt)])
+            connection.execute([release(key, token=held.token)])
+        connection.execute([acquire("nobody")])
+        told = list(ear.notifies(timeout=5, stop_after=1))
+        assert [json.loads(one.payload) for one in told] == [["far.1"]]
+        assert list(other_ear.notifies(timeout=0.1)) == [], "it is told directly"
+        assert near == [None, ["near.1"], ["near.2"]]
+
+
+def test_a_watch_goes_on_after_its_connection_was_lost(url, opened, admin, listening):
+    store, heard = opened(url), []
+    watch = listening.enter_context(closing(store.watch("b", heard.append)))
+    eventually(lambda: heard == [None])
+    listening = "application_name = 'holdfast' AND query LIKE 'LISTEN%'"
+    admin.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listening}")
+    eventually(lambda: heard == [None, None])
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as other:
+        other.execute("SELECT pg_notify(%s, %s)", (watch._listen.split('"')[1], '["b.7"]'))
+        eventually(lambda: heard[-1] == ["b.7"])
+
+
+def test_where_nobody_can_listen_the_head_of_a_queue_looks_from_time_to_time(url, opened, listening, monkeypatch):
+    monkeypatch.setattr("holdfast.stores.postgres_wakeup.POLL_SECONDS", 0.01)
+    store, heard = opened(f"{url}&wakeup=poll"), []
+    watch = listening.enter_context(closing(store.watch("b", heard.append)))
+    watch.expect("b.1", eager=True)
+    watch.expect("b.2", eager=False)
+    eventually(lambda: heard[:2] == [("b.1",), ("b.1",)])
+    watch.forget("b.1")
+
+
+# -- with a clock of its own -----------------------------------------------------------------------------------
+
+
+class TestByTheServersClock(StoreConformance):
+    """The suite again, by the clock that people live by."""
+
+    histories = 60
+    processes = True
+
+    def url(self, folder):
+        return PROVIDERS["postgres"].url(folder)
+
+    def open(self, url, *, namespace, clock):
+        return open_store(url, namespace=namespace)
+
+    def dump(self, url, namespace):
+        return PROVIDERS["postgres"].dump(url, namespace)
+
+
+def test_the_schemas_version_is_the_one_that_the_code_knows(url, opened, admin):
+    opened(url).connect()
+    assert admin.execute("SELECT version FROM tests.about").fetchall() == [(VERSION,)]

@@ -1,0 +1,126 @@
+"""`advisory=true`: grants are tied to a session. A crash frees at once, and a lost connection is told at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import psycopg
+import pytest
+
+import real_servers
+from holdfast import Client, LeaseLost
+from holdfast import commands as c
+from holdfast.errors import StoreUnavailable
+from holdfast.rules import outcomes as out
+from holdfast.stores import postgres_anchor
+from holdfast.testing.asking import acquire, renew, wait
+from holdfast.testing.processes import running
+from providers import PROVIDERS
+from waiting import eventually
+
+HOLDER = """
+from holdfast import Client
+hf = Client(sys.argv[1], name="holder")
+lease = hf.lock("k", ttl=3600).acquire()
+say(lease.token)
+sys.stdin.readline()
+"""
+ANCHORS = "SELECT {} FROM pg_stat_activity WHERE application_name = 'holdfast' AND query LIKE '%pg_try_advisory_lock%'"
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"{PROVIDERS['postgres'].url(tmp_path)}&advisory=true"
+
+
+@pytest.fixture
+def admin():
+    with psycopg.connect(real_servers.shared("postgres").url, autocommit=True) as db:
+        yield db
+
+
+def test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits(url):
+    with running(HOLDER, url) as holder, Client(url) as hf:
+        token = int(holder.hear())
+        threading.Timer(0.2, os.kill, (holder.pid, signal.SIGKILL)).start()
+        with hf.lock("k", ttl=3600, wait=60) as lease:  # the dead one's time would end in an hour
+            assert lease.token > token
+
+
+def test_a_holder_whose_process_lives_keeps_it(url):
+    with running(HOLDER, url) as holder, Client(url) as hf:
+        assert int(holder.hear())
+        assert hf.lock("k").try_acquire() is None
+        assert hf.locks.inspect("k").held
+
+
+def test_the_loss_of_the_connection_is_the_loss_of_the_lease_and_told_at_once(url, admin):
+    told = threading.Event()
+    with Client(url, name="cut off") as hf, Client(url) as other:
+        with pytest.raises(LeaseLost, match="connection to which it was tied"):
+            with hf.lock("k", ttl=3600, on_lost=lambda _lease: told.set()) as lease:
+                admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
+                assert told.wait(20)
+                with other.lock("k", wait=0) as successor:
+                    assert successor.token > lease.token
+        with hf.lock("k", wait=0) as again:  # by a new session
+            assert again.token > successor.token
+
+
+def test_a_grant_is_tied_also_when_it_was_waited_for(url, opened, admin):
+    connection = opened(url).connect()
+    (held,) = connection.execute([acquire(ttl=3600)])
+    connection.execute([wait(ttl=3600), c.Release(key="k", id="a.1", token=held.token)])
+    (confirmed,) = connection.execute([wait(ttl=3600)])
+    admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
+    plain = opened(url.replace("&advisory=true", "")).connect()
+    eventually(lambda: isinstance(plain.execute([renew(id="b.1", token=confirmed.token)])[0], out.NotHeld))
+    (next_one,) = plain.execute([acquire(id="c.1")])
+    assert next_one.token > confirmed.token
+
+
+def test_the_ttl_counts_all_the_same(url, opened, clock):
+    store = opened(url, clock=clock)
+    connection = store.connect()
+    (first,) = connection.execute([acquire(ttl=1)])
+    clock.pass_by(1)
+    (second,) = connection.execute([acquire(id="b.1")])
+    assert second.token > first.token
+
+
+def test_the_lock_delay_counts_after_a_severed_session(url, opened, admin):
+    connection = opened(url).connect()
+    connection.execute([acquire(ttl=3600, delay=3_600_000_000)])
+    admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
+    plain = opened(url.replace("&advisory=true", "")).connect()
+    refused = eventually(lambda: [one for one in plain.execute([acquire(id="b.1")]) if not one.holders])
+    assert isinstance(refused[0], out.Busy)
+    assert plain.execute([c.Inspect(key="k")])[0].record.closed_until
+
+
+def test_two_of_one_number_delay_each_other_and_never_share(url, opened, clock, admin, monkeypatch):
+    """A stranger's advisory lock of the same number, as a collision would be."""
+    numbers = iter([7, 7, 8])
+    monkeypatch.setattr(postgres_anchor.secrets, "randbits", lambda _bits: next(numbers))
+    first, second = opened(url, clock=clock), opened(url, clock=clock)
+    (held,) = first.connect().execute([acquire(ttl=30)])
+    other = second.connect()
+    assert isinstance(other.execute([acquire(id="b.1")])[0], out.Busy), "the second of the number took another one"
+    first._anchor.close()
+    with psycopg.connect(real_servers.shared("postgres").url, autocommit=True) as stranger:
+        eventually(lambda: stranger.execute("SELECT pg_try_advisory_lock(7)").fetchone()[0])
+        assert isinstance(other.execute([acquire(id="b.2")])[0], out.Busy), "it looks alive: a delay"
+        clock.pass_by(30)
+        (granted,) = other.execute([acquire(id="b.3")])
+        assert granted.token > held.token
+
+
+def test_a_session_that_was_lost_in_the_middle_makes_the_outcome_ambiguous(url, opened, monkeypatch):
+    store = opened(url)
+    connection = store.connect()
+    monkeypatch.setattr(store._anchor, "holds", lambda _number: False)
+    with pytest.raises(StoreUnavailable, match="lost meanwhile") as caught:
+        connection.execute([acquire()])
+    assert caught.value.ambiguous

@@ -1,0 +1,237 @@
+"""Ways to a PostgreSQL server: a pool or an engine that a program has already, and poolers in transaction mode."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import psycopg_pool
+import pytest
+import sqlalchemy
+import sqlalchemy.ext.asyncio
+
+import real_servers
+from holdfast import AsyncClient, Client
+from holdfast.errors import InvalidOption, StoreUnusable
+from holdfast.stores import open_store, postgres_session
+from holdfast.testing.asking import acquire
+from holdfast.testing.ports import HeldPort
+from holdfast.testing.processes import running
+from providers import PROVIDERS
+from waiting import eventually
+
+SCHEMA = {"schema": "tests"}
+
+
+@pytest.fixture
+def server(tmp_path):
+    PROVIDERS["postgres"].url(tmp_path)  # empties it
+    return real_servers.shared("postgres")
+
+
+@pytest.fixture
+def pool(server):
+    with psycopg_pool.ConnectionPool(
+        server.url, min_size=1, max_size=1, open=True, kwargs={"application_name": "mine"}
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def engine(server):
+    made = sqlalchemy.create_engine(
+        server.url.replace("postgresql://", "postgresql+psycopg://"), pool_size=1, max_overflow=0
+    )
+    yield made
+    made.dispose()
+
+
+def test_a_client_is_made_from_a_psycopg_pool(server, pool):
+    with Client(pool, store_options=SCHEMA) as hf, Client(server.url, store_options=SCHEMA) as other:
+        with hf.lock("k") as lease:
+            assert other.lock("k").try_acquire() is None
+            assert other.locks.inspect("k").holders[0].token == lease.token
+        assert hf.works.store.identity == other.works.store.identity
+
+
+def test_a_client_is_made_from_an_sqlalchemy_engine(server, engine):
+    with Client(engine, store_options=SCHEMA) as hf, Client(server.url, store_options=SCHEMA) as other:
+        with hf.lock("k"):
+            assert other.lock("k").try_acquire() is None
+        assert hf.works.store.identity == other.works.store.identity
+        assert "password" not in hf.url
+        assert server.password not in hf.url
+
+
+async def take(client):
+    async with client, client.lock("k") as lease:
+        return lease.token
+
+
+def test_the_same_for_asynchronous_code(pool):
+    assert asyncio.run(take(AsyncClient(pool, store_options=SCHEMA)))
+
+
+def test_a_pool_that_is_used_up_costs_nobody_his_lease(pool, engine):
+    with pool.connection(), engine.connect():  # the only ones that there are
+        for handle in (pool, engine):
+            with Client(handle, store_options=SCHEMA) as hf, hf.lock("k", ttl=0.5) as lease:
+                first = lease.expires_at
+                eventually(lambda: lease.expires_at > first)  # noqa: B023
+                lease.check()
+
+
+def test_what_cannot_be_used_from_a_thread_of_ours_is_refused(server):
+    async_engine = sqlalchemy.ext.asyncio.create_async_engine(
+        server.url.replace("postgresql://", "postgresql+psycopg://")
+    )
+    other_driver = sqlalchemy.create_engine("sqlite://")
+    with pytest.raises(InvalidOption, match="thread of its own"):
+        open_store(async_engine, namespace="default")
+    with pytest.raises(InvalidOption, match=r"not for sqlite\+pysqlite"):
+        open_store(other_driver, namespace="default")
+    with pytest.raises(InvalidOption, match="no option 'colour'"):
+        open_store(other_driver_for_postgres(server), namespace="default", options={"colour": "red"})
+
+
+def other_driver_for_postgres(server):
+    return sqlalchemy.create_engine(server.url.replace("postgresql://", "postgresql+psycopg://"))
+
+
+HOLDER = """
+from holdfast import Client
+with Client(sys.argv[1]) as hf, hf.lock("k"):
+    say("held")
+    sys.stdin.readline()
+"""
+
+# -- poolers ---------------------------------------------------------------------------------------------------
+
+
+def contend(url, *, turns=10):
+    """Processes take turns; returns the tokens in the order of the grants."""
+    worker = (
+        "from holdfast import Client\n"
+        "with Client(sys.argv[1]) as hf:\n"
+        "    say('ready')\n"
+        "    for _ in range(int(sys.argv[2])):\n"
+        "        with hf.lock('k', ttl=5) as lease:\n"
+        "            say(lease.token)\n"
+    )
+    with running(worker, url, str(turns)) as one, running(worker, url, str(turns)) as two:
+        for process in (one, two):
+            assert process.hear() == "ready"
+        return [[int(process.hear()) for _ in range(turns)] for process in (one, two)]
+
+
+def test_every_statement_in_a_session_of_its_own_is_enough(server, monkeypatch):
+    """What a pooler in transaction mode does at its worst: no two statements of ours meet the same session."""
+    talk = postgres_session.Session._talk
+
+    def in_a_new_session(self, send):
+        self._connection.close()
+        self._connection = postgres_session._opened(self._connect)
+        self._pg = self._connection.pgconn
+        self._pg.nonblocking = 1
+        self._waits = postgres_session._waits_for(self._pg.socket)
+        return talk(self, send)
+
+    monkeypatch.setattr(postgres_session.Session, "_talk", in_a_new_session)
+    with Client(server.url, store_options={**SCHEMA, "wakeup": "poll"}) as hf:
+        with hf.lock("k", ttl=0.6) as lease, hf.semaphore("s", permits=2):
+            first = lease.expires_at
+            eventually(lambda: lease.expires_at > first)
+            assert hf.lock("k").try_acquire() is None
+        states = hf.state("n", initial=0)
+        assert states.update(lambda n: n + 1) == 1
+
+
+@contextmanager
+def pgbouncer(server, folder):
+    """A PgBouncer in transaction mode with two connections for all, as whoever may run one."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("no pgbouncer is installed; the same is tested by closing the session between statements")
+    with closing(HeldPort()) as held:
+        port = held.number
+    config = folder / "pgbouncer.ini"
+    config.write_text(
+        f"[databases]\npostgres = host=127.0.0.1 port={server.port} user={server.user} password={server.password}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\npool_mode = transaction\n"
+        "default_pool_size = 2\nunix_socket_dir =\nlogfile =\npidfile =\n"
+    )
+    folder.chmod(0o755)
+    config.chmod(0o644)
+    process = subprocess.Popen(
+        [program, str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **({"user": "nobody", "cwd": "/"} if os.geteuid() == 0 else {}),
+    )
+    url = f"postgresql://any@127.0.0.1:{port}/postgres"
+
+    def answers():
+        assert process.poll() is None, process.stdout.read().decode()
+        try:
+            psycopg.connect(url, connect_timeout=1).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    try:
+        eventually(answers)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def pooled(server):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, pgbouncer(server, Path(folder)) as url:
+        yield url
+
+
+def test_behind_pgbouncer_locks_hold_and_waiters_are_told_by_the_direct_way(server, pooled):
+    listen = quote(server.url, safe="")
+    tokens = contend(f"{pooled}?schema=tests&listen={listen}")
+    together = sorted(token for mine in tokens for token in mine)
+    assert len(set(together)) == len(together)
+    assert all(mine == sorted(mine) for mine in tokens)
+
+
+def test_behind_pgbouncer_without_a_direct_way_waiters_look_and_it_is_said(server, pooled, caplog):
+    url = f"{pooled}?schema=tests"
+    with running(HOLDER, url) as holder, Client(url) as hf:
+        assert holder.hear() == "held"
+        waiting = threading.Thread(target=lambda: hf.lock("k", wait=60).acquire().release())
+        waiting.start()
+        eventually(lambda: hf.locks.inspect("k").waiters)
+        holder.tell()
+        waiting.join()
+        findings = {finding.check: finding for finding in hf.works.store.diagnose()}
+        assert findings["wake-ups"].level == "warning"
+        assert "cannot pass a connection pooler" in caplog.text
+
+
+def test_behind_pgbouncer_advisory_is_refused_unless_there_is_a_direct_way(server, pooled):
+    store = open_store(f"{pooled}?schema=tests&advisory=true", namespace="default")
+    connection = store.connect("commands")
+    with pytest.raises(StoreUnusable, match="needs a session of its own"):
+        connection.execute([acquire()])
+    connection.close()
+    store.close()
+    with (
+        Client(f"{pooled}?schema=tests&advisory=true&listen={quote(server.url, safe='')}") as hf,
+        hf.lock("k") as lease,
+    ):
+        lease.check()

@@ -1,0 +1,152 @@
+"""The public suite on a Redis and a Valkey by their own clocks, on a cluster, and on records of a newer version."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+import redis
+from msgspec.structs import replace
+
+import real_servers
+from holdfast.rules.record import decode, encode
+from holdfast.stores import open_store
+from holdfast.stores.contract import Clock, Store
+from holdfast.testing import StoreConformance
+from holdfast.testing.asking import ManualClock, acquire, release
+from holdfast.testing.stories import Model, Storyteller
+from holdfast.testing.suite.base import Suite
+from holdfast.testing.suite.crowds import Crowds
+from holdfast.testing.suite.histories import Histories
+from providers import PROVIDERS, redis_layout
+from waiting import eventually
+
+
+class OwnClock(Suite):
+    """As users have it: the server's time. Histories take as long as they tell."""
+
+    kind: str
+
+    def url(self, folder):
+        return PROVIDERS[self.kind].url(folder)
+
+    def open(self, url: str, *, namespace: str, clock: Clock) -> Store:
+        return open_store(url, namespace=namespace)
+
+    def dump(self, url, namespace):
+        return PROVIDERS[self.kind].dump(url, namespace)
+
+    def plant(self, url, namespace, key, text):
+        PROVIDERS[self.kind].plant(url, namespace, key, text)
+        return True
+
+
+class TestValkeyByItsOwnClock(OwnClock, StoreConformance):
+    kind = "valkey"
+    histories = 20
+
+
+class TestRedisByItsOwnClock(OwnClock, Histories, Crowds):
+    """What an old server might do otherwise: read its clock, and then write."""
+
+    kind = "redis"
+    histories = 10
+
+
+STRANGE = {"newer": {"list": [], "object": {}, "nothing": None, "text": "é", "number": 2**60}}
+
+
+def made_strange(record):
+    """The record as a newer version would leave it: fields that nobody here knows, at every level."""
+    return replace(
+        record,
+        unknown=STRANGE,
+        holders=tuple(replace(holder, unknown={"colour": []}) for holder in record.holders),
+        waiters=tuple(
+            replace(waiter, unknown={"mood": {}}, label=replace(waiter.label, unknown={"team": "x"}))
+            for waiter in record.waiters
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_records_of_a_newer_version_are_decided_by_the_same_rules_and_keep_their_fields(kind, tmp_path):
+    provider = PROVIDERS[kind]
+    url, clock = provider.url(tmp_path), ManualClock()
+    strange = 0
+    with redis.Redis.from_url(url.partition("?")[0]) as client:
+        for seed in range(40):
+            clock.now = ManualClock().now
+            model, teller, told, namespace = Model(), Storyteller(seed), 0, f"n{seed}"
+            store = open_store(url, namespace=namespace, clock=clock)
+            connection = store.connect("commands")
+            layout = redis_layout(url, namespace)
+            while told < 80:
+                clock.pass_by(teller.time_passes())
+                commands = teller.batch()
+                outcomes, expected = connection.execute(commands), model.execute(commands, clock.now)
+                assert outcomes == expected, f"seed {seed}, after {told} commands"
+                teller.heard(commands, expected)
+                told += len(commands)
+                for key, record in model.records.items():
+                    if teller.random.random() < 0.5:
+                        model.records[key] = made_strange(record)
+                        client.set(layout.lock(key), encode(model.records[key]))
+                        strange += 1
+            assert provider.dump(url, namespace) == model.records, f"seed {seed}, as stored"
+            connection.close()
+            store.close()
+    assert strange > 1_000
+
+
+def test_a_field_that_nobody_knows_is_kept_to_the_letter(opened, tmp_path):
+    url = PROVIDERS["valkey"].url(tmp_path)
+    connection = opened(url, clock=ManualClock()).connect("commands")
+    (held,) = connection.execute([acquire()])
+    with redis.Redis.from_url(url.partition("?")[0]) as client:
+        name = redis_layout(url, "default").lock("k")
+        value = msgspec.json.decode(client.get(name))
+        value["later"] = {"empty": [], "none": {}, "deep": [[], {}]}
+        client.set(name, msgspec.json.encode(value))
+        connection.execute([release(token=held.token)])
+        text = client.get(name)
+    assert b'"later":{"empty":[],"none":{},"deep":[[],{}]}' in text
+    assert decode("k", text).holders == ()
+
+
+CLUSTER = {"cluster-enabled": "yes", "cluster-node-timeout": "5000", "appendonly": "no"}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three primaries that share the slots."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(real_servers.server("valkey", settings=CLUSTER)) for _ in range(3)]
+        clients = [stack.enter_context(redis.Redis(port=node.port)) for node in nodes]
+        for number, client in enumerate(clients):
+            first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for node in nodes[1:]:
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        eventually(lambda: all(map(knows_the_others, clients)))
+        yield nodes
+
+
+def knows_the_others(node):
+    state = node.execute_command("CLUSTER", "INFO")
+    return b"cluster_state:ok" in state and len(node.execute_command("CLUSTER", "SLOTS")) == 3
+
+
+class TestValkeyCluster(StoreConformance):
+    """Every namespace is served by one node, whichever it is that the URL names."""
+
+    histories = 30
+
+    @pytest.fixture(autouse=True)
+    def _nodes(self, cluster):
+        type(self).nodes = cluster
+
+    def url(self, folder):
+        return f"valkey://127.0.0.1:{self.nodes[0].port}?cluster=true&prefix={abs(hash(str(folder)))}"

@@ -1,0 +1,406 @@
+"""What a server or the way to it can do to a client, each on a real server, and that work goes on afterwards."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+import real_servers
+from holdfast import Client
+from holdfast import commands as c
+from holdfast.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, StoreUnusable
+from holdfast.rules import outcomes as out
+from holdfast.rules.slot import SlotSeen, Swapped
+from holdfast.testing.asking import ManualClock, abandon, acquire, read, release, renew, swap, transfer
+from holdfast.testing.proxy import Proxy
+from providers import PROVIDERS
+from waiting import eventually
+
+KINDS = ["valkey", "redis"]
+QUICK = {"appendonly": "no"}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def own(kind):
+    """A server of this test's own, to be treated badly."""
+    with real_servers.server(kind, settings=QUICK) as server:
+        yield server
+
+
+@pytest.fixture
+def operator(own):
+    with redis.Redis(port=own.port, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(kind):
+    server = real_servers.shared(kind)
+    with Proxy(server.host, server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def through(proxy, kind, tmp_path):
+    """The address of an empty store, by way of the proxy."""
+    return proxy.url_for(PROVIDERS[kind].url(tmp_path))
+
+
+@contextmanager
+def refused(match, *, ambiguous=False):
+    with pytest.raises(StoreUnavailable, match=match) as caught:
+        yield
+    assert caught.value.ambiguous is ambiguous
+
+
+# ---------------------------------------------------------------- what a server says
+
+
+def test_a_server_that_has_forgotten_the_script_is_told_it_again(own, operator, opened):
+    connection = opened(own.url).connect("commands")
+    (held,) = connection.execute([acquire()])
+    operator.script_flush()
+    assert isinstance(connection.execute([renew(token=held.token)])[0], out.Renewed)
+    operator.config_resetstat()
+    connection.execute([release(token=held.token)])
+    assert "cmdstat_eval" not in operator.info("commandstats")
+
+
+def test_a_server_that_becomes_a_replica_refuses_writes_and_looks(kind, own, operator, opened):
+    store = opened(own.url)
+    connection, reader = store.connect("commands"), store.connect("queries")
+    connection.execute([acquire()])
+    with real_servers.server(kind, settings=QUICK) as primary:
+        operator.replicaof("127.0.0.1", primary.port)
+        with refused("replica"):
+            connection.execute([acquire("other")])
+        with refused("replica"):
+            reader.execute([c.Inspect(key="k")])
+        with refused("replica"):
+            store.connect("commands")
+        operator.config_set("replica-read-only", "no")
+        with refused("replica"):
+            store.connect("commands")
+        operator.replicaof("NO", "ONE")
+    assert isinstance(store.connect("commands").execute([acquire("other")])[0], out.Granted)
+
+
+@pytest.mark.parametrize("way", ["short", "long"])
+def test_a_look_at_a_replica_is_refused_whatever_the_way(kind, own, operator, opened, way):
+    """A batch that writes nothing would otherwise be answered from what may be long past."""
+    connection = opened(own.url, clock=ManualClock()).connect("commands")
+    (held,) = connection.execute([acquire()])
+    nothing_new = renew(token=held.token) if way == "short" else c.Inspect(key="k")
+    connection.execute([nothing_new])
+    with real_servers.server(kind, settings=QUICK) as primary:
+        operator.replicaof("127.0.0.1", primary.port)
+        with refused("replica"):
+            connection.execute([nothing_new])
+
+
+def test_a_full_memory_refuses_the_batch_and_changes_nothing(own, operator, opened):
+    store = opened(own.url)
+    connection = store.connect("commands")
+    connection.execute([acquire()])
+    operator.config_set("maxmemory", "1")
+    with refused("memory is full.*maxmemory"):
+        connection.execute([acquire("other")])
+    assert store.connect("queries").execute([c.Inspect(key="other")])[0].record is None
+    operator.config_set("maxmemory", "0")
+    assert isinstance(store.connect("commands").execute([acquire("other")])[0], out.Granted)
+
+
+def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
+    store = opened(own.url)
+    connection = store.connect("commands")
+    (held,) = connection.execute([acquire(ttl=None)])
+    connection.close()
+    operator.config_set("rdbcompression", "no")
+    operator.mset({f"filler:{n}": "x" * 40_000 for n in range(1_000)})
+    operator.save()
+    # It looks at its clients after every other megabyte: slow enough to be seen, quick enough to be waited for.
+    own.settings |= {"key-load-delay": "2000", "save": "3600 1"}
+    own.kill()
+    restarting = threading.Thread(target=own.restart)
+    restarting.start()
+    refusals = []
+
+    def loaded():
+        try:
+            return store.connect("commands").execute([renew(token=held.token, ttl=None)])
+        except StoreUnavailable as error:
+            refusals.append(error)
+            return None
+
+    assert eventually(loaded) == [out.Renewed(floor=held.token, expires_at=None)]
+    restarting.join()
+    assert any("reading its data" in str(error) for error in refusals), set(map(str, refusals))
+    assert not any(error.ambiguous for error in refusals)
+
+
+def test_a_server_that_is_kept_busy_by_a_script_says_so(own, operator, opened):
+    store = opened(own.url)
+    connection = store.connect("commands")
+    connection.execute([acquire()])
+    operator.config_set("lua-time-limit", "5")
+    with redis.Redis(port=own.port) as other, redis.Redis(port=own.port) as killer:
+
+        def never_end():
+            with pytest.raises(redis.ResponseError):
+                other.eval("while true do end", 0)
+
+        busy = threading.Thread(target=never_end)
+        busy.start()
+
+        def told():
+            try:
+                store.connect("commands")
+            except StoreUnavailable as error:
+                return not error.ambiguous and "SCRIPT KILL" in str(error)
+
+        eventually(told)
+        killer.script_kill()
+        busy.join()
+    assert isinstance(connection.execute([acquire(id="b.1")])[0], out.Busy)
+
+
+def test_a_server_with_too_many_clients_says_so(own, operator, opened):
+    store = opened(own.url)
+    store.connect("commands")
+    operator.config_set("maxclients", "1")
+    with refused("maxclients"):
+        store.connect("heartbeats")
+    operator.config_set("maxclients", "100")
+    store.connect("heartbeats")
+
+
+def test_a_wrong_type_in_the_place_of_an_index_changes_nothing(own, operator, opened):
+    operator.rpush("holdfast:{default}:keys", "mine")
+    connection = opened(own.url).connect("commands")
+    with pytest.raises(StoreUnusable, match="prefix"):
+        connection.execute([acquire()])
+    assert operator.keys("*") == ["holdfast:{default}:keys"]
+
+
+def test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising(own, operator):
+    with Client(own.url) as hf:
+        lease = hf.lock("k", ttl=30).acquire()
+        operator.flushall()
+        with pytest.raises(LeaseLost):
+            lease.renew()
+        assert not lease.valid
+        with hf.lock("k", wait=5) as next_one:
+            assert next_one.token > lease.token
+        with pytest.raises((NotHeld, LeaseLost)):
+            lease.release()
+
+
+@pytest.mark.parametrize("way", ["kill", "stop"])
+def test_work_goes_on_by_itself_after_a_restart(kind, way):
+    with real_servers.server(kind) as server, Client(server.url) as hf:
+        lease = hf.lock("k", ttl=30).acquire()
+        getattr(server, way)()
+        restarting = threading.Thread(target=server.restart)
+        restarting.start()
+        with hf.lock("other", wait=20):
+            pass
+        restarting.join()
+        lease.renew()
+        assert hf.locks.inspect("k").held
+        lease.release()
+
+
+# ---------------------------------------------------------------- who may
+
+
+PAGE = (Path(__file__).parents[2] / "docs/stores/redis.md").read_text()
+RIGHTS = dict(re.findall(r"^    ACL SETUSER (\w+) on >secret (.*)$", PAGE, re.MULTILINE))
+"""As the page tells them."""
+
+
+def user(operator, name, password="pw"):
+    words = RIGHTS[name].split()
+    if operator.info("server")["redis_version"] < "7":
+        words = [word for word in words if "|" not in word]
+    operator.execute_command("ACL", "SETUSER", name, "reset", "on", f">{password}", *words)
+
+
+def test_the_minimal_rights_of_the_page_are_enough(own, operator):
+    user(operator, "app")
+    url = own.url.replace("redis://", "redis://app:pw@")
+    with Client(url) as hf, Client(url) as other:
+        with hf.semaphore("k", permits=1):
+            waiting = threading.Thread(target=lambda: other.semaphore("k", permits=1).acquire(wait=20).release())
+            waiting.start()
+            eventually(lambda: hf.locks.inspect("k").waiters)
+            assert len(hf.locks.list()) == 1
+        waiting.join()
+        assert hf.state("s", initial=1).increment() == 2
+        hf.locks.cleanup()
+
+
+def test_the_read_only_rights_of_the_page_show_everything_and_change_nothing(own, operator, opened):
+    with Client(own.url) as hf:
+        hf.state("s", initial=1).increment()
+        lease = hf.lock("k").acquire()
+        user(operator, "viewer")
+        with Client(own.url.replace("redis://", "redis://viewer:pw@")) as viewer:
+            assert viewer.locks.inspect("k").held
+            assert len(viewer.locks.list()) == 1
+            assert viewer.state("s", initial=1).get() == 2
+            with pytest.raises(StoreUnusable, match="may not"):
+                viewer.lock("other").acquire()
+        lease.release()
+
+
+@pytest.mark.parametrize(
+    ("who", "match"),
+    [("app:hunter2@", "login failed"), ("", "password"), ("nobody:hunter2@", "login failed")],
+)
+def test_a_wrong_password_is_told_without_being_repeated(own, operator, opened, who, match):
+    user(operator, "app")
+    operator.config_set("requirepass", "s3cret")
+    store = opened(own.url.replace("redis://", f"redis://{who}"))
+    with pytest.raises(StoreUnusable, match=match) as caught:
+        store.connect("commands")
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value)) + store.url + store.identity + repr(store)
+    assert "hunter2" not in str(store.diagnose())
+
+
+# ---------------------------------------------------------------- what the network does
+
+
+def test_a_server_that_is_not_there_is_not_ambiguous(proxy, through, opened):
+    store = opened(through)
+    proxy.refuse()
+    with refused("cannot be reached"):
+        store.connect("commands")
+    proxy.go_on()
+    store.connect("commands")
+
+
+def test_something_else_than_a_redis_is_unusable_or_unavailable(opened, own):
+    """An HTTP server that answers in its own way."""
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises((StoreUnusable, StoreUnavailable)):
+            opened(f"redis://127.0.0.1:{other.server_port}?socket_timeout=1").connect("commands")
+        other.shutdown()
+
+
+def test_a_lost_connection_is_ambiguous(proxy, through, opened):
+    connection = opened(through).connect("commands")
+    connection.execute([acquire()])
+    proxy.cut()
+    with refused("failed", ambiguous=True):
+        connection.execute([acquire("other")])
+    with pytest.raises(StoreUnusable, match="closed"):
+        connection.execute([acquire("other")])
+
+
+def test_no_answer_in_time_is_ambiguous(proxy, through, opened):
+    connection = opened(through + "&socket_timeout=0.2").connect("commands")
+    proxy.stall()
+    with refused("did not answer in time", ambiguous=True):
+        connection.execute([acquire()])
+
+
+def test_no_connection_in_time_is_not(opened, proxy, through):
+    store = opened(through + "&socket_connect_timeout=0.2&socket_timeout=0.2")
+    proxy.stall()
+    with refused("in time"):
+        store.connect("commands")
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [
+        (acquire("new"), out.Granted),
+        (lambda token: renew(token=token), out.Renewed),
+        (lambda token: release(token=token), out.Released),
+        (lambda token: transfer(token=token), out.Transferred),
+        (abandon(id="z.1"), out.Abandoned),
+        (c.ForceRelease(key="new", by="me", reason="why not"), out.ForceReleased),
+        (c.Settle(key="k"), out.Settled),
+        (c.Inspect(key="k"), out.Seen),
+        (c.ListLocks(), c.Page),
+        (c.SettleDue(), c.Swept),
+        (c.Cleanup(), c.Swept),
+        (swap("a.1"), Swapped),
+        (read(), SlotSeen),
+    ],
+    ids=["Acquire", "Renew", "Release", "Transfer", "Abandon", "ForceRelease", "Settle", "Inspect", "ListLocks",
+         "SettleDue", "Cleanup", "SwapSlot", "ReadSlot"],
+)  # fmt: skip
+def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opened, command, first):
+    store = opened(through)
+    connection = store.connect("commands")
+    (held,) = connection.execute([acquire()])
+    command = command(held.token) if callable(command) else command
+    proxy.drop_next_reply()
+    with refused("failed", ambiguous=True):
+        connection.execute([command])
+    assert proxy.replies_dropped == 1
+    fresh = store.connect("commands")
+    after_lost = _state(fresh)
+    (again,) = fresh.execute([command])
+    if isinstance(command, c.Release):  # "not held" is what a release that succeeded looks like from here
+        assert isinstance(again, out.NotHeld)
+    else:
+        assert isinstance(again, first)
+    assert _state(fresh) == after_lost
+
+
+def _state(connection):
+    """Who holds what under which token, and what the slot holds: all that a repeated command must not change."""
+    page, slot = connection.execute([c.ListLocks(), read()])
+    return [(item.key, [(h.id, h.token) for h in item.record.holders]) for item in page.items], slot
+
+
+def test_the_flow_asks_again_by_itself(proxy, through):
+    with Client(through) as hf:
+        hf.lock("warm").acquire().release()
+        proxy.drop_next_reply(b"EVALSHA")
+        lease = hf.lock("k", wait=5).acquire()
+        assert proxy.replies_dropped == 1
+        assert [holder.token for holder in hf.locks.inspect("k").holders] == [lease.token]
+        proxy.drop_next_reply(b"EVALSHA")
+        lease.release()
+        assert proxy.replies_dropped == 2
+        assert not hf.locks.inspect("k").held
+
+
+def test_a_lease_outlives_a_stall_that_is_longer_than_the_timeout(proxy, through):
+    with Client(through + "&socket_timeout=0.3&socket_connect_timeout=0.3") as hf:
+        lease = hf.lock("k", ttl=10).acquire()
+        before = proxy.connections
+        proxy.stall()
+        seen = []
+        stuck = threading.Thread(target=lambda: seen.append(hf.locks.inspect("k").held))
+        stuck.start()
+        eventually(lambda: proxy.connections > before)
+        proxy.go_on()
+        stuck.join()
+        assert seen == [True]
+        assert lease.valid
+        lease.release()
+
+
+def test_a_url_option_that_makes_no_sense_says_which(opened):
+    for option in ("colour=red", "socket_timeout=soon", "cluster=perhaps", "prefix=a{b", "protocol=7"):
+        with pytest.raises(InvalidOption, match=option.partition("=")[0]):
+            opened(f"redis://:hunter2@127.0.0.1:1/0?{option}")
+    with pytest.raises(InvalidOption, match="cluster"):
+        opened("redis://127.0.0.1:1/3?cluster=true")

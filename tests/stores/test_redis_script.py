@@ -1,0 +1,350 @@
+"""The script and its layout: what is stored where, what it decides by itself, and that a bad command fails alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from holdfast import commands as c
+from holdfast.errors import InvalidOption, RecordUnreadable
+from holdfast.rules import outcomes as out
+from holdfast.rules.record import Label, decode, encode
+from holdfast.stores import redis_link, redis_script
+from holdfast.stores.redis_keys import Layout
+from holdfast.testing.asking import ME, SECOND, START, acquire, read, release, renew, swap, wait
+from providers import PROVIDERS, redis_layout
+
+KINDS = ["valkey", "redis"]
+
+
+@pytest.fixture(params=KINDS)
+def url(request, tmp_path):
+    return PROVIDERS[request.param].url(tmp_path)
+
+
+@pytest.fixture
+def server(url):
+    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
+        yield client
+
+
+def names(server, url, namespace="default"):
+    base = redis_layout(url, namespace).base
+    return {name.removeprefix(base): server.type(name) for name in server.keys("*") if name.startswith(base)}
+
+
+# ---------------------------------------------------------------- layout
+
+
+def test_the_layout_is_this_one(url, server, connection):
+    """A stored format: changing it needs a way for those who have it already."""
+    connection.execute(
+        [acquire(), wait(), acquire("idle"), swap("a.1", value='{"n": 1}', address=("workflow", "w", "s"))]
+    )
+    base = redis_layout(url, "default").base
+    assert base.endswith(":{default}:")
+    assert names(server, url) == {
+        "keys": "zset",
+        "due": "zset",
+        "lock:k": "string",
+        "lock:idle": "string",
+        "slot:workflow:w:s": "hash",
+    }
+    assert server.zrange(base + "keys", 0, -1, withscores=True) == [("idle", 0), ("k", 0)]
+    assert server.zrange(base + "due", 0, -1, withscores=True) == [("k", START + 10 * SECOND)]
+    assert server.get(base + "lock:k") == (
+        '{"fence":1790000000000000,"version":2,"holders":[{"id":"a.1","label":{"name":"me","host":"here","pid":1},'
+        '"token":1790000000000000,"since":1790000000000000,"ttl":30000000,"expires_at":1790000030000000}],'
+        '"waiters":[{"id":"b.1","label":{"name":"me","host":"here","pid":1},"since":1790000000000000,"ttl":10000000,'
+        '"expires_at":1790000010000000}],"due_at":1790000010000000}'
+    )
+    assert server.hgetall(base + "slot:workflow:w:s") == {
+        "version": "1",
+        "value": '{"n": 1}',
+        "past": '{"last":"a.1","writers":[["a",0,[1],1]]}',
+    }
+    assert {server.ttl(base + name) for name in names(server, url)} == {-1}, "a fence must not vanish"
+
+
+def test_names_are_made_of_a_prefix_a_hash_tag_and_the_rest():
+    layout = Layout("holdfast", "orders")
+    assert layout.index == "holdfast:{orders}:keys"
+    assert layout.due == "holdfast:{orders}:due"
+    assert layout.lock("invoice:42") == "holdfast:{orders}:lock:invoice:42"
+    assert layout.slot(("shared", "", "seats")) == "holdfast:{orders}:slot:shared::seats"
+    assert layout.channel("c0ffee") == "holdfast:{orders}:wake:c0ffee"
+
+
+@pytest.mark.parametrize("namespace", ["a", "a}b", "{a", "}", "{", "{}", "a%7Db", "a%", "äß 😀", "a:b", "a{b}c"])
+def test_a_namespace_has_one_hash_tag_whatever_is_in_it(namespace):
+    base = Layout("holdfast", namespace).base
+    tag = base[base.index("{") + 1 : base.index("}")]
+    assert tag
+    assert base == f"holdfast:{{{tag}}}:"
+
+
+def test_no_two_namespaces_share_a_name():
+    spaces = ["a", "a}b", "a%7Db", "a%257Db", "a{b", "a%7Bb", "a:b", "%", "%25"]
+    assert len({Layout("holdfast", namespace).base for namespace in spaces}) == len(spaces)
+
+
+def test_no_two_slots_share_a_name():
+    addresses = [("shared", "", "a:b"), ("shared", "a", "b"), ("shared", "a:b", "c"), ("shared", "a", "b:c"),
+                 ("shared", "a%3Ab", "c"), ("workflow", "a", "b")]  # fmt: skip
+    layout = Layout("holdfast", "n")
+    assert len({layout.slot(address) for address in addresses}) == len(addresses)
+
+
+@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "a b", "a\nb", "x" * 101])
+def test_a_prefix_that_would_break_the_hash_tag_is_refused(prefix):
+    with pytest.raises(InvalidOption, match="prefix"):
+        Layout(prefix, "default")
+
+
+@pytest.mark.parametrize(
+    "key", ['"', "\\", "{", "}", "a}b{c", "*", "[a-z]", "é😀", "a\u2028b", "\x7f", "%", "'", " ", "\n"]
+)
+def test_any_text_may_be_a_key_an_id_a_label_and_a_reason(key, opened, url, clock):
+    connection = opened(url, clock=clock, namespace=key if key.isprintable() else "n").connect("commands")
+    me = Label(name=key, host=key, pid=3)
+    one, two = c.Acquire(key=key, id=key, label=me, ttl=SECOND), c.Acquire(key=key, id="b.1", label=me, ttl=SECOND)
+    granted, busy, forced, seen = connection.execute(
+        [one, two, c.ForceRelease(key=key, by=key, reason=key), c.Inspect(key=key)]
+    )
+    assert (granted.token, busy.holders[0].id, busy.holders[0].label) == (clock.now, key, me)
+    assert forced.holders == busy.holders
+    assert (seen.record.forced.by, seen.record.forced.reason, seen.record.forced.holders) == (key, key, (str(me),))
+    (page,) = connection.execute([c.ListLocks()])
+    assert [item.key for item in page.items] == [key]
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_tokens_of_one_moment_are_distinct_to_the_last_digit(url, server, connection, clock):
+    """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
+    batch = []
+    for n in range(5):
+        batch += [acquire(id=f"a.{n}"), c.Abandon(key="k", id=f"a.{n}", ttl=1)]
+    tokens = [outcome.token for outcome in connection.execute(batch)[::2]]
+    assert tokens == [clock.now + n for n in range(5)]
+    assert decode("k", server.get(redis_layout(url, "default").lock("k"))).fence == clock.now + 4
+
+
+def test_the_short_way_writes_every_digit_too(url, server, connection, clock):
+    clock.now += 123_457
+    token = connection.execute([acquire()])[0].token
+    assert connection.execute([renew(token=token, ttl=40)]) == [
+        out.Renewed(floor=token, expires_at=clock.now + 40 * SECOND)
+    ]
+    connection.execute([release(token=token)])
+    (again,) = connection.execute([acquire(id="b.1")])
+    assert again.token == token + 1 == clock.now + 1
+    text = server.get(redis_layout(url, "default").lock("k"))
+    for number in (again.token, clock.now, clock.now + 30 * SECOND):
+        assert str(number) in text
+    assert encode(decode("k", text)) == text.encode()
+
+
+def test_the_largest_numbers_are_kept_and_larger_ones_refused(connection, clock):
+    longest = 2**53 - 1 - clock.now
+    granted, refused = connection.execute(
+        [
+            c.Acquire(key="long", id="a.1", label=ME, ttl=longest),
+            c.Acquire(key="longer", id="a.1", label=ME, ttl=longest + 1),
+        ]
+    )
+    assert granted.expires_at == 2**53 - 1
+    assert isinstance(refused, c.Failed)
+
+
+# ---------------------------------------------------------------- what the script decides, and how
+
+
+def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monkeypatch):
+    """Otherwise nobody would notice that it is never taken: the long way gives the same answers."""
+    short = redis_script._read("redis.lua").replace(
+        redis_script._read("redis_rest.lua"), "return redis.error_reply('LONG')"
+    )
+    assert "LONG" in short
+    monkeypatch.setattr(redis_link, "SCRIPT", short.encode())
+    monkeypatch.setattr(redis_link, "SHA", server.script_load(short).encode())
+    connection = opened(url, clock=clock).connect("commands")
+    me = Label(name="worker-7 (eu)", host="web-1.example", pid=4711)
+    for kind, permits in (("item", 1), ("lease", 1), ("semaphore", 3), ("run", 1)):
+        take = c.Acquire(key=kind, id="c0ffee.1", label=me, kind=kind, permits=permits, ttl=30 * SECOND)
+        for _ in range(2):
+            (granted,) = connection.execute([take])
+            clock.pass_by(1)
+            keep = c.Renew(key=kind, id="c0ffee.1", token=granted.token, ttl=30 * SECOND)
+            assert isinstance(connection.execute([keep])[0], out.Renewed)
+            assert connection.execute([release(kind, "c0ffee.1", token=granted.token)]) == [out.Released()]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"top": {"new": 1}},
+        {"holder": {"new": [1, {"a": None}]}},
+        {"label": {"new": "x"}},
+        {"label": {"host": ""}},
+        {"label": {"pid": 0}},
+        {"label": {"name": "é"}},
+        {"label": {"name": 'a"b\\c'}},
+        {"holder": {"offered": False}},
+        {"holder": {"offered": True}},
+        {"top": {"waiters": []}},
+        {"top": {"due_at": None}},
+        {"top": {"closed_until": 0}},
+        {"top": {"kind": "item", "permits": 1}},
+        {"top": {"kind": "semaphore", "permits": 3}},
+        {"top": {"kind": "lease"}},
+        {"top": {"fence": 0}},
+        {"top": {"fence": 2**53 + 1}},
+        {"holder": {"weight": 1, "delay": 5, "via": "z"}},
+        {"holder": {"expires_at": 1}},
+        {"holder": {"expires_at": None, "ttl": None}},
+        {"holder": {"expires_at": START + 10**15}},
+        {"holder": {"since": 2**53 + 1}},
+        {"top": {"forced": {"at": 1, "by": "o", "reason": "r"}}},
+        {"top": {"tombstones": [{"id": "z.1", "ttl": 5, "expires_at": START + 5 * SECOND}]}},
+        {"top": {"tombstones": [{"id": "z.1", "ttl": 5, "expires_at": 5}]}},
+    ],
+    ids=lambda extra: json.dumps(extra)[:60],
+)
+@pytest.mark.parametrize("command", [renew, release, acquire], ids=lambda command: command.__name__)
+def test_records_of_every_shape_are_decided_as_the_rule_does(*, url, server, connection, clock, extra, command):
+    """Also for fields of another version, for defaults that were written out, and for numbers of another form."""
+    (grant,) = connection.execute([acquire()])
+    name = redis_layout(url, "default").lock("k")
+    value = json.loads(server.get(name))
+    value.update(extra.get("top", {}))
+    value["holders"][0].update(extra.get("holder", {}))
+    value["holders"][0]["label"].update(extra.get("label", {}))
+    planted = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    server.set(name, planted)
+    clock.pass_by(1)
+    asked = command() if command is acquire else command(token=grant.token)
+    expected, answer = asked.apply(decode("k", planted), clock.now)
+    assert connection.execute([asked]) == [answer]
+    assert decode("k", server.get(name)) == expected
+
+
+def test_a_damaged_label_is_refused_also_by_the_short_way(url, server, connection):
+    (held,) = connection.execute([acquire()])
+    name = redis_layout(url, "default").lock("k")
+    planted = server.get(name).replace('"pid":1', '"pid":"one"')
+    server.set(name, planted)
+    for command in (renew(token=held.token), release(token=held.token)):
+        (outcome,) = connection.execute([command])
+        assert isinstance(outcome, c.Failed)
+        assert isinstance(outcome.error, RecordUnreadable)
+    assert server.get(name) == planted
+
+
+def test_a_newer_record_that_somebody_changes_meanwhile_is_decided_anew(url, server, opened, clock, monkeypatch):
+    """Between the look and the compare-and-swap somebody else releases it: the second look finds it free."""
+    store = opened(url, clock=clock)
+    connection, other = store.connect("commands"), store.connect("commands")
+    (held,) = connection.execute([acquire()])
+    name = redis_layout(url, "default").lock("k")
+    server.set(name, server.get(name).replace('"fence"', '"newer":[],"fence"', 1))
+    apply, seen = c.Acquire.apply, []
+
+    def slow(self, record, now):
+        seen.append(record)
+        if len(seen) == 1:
+            other.execute([release(token=held.token)])
+        return apply(self, record, now)
+
+    monkeypatch.setattr(c.Acquire, "apply", slow)
+    (granted,) = connection.execute([acquire(id="b.1", queue=True)])
+    assert isinstance(granted, out.Granted)
+    assert len(seen) == 2
+    record = decode("k", server.get(name))
+    assert [holder.id for holder in record.holders] == ["b.1"]
+    assert record.unknown == {"newer": []}
+
+
+NOT_UTF8 = (
+    b'{"fence":1,"holders":[{"id":"\xc3(","label":{"name":"m"},"token":1,"since":1,"ttl":null,"expires_at":null}]}'
+)
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\xff", NOT_UTF8, b'{"fence":1,"version":1,"forced":7}', b'{"fence":1,"version":1.0}', b"null", b"7"]
+)
+def test_what_is_no_text_is_refused_by_name_and_left_alone(url, server, connection, bad):
+    name = redis_layout(url, "default").lock("bad")
+    connection.execute([acquire("good"), acquire("bad")])
+    server.set(name, bad)
+    failed, fine, listed = connection.execute([acquire("bad", "b.1"), acquire("fine"), c.ListLocks()])
+    assert isinstance(failed.error, RecordUnreadable)
+    assert isinstance(fine, out.Granted)
+    assert [(item.key, bool(item.error)) for item in listed.items] == [("bad", True), ("fine", False), ("good", False)]
+    with redis.Redis.from_url(url.partition("?")[0]) as raw:
+        assert raw.get(name) == bad
+
+
+def test_what_is_not_ours_in_the_place_of_a_record_is_left_alone(url, server, connection):
+    layout = redis_layout(url, "default")
+    server.rpush(layout.lock("list"), "mine")
+    server.set(layout.slot(("shared", "", "text")), "mine")
+    outcomes = connection.execute(
+        [acquire("list"), acquire("a"), acquire("b"), acquire("c"), read(("shared", "", "text")), acquire("d")]
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "Failed",
+        "Granted",
+        "Granted",
+        "Granted",
+        "Failed",
+        "Granted",
+    ]
+    assert all(isinstance(outcomes[place].error, RecordUnreadable) for place in (0, 4))
+    assert server.lrange(layout.lock("list"), 0, -1) == ["mine"]
+    server.zadd(layout.index, {"list": 0})
+    server.zadd(layout.due, {"list": 1})
+    assert connection.execute([c.SettleDue(), c.Cleanup(retention=-(10**15))])[0] == c.Swept(seen=0, changed=0)
+    assert server.lrange(layout.lock("list"), 0, -1) == ["mine"]
+
+
+def test_a_name_in_an_index_without_a_record_is_passed_over_and_cleaned_away(url, server, connection, clock):
+    connection.execute([acquire(ttl=1), wait(waiter_ttl=60 * SECOND), acquire("other")])
+    layout = redis_layout(url, "default")
+    server.delete(layout.lock("k"))
+    (page,) = connection.execute([c.ListLocks()])
+    assert [item.key for item in page.items] == ["other"]
+    clock.pass_by(2)
+    assert connection.execute([c.SettleDue()]) == [c.Swept(seen=0, changed=0)]
+    assert server.zrange(layout.due, 0, -1) == []
+    assert server.zrange(layout.index, 0, -1) == ["other"]
+
+
+def test_one_bad_command_costs_its_neighbours_nothing_and_itself_everything(url, server, connection):
+    bad = c.Acquire(key="k", id="b.1", label=ME, ttl=SECOND, permits=2.5)  # type: ignore[arg-type]
+    before, failed, after = connection.execute([acquire(), bad, renew(token=START)])
+    assert isinstance(before, out.Granted)
+    assert isinstance(failed, c.Failed)
+    assert "Nothing was changed for it" in str(failed.error)
+    assert isinstance(after, out.Renewed)
+    assert decode("k", server.get(redis_layout(url, "default").lock("k"))).permits == 1
+
+
+def test_a_batch_that_changes_nothing_writes_nothing(url, server, connection):
+    connection.execute([acquire()])
+    before = server.info("persistence")["aof_current_size"]
+    looks = [acquire(id="b.1"), renew(id="b.1", token=1), c.Settle(key="k"), c.Inspect(key="k"), c.ListLocks(), read()]
+    connection.execute(looks)
+    connection.execute([renew(token=START)])
+    assert server.info("persistence")["aof_current_size"] == before
+
+
+def test_a_page_may_be_as_long_as_anybody_wants(connection):
+    connection.execute([acquire(f"key:{n:05}") for n in range(9_000)])
+    (page,) = connection.execute([c.ListLocks(limit=20_000)])
+    assert len(page.items) == 9_000
+    assert page.next is None
