@@ -184,6 +184,28 @@ def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
     assert connection.execute([c.Inspect(key="new")])[0].record.version == (2 if end == "commit" else 1)
 
 
+def test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making(url, opened):
+    connection = opened(url).connect()
+    with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
+        held = {"id": "x.1", "label": {"name": "x"}, "token": 7, "since": 7, "ttl": None, "expires_at": None}
+        record = json.dumps({"fence": 7, "version": 1, "kind": "item", "holders": [held]})
+        db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
+        threading.Timer(0.05, db.commit).start()
+        (outcome,) = pool.submit(connection.execute, [acquire("new")]).result()
+    assert isinstance(outcome, out.Busy)
+
+
+def test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole(url, opened, asked):
+    connection = opened(url).connect()
+    granted = connection.execute([acquire("k1"), acquire("k2")])
+    asked.clear()
+    with locked_row(url, "k2"):
+        first, second = connection.execute([renew(f"k{n}", token=granted[n - 1].token) for n in (1, 2)])
+    assert isinstance(first, out.Renewed)
+    assert isinstance(second, c.Failed)
+    assert len(asked) == 1 + 3 + 1, "one for both, three for the one alone, and one to see who is in the way"
+
+
 def test_batches_in_opposite_orders_neither_deadlock_nor_fail(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(4)]

@@ -20,8 +20,7 @@ import click
 
 from .. import Client, InvalidKey, StoreUnusable, __version__
 from ..client import DEFAULT_URL
-from ..stores.sqlite import unready
-from ..stores.urls import scheme_of
+from ..stores import unready
 from ..values import checked_key, seconds
 from .output import say
 
@@ -96,8 +95,6 @@ def opened(settings: Settings, *, make: bool = False) -> Iterator[Client]:
 
 def not_there(settings: Settings) -> str | None:
     """Why looking at this store would make or change it; None where it would not."""
-    if scheme_of(settings.address).partition("+")[0] != "sqlite":
-        return None
     return unready(settings.address)
 
 

@@ -19,7 +19,7 @@ from ..values import checked_key
 from .contract import Clock, Store
 from .urls import redacted, scheme_of, with_options
 
-__all__ = ["Handle", "open_store", "redacted", "schemes"]
+__all__ = ["Handle", "open_store", "redacted", "schemes", "unready"]
 
 Handle = Any
 """What a program may have open already: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis."""
@@ -91,6 +91,14 @@ def open_store(
     return opener(with_options(where, options or {}), namespace=namespace, clock=clock)
 
 
+def unready(url: str) -> str | None:
+    """Why opening this URL would make or change something; None where it would not. For those who only want to look."""
+    ours = _OURS.get(scheme_of(url).partition("+")[0])
+    look = None if ours is None else _loaded(ours._replace(opener="unready"), optional=True)
+    reason: str | None = None if look is None else look(url)
+    return reason
+
+
 def schemes() -> tuple[str, ...]:
     """Every scheme that can be opened here and now."""
     ours = {scheme for scheme, store in _OURS.items() if not store.driver or find_spec(store.driver) is not None}
@@ -126,9 +134,10 @@ def _opener(scheme: str) -> Opener:
     )
 
 
-def _loaded(ours: _Ours) -> Any:
+def _loaded(ours: _Ours, *, optional: bool = False) -> Any:
     try:
-        return getattr(import_module(f"{__name__}.{ours.module}"), ours.opener)
+        module = import_module(f"{__name__}.{ours.module}")
+        return getattr(module, ours.opener, None) if optional else getattr(module, ours.opener)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("holdfast"):
             raise

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 from ..errors import StoreError
 from .contract import Finding
 from .postgres_schema import VERSION, version_of
 from .postgres_session import Connect, Session
 
-SKEW_SECONDS = 5.0
 OLD_TRANSACTION_SECONDS = 60
 
-_SETTINGS = "SELECT current_setting('server_version'), current_setting('fsync'), extract(epoch FROM clock_timestamp())"
+_SETTINGS = "SELECT current_setting('server_version'), current_setting('fsync')"
 _IDLE = """
 SELECT count(*), min(pid) FROM pg_stat_activity
  WHERE state LIKE 'idle in transaction%%' AND datname = current_database()
@@ -36,11 +33,9 @@ def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float) 
 
 
 def _server(session: Session) -> list[Finding]:
-    before = time.time()
     row = session.connection.execute(_SETTINGS).fetchone()
     assert row is not None  # noqa: S101  (it always gives one)
-    version, fsync, now = str(row[0]), str(row[1]), float(str(row[2]))
-    skew = now - (before + time.time()) / 2
+    version, fsync = str(row[0]), str(row[1])
     findings = [Finding(check="server", level="ok", detail=f"PostgreSQL {version}")]
     if fsync == "on":
         findings.append(Finding(check="durability", level="ok", detail="fsync is on; commits are waited for"))
@@ -53,17 +48,6 @@ def _server(session: Session) -> list[Finding]:
                 advice="Set fsync = on in postgresql.conf.",
             )
         )
-    level = abs(skew) > SKEW_SECONDS
-    findings.append(
-        Finding(
-            check="clock",
-            level="warning" if level else "ok",
-            detail=f"the server's clock is {skew:+.1f} s from this host's",
-            advice="Leases go by the server's clock alone; but let both hosts keep their clocks (NTP)."
-            if level
-            else "",
-        )
-    )
     return findings
 
 

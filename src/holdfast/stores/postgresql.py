@@ -28,7 +28,7 @@ from . import postgres_health
 from .contract import Capabilities, Clock, Finding, Hint, Role
 from .postgres_anchor import Anchor, Severed
 from .postgres_batch import Batch
-from .postgres_schema import prepare, quoted
+from .postgres_schema import VERSION, prepare, quoted, version_of
 from .postgres_session import Connect, Session
 from .postgres_wakeup import Listening, tell, told_here
 from .shared import woken_by_channel
@@ -114,6 +114,25 @@ def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mappin
     said = _options(options)
     listen = _connector(_parse(said.listen)[0]) if said.listen else connect
     return PostgresStore(connect, listen=listen, where=_where(place), namespace=namespace, clock=clock, options=said)
+
+
+def unready(url: str) -> str | None:
+    """Why opening this URL would change the database; None where it would not."""
+    place, said = _parse(url)
+    options = _options(said)
+    session = Session(_connector(place), timeout=options.timeout)
+    try:
+        version = version_of(session.connection, options.schema)
+    finally:
+        session.close()
+    if version == 0:
+        return (
+            f"there is no schema {options.schema!r} in {_where(place)}: nothing was ever locked there. Look at the URL "
+            "and its ?schema=, or use the store once, which makes it."
+        )
+    if version < VERSION:
+        return f"the schema {options.schema!r} is of an older version: the next client that opens the store updates it."
+    return None
 
 
 def _from_pool(pool: Any) -> tuple[Connect, dict[str, Any]]:

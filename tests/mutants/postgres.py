@@ -1,0 +1,126 @@
+"""Mutants of the PostgreSQL store: of its functions, of its sessions, and of what a grant is tied to."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+STORE = "tests/stores/test_postgres.py::"
+ADVISORY = "tests/stores/test_postgres_advisory.py::"
+WAYS = "tests/stores/test_postgres_ways.py::"
+SUITE = "tests/stores/test_conformance.py::TestPostgres::"
+HISTORY = SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
+
+POSTGRES = [
+    Mutant(
+        "a batch waits for the row that somebody keeps locked",
+        "stores/postgresql_batch.sql",
+        "AND o.key = c.command->1->>'key' FOR UPDATE SKIP LOCKED) AS l ON true",
+        "AND o.key = c.command->1->>'key' FOR UPDATE) AS l ON true",
+        (STORE + "test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole",),
+    ),
+    Mutant(
+        "two who make the same key at once both get it",
+        "stores/postgresql_batch.sql",
+        "    IF born <> wanted THEN",
+        "    IF false THEN",
+        (STORE + "test_a_key_that_somebody_is_just_making_is_waited_for[commit]",),
+    ),
+    Mutant(
+        "one who makes a key that another has just made gets it too",
+        "stores/postgresql_batch.sql",
+        "        IF NOT FOUND THEN\n            RETURN '[\"Taken\", {}]';\n        END IF;\n    ELSIF",
+        "    ELSIF",
+        (STORE + "test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making",),
+    ),
+    Mutant(
+        "a commit is not waited for where the role does not",
+        "stores/postgresql_batch.sql",
+        "PERFORM set_config('synchronous_commit', 'on', true);",
+        "PERFORM 1;",
+        (STORE + "test_a_commit_is_waited_for_also_where_the_role_does_not",),
+    ),
+    Mutant(
+        "who is told directly is notified as well",
+        "stores/postgresql_batch.sql",
+        "WHERE NOT told ? channel;",
+        "WHERE true OR told ? channel;",
+        (STORE + "test_only_who_waits_elsewhere_is_notified",),
+    ),
+    Mutant(
+        "the token does not follow the clock",
+        "stores/postgresql_rules.sql",
+        "        token := greatest(coalesce((rec->>'fence')::bigint, 0) + 1, at);\n        me := me ||",
+        "        token := coalesce((rec->>'fence')::bigint, 0) + 1;\n        me := me ||",
+        (HISTORY,),
+    ),
+    Mutant(
+        "what a clock step has stretched lives on",
+        "stores/postgresql_tools.sql",
+        "jsonb_agg(CASE WHEN ends > at + ttl THEN",
+        "jsonb_agg(CASE WHEN false THEN",
+        (HISTORY,),
+    ),
+    Mutant(
+        "a session that has ended keeps its grants",
+        "stores/postgresql_rules.sql",
+        "            IF pg_try_advisory_xact_lock_shared(",
+        "            IF false AND pg_try_advisory_xact_lock_shared(",
+        (ADVISORY + "test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits",),
+    ),
+    Mutant(
+        "a session that lives does not keep its grants",
+        "stores/postgresql_rules.sql",
+        "            IF pg_try_advisory_xact_lock_shared(",
+        "            IF true OR pg_try_advisory_xact_lock_shared(",
+        (ADVISORY + "test_a_holder_whose_process_lives_keeps_it",),
+    ),
+    Mutant(
+        "a grant that was waited for is tied to nothing",
+        "stores/postgresql_rules.sql",
+        "me := holdfast.put(holdfast.put(me, 'delay', cmd->'delay'), 'session', cmd->'session');",
+        "me := holdfast.put(me, 'delay', cmd->'delay');",
+        (ADVISORY + "test_a_grant_is_tied_also_when_it_was_waited_for",),
+    ),
+    Mutant(
+        "nobody is told that the anchor is lost",
+        "stores/postgres_anchor.py",
+        '                self._lost(f"the connection',
+        '                str(f"the connection',
+        (ADVISORY + "test_the_loss_of_the_connection_is_the_loss_of_the_lease_and_told_at_once",),
+    ),
+    Mutant(
+        "a standby is asked",
+        "stores/postgres_session.py",
+        'if standby == b"true":',
+        'if standby == b"never":',
+        (STORE + "test_a_standby_is_refused",),
+    ),
+    Mutant(
+        "a lost connection is taken for nothing done",
+        "stores/postgres_session.py",
+        '"The command may or may not have been carried out.", ambiguous=True)',
+        '"The command may or may not have been carried out.")',
+        (STORE + "test_a_session_that_is_ended_in_the_middle_leaves_the_outcome_unknown",),
+    ),
+    Mutant(
+        "a statement is taken to be prepared for ever",
+        "stores/postgres_session.py",
+        "                self.pooled = True  # somebody",
+        "                raise StoreUnusable from None  # somebody",
+        (WAYS + "test_every_statement_in_a_session_of_its_own_is_enough",),
+    ),
+    Mutant(
+        "one who waited for the schema makes it again",
+        "stores/postgres_schema.py",
+        'connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))\n            if _is_ready(connection, schema):',
+        'connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))\n            if False:',
+        (STORE + "test_many_who_come_first_at_once_make_one_schema",),
+    ),
+    Mutant(
+        "a watch that lost its connection does not look",
+        "stores/postgres_wakeup.py",
+        "            self.hint(None)  # what was said before is gone",
+        "            pass",
+        (STORE + "test_a_watch_goes_on_after_its_connection_was_lost",),
+    ),
+]
