@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -63,6 +65,27 @@ def folder() -> Iterator[Path]:
     """A place on the disk that the working folder is on: a memory file system would know no durability."""
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE.parent) as name:
         yield Path(name)
+
+
+def bare(path: Path | str, *, timeout: float = 10.0) -> sqlite3.Connection:
+    """A file as durable as ours, and nothing else."""
+    db = sqlite3.connect(path, timeout=timeout, isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("CREATE TABLE IF NOT EXISTS t (k TEXT PRIMARY KEY, n INTEGER, v TEXT) WITHOUT ROWID")
+    return db
+
+
+def commit(db: sqlite3.Connection, key: str, number: int) -> None:
+    """One row of a lock record's size. The number must be a new one: SQLite writes nothing where nothing changes."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("INSERT INTO t VALUES (?, ?, ?) ON CONFLICT (k) DO UPDATE SET n = excluded.n", (key, number, RECORD))
+    db.execute("COMMIT")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def spawn(script: str, *arguments: object) -> subprocess.Popen[str]:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from common import ROUNDS, Figure, alternate, finish, folder, median, ratio, spawn
-from wakeups import bare, commit, cpu_seconds
+from common import ROUNDS, Figure, alternate, bare, commit, cpu_seconds, finish, folder, median, ratio, spawn
 
 from holdfast import Client
 

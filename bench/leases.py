@@ -17,8 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from common import ROUNDS, Figure, alternate, finish, folder, median, ratio, spawn
-from wakeups import RECORD, bare, commit
+from common import RECORD, ROUNDS, Figure, alternate, bare, commit, finish, folder, median, ratio, spawn
 
 from holdfast import AsyncClient, Client, Event
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Figure, alternate, folder, median, ratio
+from common import Figure, alternate, bare, commit, folder, median, ratio
 
 from holdfast import AsyncClient, Client
 
@@ -17,19 +16,12 @@ PAIRS = 1_500
 
 def bare_commits(path: Path) -> Callable[[], float]:
     """Two commits of one row of a lock record's size, as durable as ours: the floor."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("CREATE TABLE IF NOT EXISTS t (k TEXT PRIMARY KEY, v TEXT) WITHOUT ROWID")
-    value = "x" * 250
+    connection = bare(path)
 
     def measure() -> float:
         start = time.perf_counter()
         for number in range(PAIRS * 2):
-            fresh = f"{number:04}{value}"  # SQLite writes nothing where nothing changes
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("INSERT INTO t VALUES ('k', ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v", (fresh,))
-            connection.execute("COMMIT")
+            commit(connection, "k", number)
         return (time.perf_counter() - start) / PAIRS
 
     return measure

@@ -56,8 +56,9 @@ def our_tasks(url: str) -> Callable[[], float]:
     """Pairs a second of a hundred tasks, each with a key of its own."""
 
     async def work(client: AsyncClient, number: int) -> None:
+        lock = client.lock(f"bench:{number}", ttl=30)
         for _ in range(TURNS):
-            async with client.lock(f"bench:{number}", ttl=30):
+            async with lock:
                 pass
 
     async def main() -> float:

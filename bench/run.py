@@ -14,15 +14,30 @@ import handover
 import leases
 import pairs
 import postgres
+import redis_pairs
+import redis_waiting
 import states
 import wakeups
 
-PARTS = {"pairs": pairs, "handover": handover, "leases": leases, "states": states, "wakeups": wakeups, "postgres": postgres}
+PACKAGES = ("holdfast", "msgspec", "psycopg", "asyncpg", "redis", "python-redis-lock", "pottery")
+PARTS = {
+    "pairs": pairs,
+    "handover": handover,
+    "leases": leases,
+    "states": states,
+    "wakeups": wakeups,
+    "postgres": postgres,
+    "redis_pairs": redis_pairs,
+    "redis_waiting": redis_waiting,
+}
 
 
 def main(wanted: list[str]) -> int:
-    logging.getLogger("holdfast").setLevel(logging.ERROR)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("holdfast", "msgspec"))
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("holdfast", "msgspec", "psycopg", "asyncpg", "redis", "python-redis-lock", "pottery")
+    )
     print(
         f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, {platform.system()} {platform.release()} "
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "

@@ -21,10 +21,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager, suppress
-from pathlib import Path
 from threading import Timer
 
-from common import RECORD, ROUNDS, Figure, alternate, folder, median, ratio, spawn
+from common import ROUNDS, Figure, alternate, bare, commit, cpu_seconds, folder, median, ratio, spawn
 
 COMMITS = 200
 OTHERS = 20
@@ -35,27 +34,6 @@ EARLY_SECONDS = 0.1
 PATIENCE_SECONDS = 20.0
 IN_MODIFY = 2
 PR_SET_PDEATHSIG = 1
-
-
-def bare(path: Path | str, *, timeout: float = 10.0) -> sqlite3.Connection:
-    """A file as durable as ours, and nothing else."""
-    db = sqlite3.connect(path, timeout=timeout, isolation_level=None)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=FULL")
-    db.execute("CREATE TABLE IF NOT EXISTS t (k TEXT PRIMARY KEY, n INTEGER, v TEXT) WITHOUT ROWID")
-    return db
-
-
-def commit(db: sqlite3.Connection, key: str, number: int) -> None:
-    """One row of a lock record's size. The number must be a new one: SQLite writes nothing where nothing changes."""
-    db.execute("BEGIN IMMEDIATE")
-    db.execute("INSERT INTO t VALUES (?, ?, ?) ON CONFLICT (k) DO UPDATE SET n = excluded.n", (key, number, RECORD))
-    db.execute("COMMIT")
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def inotify_of(path: str) -> int:

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 import redis
 from msgspec.structs import replace
+from redis.crc import key_slot
 
 import real_servers
 from holdfast.rules.record import decode, encode
 from holdfast.stores import open_store
 from holdfast.stores.contract import Clock, Store
+from holdfast.stores.redis_keys import Layout
 from holdfast.testing import StoreConformance
 from holdfast.testing.asking import ManualClock, acquire, release
 from holdfast.testing.stories import Model, Storyteller
@@ -115,7 +117,7 @@ def test_a_field_that_nobody_knows_is_kept_to_the_letter(opened, tmp_path):
     assert decode("k", text).holders == ()
 
 
-CLUSTER = {"cluster-enabled": "yes", "cluster-node-timeout": "5000", "appendonly": "no"}
+CLUSTER = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no", "appendonly": "no"}
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +152,18 @@ class TestValkeyCluster(StoreConformance):
 
     def url(self, folder):
         return f"valkey://127.0.0.1:{self.nodes[0].port}?cluster=true&prefix={abs(hash(str(folder)))}"
+
+
+def test_a_cluster_is_found_again_when_the_node_of_the_url_is_gone(cluster, opened):
+    """Whoever told where the others are is needed only once."""
+    served_elsewhere = next(
+        name for name in map(str, range(100)) if key_slot(Layout("holdfast", name).index.encode()) > 12_000
+    )
+    store = opened(f"redis://127.0.0.1:{cluster[0].port}?cluster=true", namespace=served_elsewhere)
+    (held,) = store.connect("commands").execute([acquire()])
+    cluster[0].kill()
+    try:
+        (busy,) = store.connect("commands").execute([acquire(id="b.1")])
+        assert [holder.token for holder in busy.holders] == [held.token]
+    finally:
+        cluster[0].restart()

@@ -15,6 +15,12 @@ def kind(request):
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch):
+    """A port of an earlier test may have come back."""
+    monkeypatch.setattr(redis_health, "_known", {})
+
+
 @pytest.fixture
 def own(kind):
     with real_servers.server(kind) as server:
@@ -78,6 +84,10 @@ def test_a_persistence_that_is_weaker_than_the_promise_is_reported_once(
     assert words in told[0]
     assert "appendfsync always" in told[0]
     assert levels(stores[0])["durability"] == "warning"
+    operator.config_set("appendonly", "yes")
+    operator.config_set("appendfsync", "always")
+    assert levels(stores[0])["durability"] == "ok"
+    assert stores[1].capabilities.durable
 
 
 def test_what_may_not_be_looked_at_is_said(own, operator, opened, caplog):

@@ -109,7 +109,7 @@ def swap(
     knows the answer of, so that may be forgotten. With `reserve`, the loser keeps other clients from writing for
     so many microseconds, unless one of them has done so before.
     """
-    client, number = client_of(request), _number_of(request)
+    client, number = client_of(request), number_of(request)
     past = slot.past
     mine = next((writer for writer in past.writers if writer.client == client), None)
     if mine is not None and number in mine.numbers:
@@ -136,7 +136,7 @@ def swap(
 def _remember(past: Past, mine: Writer, request: str, acked: int, version: int) -> Past:
     """The past after a write; a reservation ends with it."""
     floor = max(mine.floor, acked)
-    numbers = (*(number for number in mine.numbers if number >= floor), _number_of(request))
+    numbers = (*(number for number in mine.numbers if number >= floor), number_of(request))
     if len(numbers) > RECENT:
         numbers = tuple(sorted(numbers)[-RECENT:])
         floor = max(floor, numbers[0])
@@ -156,5 +156,6 @@ def client_of(request: str) -> str:
     return request.partition(".")[0]
 
 
-def _number_of(request: str) -> int:
+def number_of(request: str) -> int:
+    """The number that its client gave a write."""
     return int(request.partition(".")[2])

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from ..client import Works
 from ..commands import Address
+from ..rules.slot import number_of
 
 
 class Link(NamedTuple):
@@ -48,7 +49,7 @@ class Chains:
 
     def begin(self, id: str) -> int:
         """A write is about to be sent. Returns the number below which this client has no answer outstanding."""
-        number = _number(id)
+        number = number_of(id)
         with self._lock:
             self._unanswered.add(number)
             return min(self._unanswered)
@@ -69,17 +70,13 @@ class Chains:
     def done(self, address: Address, link: Link, *, written: bool) -> None:
         """A write was answered, or given up. What was built on one that failed will fail too. Twice is harmless."""
         with self._lock:
-            self._unanswered.discard(_number(link.id))
+            self._unanswered.discard(number_of(link.id))
             chain = self._chains.get(address)
             if chain is None or link.id not in chain.under_way:
                 return
             chain.under_way.discard(link.id)
             if not written or not chain.under_way:
                 del self._chains[address]
-
-
-def _number(id: str) -> int:
-    return int(id.partition(".")[2])
 
 
 _chains: WeakKeyDictionary[Works, Chains] = WeakKeyDictionary()

@@ -93,6 +93,8 @@ def diagnose(place: Place, layout: Layout) -> tuple[Finding, ...]:
 
 def _findings(place: Place, link: Link) -> Iterator[Finding]:
     look = look_at(link)
+    if place.server in _known:
+        _known[place.server] = look  # it may have been set up anew since it was first looked at
     yield _server(look)
     yield _role(look)
     yield _eviction(look)

@@ -75,6 +75,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     kind: Any = Connection
     seeds: tuple[tuple[str, int], ...] = ()
     """Nodes of a cluster that tell where the others are; empty: no cluster."""
+    met: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)
+    """Nodes that were told of by others: they are asked when none of the first ones answers any more."""
     keeps: Any = None
     """What must not be collected while this is in use."""
 
@@ -105,7 +107,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         if not self.cluster:
             return self._connected(settings)
         errors: list[StoreError] = []
-        for host, port in self.seeds:
+        for host, port in dict.fromkeys((*self.seeds, *self.met)):
             try:
                 host, port = self._serving({**settings, "host": host, "port": port}, key)  # noqa: PLW2901
                 return self._connected({**settings, "host": host, "port": port})
@@ -128,11 +130,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             slots = ask(connection, self.name, "CLUSTER", "SLOTS")
         finally:
             connection.disconnect()
-        wanted = key_slot(key.encode())
-        for first, last, primary, *_ in slots:
-            if first <= wanted <= last:
-                host = primary[0].decode() if isinstance(primary[0], bytes) else primary[0]
-                return host or settings["host"], int(primary[1])  # a node that does not know its own name
+        wanted, found = key_slot(key.encode()), None
+        for first, last, *nodes in slots:
+            # A node that does not know its own name is the one that was asked.
+            known = [((node[0] or b"").decode() or settings["host"], int(node[1])) for node in nodes]
+            self.met.update(dict.fromkeys(known))
+            if first <= wanted <= last and known:
+                found = known[0]
+        if found is not None:
+            return found
         raise StoreUnavailable(f"no node of {self.name} serves this namespace now: look at CLUSTER INFO")
 
     def check(self) -> None:

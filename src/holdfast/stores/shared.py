@@ -9,6 +9,7 @@ from ..errors import HoldfastError, RecordUnreadable
 from ..rules import lock
 from ..rules.outcomes import Outcome
 from ..rules.record import LockRecord
+from ..rules.slot import client_of
 
 _LAST = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
@@ -59,16 +60,11 @@ def end_of_prefix(prefix: str) -> str | None:
     return None
 
 
-def channel_of(id: str) -> str:
-    """The channel on which an attempt is told of its grant."""
-    return id.partition(".")[0]
-
-
 def woken_by_channel(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
     """Who was granted by these steps, in order and once each, by the channel that hears of it."""
     channels: dict[str, list[str]] = {}
     for attempt in dict.fromkeys(_woken(outcomes)):
-        channels.setdefault(channel_of(attempt), []).append(attempt)
+        channels.setdefault(client_of(attempt), []).append(attempt)
     return channels
 
 

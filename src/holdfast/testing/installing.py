@@ -80,7 +80,9 @@ def installed(clock: VirtualClock) -> Iterator[VirtualClock]:
         _exchange(stack, Flag, "wait_async", wait_async)
         _exchange(stack, Keeper, "_look_around", look)
         _exchange(stack, Lane, "enqueue", send)
-        _exchange(stack, open_store, "__kwdefaults__", {"clock": clock.microseconds})
+        _exchange(
+            stack, open_store, "__kwdefaults__", {**(open_store.__kwdefaults__ or {}), "clock": clock.microseconds}
+        )
         try:
             yield clock
         finally:
