@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 
-PROOFS := counter permits clock waiters replies stalls state leader
+PROOFS := counter permits clock waiters replies stalls state leader network outages skew rows crowd
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -54,7 +54,7 @@ prove-rules: $(DEV)
 	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
 
 prove-mutants: $(DEV)
-	$(PY) -m pytest -rs tests/mutants
+	HOLDFAST_MUTANTS=all $(PY) -m pytest -rs tests/mutants
 
 $(PROOFS:%=prove-%): prove-%: $(DEV)
 	$(PY) tests/proofs/$*.py --full

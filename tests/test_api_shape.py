@@ -39,7 +39,7 @@ NAMES = [
     "InvalidOption", "InvalidValue", "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider",
     "LeaseResult", "Lock", "LockInfo", "LockRecord", "LockTimeout", "NeverFits", "NoopLeaseProvider", "NotHeld",
     "ReadWriteLock", "RecordUnreadable", "RunLock", "RunLocked", "StaleToken", "StoreError",
-    "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "WaiterInfo", "WouldDeadlock",
+    "StoreContended", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "WaiterInfo", "WouldDeadlock",
     "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async", "initial_lock_record",
     "is_lease_provider",
 ]  # fmt: skip

@@ -83,6 +83,7 @@ def test_both_flags_are_there_on_every_error(kind):
         (errors.InvalidDuration, errors.InvalidOption),
         (errors.InvalidValue, ValueError),
         (errors.NeverFits, ValueError),
+        (errors.StoreContended, errors.StoreUnavailable),
         (errors.StoreUnavailable, errors.StoreError),
         (errors.StoreUnusable, errors.StoreError),
         (errors.StoreNotInstalled, errors.StoreError),
@@ -96,6 +97,7 @@ def test_an_error_is_also_what_the_language_calls_it(kind, also):
 def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_not():
     assert {kind for kind in KINDS if kind.retryable} == {
         errors.LockTimeout,
+        errors.StoreContended,
         errors.StoreUnavailable,
         errors.RunLocked,
         errors.AtomicStateConflictError,

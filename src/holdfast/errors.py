@@ -163,6 +163,10 @@ class StoreUnavailable(StoreError):
         self.ambiguous = ambiguous
 
 
+class StoreContended(StoreUnavailable):
+    """Somebody else has the record locked at this moment. Nothing was done; all other records can be used."""
+
+
 class StoreUnusable(StoreError):
     """The store was reached, but it is not one that this version can work with."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ._platform import elapsed
 from .commands import Abandon, Acquire, Command, LockCommand
-from .errors import ClientClosed, KindMismatch, LockTimeout, NeverFits, StoreUnavailable
+from .errors import ClientClosed, KindMismatch, LockTimeout, NeverFits, StoreContended, StoreUnavailable
 from .flag import Flag
 from .held import local_deadline
 from .rules import outcomes as out
@@ -23,6 +23,8 @@ from .values import MICROSECONDS
 
 RESEND_AFTER = (0.05, 0.2, 0.6, 1.5)
 """Seconds between the attempts to reach a store that did not answer; jittered, then the error is raised."""
+CONTENDED_AFTER = 0.1
+"""Seconds until a record that somebody else had is asked for again; jittered."""
 RESEND_FOR = 5.0
 """Seconds after which a store that made us wait is not asked again, unless it is unknown what it did."""
 SIGNS_OF_LIFE = 3
@@ -94,10 +96,15 @@ def send(command: Command, *, until: float | None = None, role: Role = "commands
 
 
 def _send_again(command: Command, error: StoreUnavailable, until: float, role: Role) -> Flow[tuple[out.Outcome, bool]]:
-    """Try a few times more. `until` ends the tries early, but never while it is unknown what one of them did."""
+    """Try a few times more. `until` ends the tries early, but never while it is unknown what one of them did.
+
+    A record that somebody else has at this moment is asked for again and again, as long as there is time.
+    """
     ambiguous = error.ambiguous
-    for pause in RESEND_AFTER:
-        if elapsed() + pause >= until and not ambiguous:
+    pauses = iter(RESEND_AFTER)
+    while True:
+        pause = CONTENDED_AFTER if isinstance(error, StoreContended) else next(pauses, None)
+        if pause is None or (elapsed() + pause >= until and (not ambiguous or isinstance(error, StoreContended))):
             raise error
         yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
         try:
@@ -105,7 +112,6 @@ def _send_again(command: Command, error: StoreUnavailable, until: float, role: R
         except StoreUnavailable as again:
             ambiguous = again.ambiguous = ambiguous or again.ambiguous
             error = again
-    raise error
 
 
 def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = False) -> Flow[Grant]:

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from ._platform import after_fork_in_child, elapsed
 from .commands import Abandon, Cleanup, Failed, Renew, Swept
-from .errors import ClientClosed, HoldfastError
+from .errors import ClientClosed, HoldfastError, StoreContended
 from .events import Events
 from .flag import Flag
 from .held import Held
@@ -44,7 +44,7 @@ FIRST_CLEANUP = (60.0, 600.0)
 CLEANUP_EVERY = 3_600.0
 JOIN_SECONDS = 15.0
 RETRY_ASKED = 0.5
-"""Seconds until a renewal that somebody waits for is tried again."""
+"""Seconds until a renewal is tried again that somebody waits for, or whose record somebody else had."""
 RETRY_DEBT = 1.0
 """Seconds until something that could not be given back is tried again."""
 
@@ -415,11 +415,12 @@ class Keeper:
         elif isinstance(outcome, out.NotHeld):
             self._lose(kept, "the store gave it to somebody else, or it was released by force")
         elif held.state == "held":
-            if kept.asked:  # somebody waits: try again soon, which is no further failure
+            trouble = outcome.error if isinstance(outcome, Failed) else error
+            if kept.asked or isinstance(trouble, StoreContended):
+                # Somebody waits, or somebody else has the record: try again soon, which is no further failure.
                 kept.renew_at = min(kept.renew_at, elapsed() + RETRY_ASKED)
             else:
                 held.failures += 1
-            trouble = outcome.error if isinstance(outcome, Failed) else error
             self._events.emit(
                 "renewal_unknown",
                 key=held.key,

@@ -11,10 +11,11 @@ from .held import HELD
 from .postgres import POSTGRES
 from .redis import REDIS
 from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, run_tests
+from .servers import SERVERS
 from .table import MUTANTS as RULES
 
 CHEAP = [*RULES, *ABOVE, *HELD]
-WITH_SERVERS = [*POSTGRES, *REDIS, *GUARDS]
+WITH_SERVERS = [*POSTGRES, *REDIS, *GUARDS, *SERVERS]
 """Each of these starts a server of its own, so they are tried only where all are asked for: `make prove-mutants`."""
 MUTANTS = [*CHEAP, *WITH_SERVERS]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP

@@ -184,8 +184,8 @@ class Crew:
         self._script, self._folder, self._env = script, folder, env
         self.workers: list[Worker] = []
 
-    def start(self, job: dict[str, Any]) -> Worker:
-        worker = Worker(self._script, job, self._folder, f"w{len(self.workers):03d}", self._env)
+    def start(self, job: dict[str, Any], *, env: dict[str, str] | None = None) -> Worker:
+        worker = Worker(self._script, job, self._folder, f"w{len(self.workers):03d}", env or self._env)
         self.workers.append(worker)
         return worker
 
@@ -271,9 +271,10 @@ def main(
     small: SizeT,
     full: SizeT,
     work: Callable[[dict[str, Any]], None] | None = None,
+    parser: argparse.ArgumentParser | None = None,
 ) -> None:
-    """Run the proof, or one of its workers, as the command line says."""
-    parser = argparse.ArgumentParser()
+    """Run the proof, or one of its workers, as the command line says. A parser may bring options of its own."""
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true", help="at full size")
     parser.add_argument("--seed", type=int, help="what chance decides; printed, so that it can be given again")
     parser.add_argument("--work", help=argparse.SUPPRESS)

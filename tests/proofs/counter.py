@@ -199,29 +199,36 @@ def check(campaign: Campaign) -> dict[str, int]:
     lines = campaign.path.read_text().splitlines()
     report.at_least("increments", len(lines), campaign.size.increments)
     report.demand("more was counted than asked for", kept=len(lines) <= campaign.size.increments)
+    notes = crew.notes("entered", "writes", "accepted", "refused")
+    untold = check_history(report, lines, notes, deaths=campaign.faults["kills"])
+    report.tell("written by workers that died before they could say so", untold)
+    return refusals(campaign)
+
+
+def check_history(report: Report, lines: list[str], notes: list[dict[str, Any]], *, deaths: int) -> int:
+    """The file tells who wrote what with which token, the notes what each was told. Returns how many could not tell."""
     report.demand(
         "the lines are numbered in a row", kept=[int(x.split()[0]) for x in lines] == [*range(1, len(lines) + 1)]
     )
     tokens = [int(line.split()[1]) for line in lines]
     for older, newer in pairwise(tokens):
         report.demand(f"a token fell: {newer} wrote after {older}", kept=older < newer)
-    granted = Counter(note["token"] for note in crew.notes("entered"))
+    granted = Counter(note["token"] for note in notes if note["what"] == "entered")
     report.demand("two grants had the same token", kept=all(times == 1 for times in granted.values()))
 
     written = set(lines)
-    tried = {note["line"] for note in crew.notes("writes")}
-    accepted = {note["line"] for note in crew.notes("accepted")}
-    refused = {note["line"] for note in crew.notes("refused")}
+    tried, accepted, refused = (
+        {note["line"] for note in notes if note["what"] == what} for what in ("writes", "accepted", "refused")
+    )
     for line in accepted - written:
         report.broken(f"an update that was accepted is lost: {line}")
     for line in refused & written:
         report.broken(f"a write that was refused is in the file: {line}")
     for line in written - tried:
         report.broken(f"nobody wrote this line: {line}")
-    untold = written - accepted
-    report.tell("written by workers that died before they could say so", len(untold))
-    report.demand("more lines without a word than deaths", kept=len(untold) <= campaign.faults["kills"])
-    return refusals(campaign)
+    untold = len(written - accepted)
+    report.demand("more lines without a word than deaths", kept=untold <= deaths)
+    return untold
 
 
 def refusals(campaign: Campaign) -> dict[str, int]:

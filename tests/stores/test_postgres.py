@@ -15,9 +15,10 @@ from psycopg import sql
 
 import real_servers
 from holdfast import commands as c
-from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
+from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
 from holdfast.rules import outcomes as out
 from holdfast.stores import open_store, postgres_schema, postgres_session
+from holdfast.stores.postgres_batch import PAUSES
 from holdfast.stores.postgres_schema import VERSION
 from holdfast.testing import StoreConformance
 from holdfast.testing.asking import acquire, read, release, renew, swap, wait
@@ -137,7 +138,7 @@ def test_a_row_that_somebody_keeps_locked_delays_its_own_key_alone(url, opened):
         outcomes = connection.execute(renewals)
         assert [type(one).__name__ for one in outcomes] == ["Renewed", "Renewed", "Failed", "Renewed", "Renewed"]
         error = outcomes[2].error
-        assert isinstance(error, StoreUnavailable)
+        assert isinstance(error, StoreContended)
         assert not error.ambiguous
         assert error.retryable
         assert "'k2'" in str(error)
@@ -153,7 +154,7 @@ def test_a_row_that_is_soon_free_is_waited_for(url, opened):
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire()])
     with locked_row(url, "k") as other, ThreadPoolExecutor(1) as pool:
-        threading.Timer(0.05, other.rollback).start()
+        threading.Timer(0.01, other.rollback).start()
         (outcome,) = pool.submit(connection.execute, [renew(token=granted.token)]).result()
         assert isinstance(outcome, out.Renewed)
 
@@ -177,7 +178,7 @@ def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
     with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
         record = json.dumps({"fence": 1_790_000_000_000_000, "version": 1, "kind": "item"})
         db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
-        threading.Timer(0.05, getattr(db, end)).start()
+        threading.Timer(0.01, getattr(db, end)).start()
         outcomes = pool.submit(connection.execute, [acquire("a"), acquire("new"), acquire("z")]).result()
     assert [type(one).__name__ for one in outcomes] == ["Granted"] * 3
     assert outcomes[1].token > 1_790_000_000_000_000
@@ -190,7 +191,7 @@ def test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making(url, open
         held = {"id": "x.1", "label": {"name": "x"}, "token": 7, "since": 7, "ttl": None, "expires_at": None}
         record = json.dumps({"fence": 7, "version": 1, "kind": "item", "holders": [held]})
         db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
-        threading.Timer(0.05, db.commit).start()
+        threading.Timer(0.01, db.commit).start()
         (outcome,) = pool.submit(connection.execute, [acquire("new")]).result()
     assert isinstance(outcome, out.Busy)
 
@@ -203,7 +204,19 @@ def test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole(url, op
         first, second = connection.execute([renew(f"k{n}", token=granted[n - 1].token) for n in (1, 2)])
     assert isinstance(first, out.Renewed)
     assert isinstance(second, c.Failed)
-    assert len(asked) == 1 + 3 + 1, "one for both, three for the one alone, and one to see who is in the way"
+    assert 1 + 1 + 1 <= len(asked) <= 1 + len(PAUSES) + 1, "both, the one that was taken, and who is in the way"
+
+
+def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, opened, monkeypatch):
+    """The row is set free between the two: the second command must not have what the first could not."""
+    connection = opened(url).connect()
+    (granted,) = connection.execute([acquire("k1")])
+    with locked_row(url, "k1") as other:
+        monkeypatch.setattr("holdfast.stores.postgres_batch.time.sleep", lambda _seconds: other.rollback())
+        outcomes = connection.execute(
+            [renew("k1", token=granted.token), release("k1", token=granted.token), acquire("k2")]
+        )
+    assert [type(one).__name__ for one in outcomes] == ["Renewed", "Released", "Granted"]
 
 
 def test_batches_in_opposite_orders_neither_deadlock_nor_fail(url, opened):
@@ -215,13 +228,16 @@ def test_batches_in_opposite_orders_neither_deadlock_nor_fail(url, opened):
         order = keys if place % 2 else keys[::-1]
         kinds = set()
         for n in range(25):
-            outcomes = connections[place].execute([acquire(key, f"{place}.{n}", ttl=0.1) for key in order])
-            kinds |= {type(outcome).__name__ for outcome in outcomes}
+            commands = [acquire(key, f"{place}.{n}", ttl=0.1) for key in order]
+            while commands:  # as the flows do it
+                outcomes = connections[place].execute(commands)
+                kinds |= {getattr(outcome, "error", outcome).__class__.__name__ for outcome in outcomes}
+                commands = [one for one, got in zip(commands, outcomes, strict=True) if isinstance(got, c.Failed)]
         return kinds
 
     with ThreadPoolExecutor(4) as pool:
         kinds = set().union(*pool.map(hammer, range(4)))
-    assert kinds == {"Granted", "Busy"}
+    assert {"Granted", "Busy"} <= kinds <= {"Granted", "Busy", "StoreContended"}
 
 
 # -- schemas and rights ----------------------------------------------------------------------------------------

@@ -1,18 +1,20 @@
 """Batches for PostgreSQL: commands become the parts of one `holdfast.execute`, its answers become outcomes.
 
 The rules run in the server (postgresql.sql). What is only looked at is settled for the eye here, by the rules in
-Python. A row that somebody else keeps locked is asked for again, alone and with a little patience, after all the
-others have been answered; so it delays nobody but those who want that row.
+Python. A row that somebody else keeps locked is asked for again for some hundredths of a second, and then that one
+command fails: whoever sent it asks again, and everybody else goes on meanwhile.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import msgspec
 
+from .._platform import elapsed
 from ..commands import (
     Acquire,
     Cleanup,
@@ -26,7 +28,7 @@ from ..commands import (
     SlotCommand,
     Swept,
 )
-from ..errors import RecordUnreadable, StoreError, StoreUnavailable
+from ..errors import RecordUnreadable, StoreContended, StoreUnavailable
 from ..rules import outcomes as out
 from ..rules.outcomes import Outcome
 from ..rules.record import EMPTY, decode
@@ -34,10 +36,11 @@ from ..rules.slot import Conflict, SlotSeen, Swapped
 from .postgres_session import BadData, Contended, Session
 from .shared import at_least_one, end_of_prefix, failed, listed
 
-PATIENCE = b"250"
-"""Milliseconds for which one command waits for a row that somebody else has locked."""
-TRIES = 3
-"""How often a command that got into another's way is sent again at once."""
+PATIENCE_SECONDS = 0.04
+"""How long a row is waited for that somebody else has locked; not longer, because others may be behind it already."""
+PATIENCE = b"%d" % (PATIENCE_SECONDS * 1_000)
+PAUSES = (0.002, 0.005, 0.010, 0.020)
+"""Seconds between looks at the rows that were taken, of all the commands of a batch together."""
 
 Answer = tuple[str, msgspec.Raw]
 
@@ -85,10 +88,19 @@ class Batch:
         self._sent = False
         self._tie = session
         try:
+            until = elapsed() + PATIENCE_SECONDS
             outcomes = self._run(commands, at, told)
+            for pause in PAUSES:
+                taken = [place for place, outcome in enumerate(outcomes) if outcome is None]
+                if not taken or elapsed() >= until:
+                    break
+                time.sleep(pause)
+                again = self._run([commands[place] for place in taken], at, told)
+                for place, outcome in zip(taken, again, strict=True):
+                    outcomes[place] = outcome
             for place, outcome in enumerate(outcomes):
                 if outcome is None:
-                    outcomes[place] = self._alone(commands[place], at, told)
+                    outcomes[place] = Failed(error=self._stuck(commands[place]))
         except StoreUnavailable as error:
             error.ambiguous = error.ambiguous or self._sent
             raise
@@ -98,7 +110,7 @@ class Batch:
         """Answer what can be answered; None for a command whose row is taken."""
         if not commands:
             return []
-        patience = PATIENCE if len(commands) == 1 else None  # who is alone keeps nobody waiting
+        patience = PATIENCE if len(commands) == 1 else None
         try:
             parts, places = _parts(commands, self._tie)
             answers = self._session.ask_often(
@@ -112,27 +124,13 @@ class Batch:
         self._sent = True
         return _outcomes(commands, places, answers)
 
-    def _alone(self, command: Command, at: bytes | None, told: bytes) -> Outcome:
-        """One command that waits for its row."""
-        sent = _encoder.encode(_parts([command], self._tie)[0])
-        for _ in range(TRIES):
-            try:
-                answers = self._session.ask_often(self._statement, (self._namespace, sent, at, PATIENCE, told))
-            except Contended:
-                continue
-            self._sent = True
-            (outcome,) = _outcomes([command], None, answers)
-            if outcome is not None:
-                return outcome
-        return Failed(error=self._stuck(command))
-
-    def _stuck(self, command: Command) -> StoreError:
+    def _stuck(self, command: Command) -> StoreContended:
         key = getattr(command, "key", None) or getattr(command, "address", ("", "", ""))[2]
         by = ""
         if isinstance(command, LockCommand):
             found = self._session.ask(self._who, (self._namespace, command.key.encode()))
             by = f" by {found.decode()}" if found else ""
-        return StoreUnavailable(
+        return StoreContended(
             f"the row of {key!r} is kept locked{by}: nothing was done for this command, and all others go on. Look in "
             "pg_stat_activity for a transaction that was left open (state 'idle in transaction'), and end it."
         )

@@ -104,7 +104,9 @@ $$;
 
 -- Lock commands of many keys, each key at most once and in the order of the keys. All of them in one statement, row by
 -- row, so that its cost is the same for each of ten and of ten thousand.
-CREATE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Keys that an earlier command of the batch could not have are `avoided`, so that no later one overtakes it.
+CREATE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint, avoided text[]) RETURNS jsonb
+LANGUAGE plpgsql AS $$
 DECLARE
     answers jsonb;
     wanted bigint;
@@ -117,7 +119,8 @@ BEGIN
           FROM jsonb_array_elements(commands) WITH ORDINALITY AS c(command, place)
           LEFT JOIN LATERAL (
               SELECT o.key, o.record FROM holdfast.locks AS o
-               WHERE o.namespace = ns AND o.key = c.command->1->>'key' FOR UPDATE SKIP LOCKED) AS l ON true
+               WHERE o.namespace = ns AND o.key = c.command->1->>'key' AND o.key <> ALL (avoided)
+                 FOR UPDATE SKIP LOCKED) AS l ON true
          CROSS JOIN LATERAL holdfast.apply(l.record, c.command->>0, c.command->1, at) AS d
     ), changed AS (
         UPDATE holdfast.locks AS l SET record = d.rec, due_at = (d.rec->>'due_at')::bigint
@@ -229,7 +232,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     part jsonb;
     answers jsonb;
-    woken jsonb;
+    avoided text[] := '{}';
     replies text[];
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
@@ -240,7 +243,13 @@ BEGIN
     FOR part IN SELECT * FROM jsonb_array_elements(parts) LOOP
         CASE part->>0
             WHEN 'one' THEN answers := jsonb_build_array(holdfast.run_one(ns, part->>1, part->2, at, patience IS NOT NULL));
-            WHEN 'many' THEN answers := holdfast.run_many(ns, part->1, at);
+            WHEN 'many' THEN
+                answers := holdfast.run_many(ns, part->1, at, avoided);
+                IF answers @> '[["Taken", {}]]' THEN
+                    avoided := avoided || ARRAY(
+                        SELECT c.command->1->>'key' FROM jsonb_array_elements(part->1) WITH ORDINALITY AS c(command, place)
+                         WHERE answers->(c.place::integer - 1)->>0 = 'Taken');
+                END IF;
             WHEN 'slots' THEN answers := holdfast.run_slots(ns, part->1, at, patience IS NOT NULL);
             WHEN 'ListLocks' THEN answers := jsonb_build_array(holdfast.list_locks(ns, part->1));
             WHEN 'SettleDue' THEN answers := jsonb_build_array(holdfast.settle_due(ns, part->1, at));
