@@ -71,9 +71,9 @@ ABOVE = [
     Mutant(
         "a renewal that was not answered prolongs the lease",
         "keeper.py",
-        '        elif held.state == "held":\n            if kept.asked:',
+        '        elif held.state == "held":\n            trouble =',
         '        elif held.state == "held":\n            held.renewed(sent, held.ttl, held.expires_at, held.floor)\n'
-        "            if kept.asked:",
+        "            trouble =",
         (KEEPER + "test_an_unknown_renewal_never_prolongs_anything",),
     ),
     Mutant(

@@ -12,11 +12,25 @@ HISTORY = SUITE + "test_a_random_history_has_the_answers_and_the_records_that_th
 
 POSTGRES = [
     Mutant(
-        "a batch waits for the row that somebody keeps locked",
+        "a later command of a batch overtakes one whose row was taken",
         "stores/postgresql_batch.sql",
-        "                 FOR UPDATE SKIP LOCKED) AS l ON true",
-        "                 FOR UPDATE) AS l ON true",
-        (STORE + "test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole",),
+        "AND o.key <> ALL (avoided)",
+        "AND avoided IS NOT NULL",
+        (STORE + "test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken",),
+    ),
+    Mutant(
+        "a row that somebody else has counts as a failed renewal",
+        "keeper.py",
+        "if kept.asked or isinstance(trouble, StoreContended):",
+        "if kept.asked:",
+        (STORE + "test_a_renewal_whose_row_is_taken_for_a_while_is_no_failure",),
+    ),
+    Mutant(
+        "a record that somebody else has is asked for four times only",
+        "flows.py",
+        "pause = CONTENDED_AFTER if isinstance(error, StoreContended) else next(pauses, None)",
+        "pause = next(pauses, None)",
+        (STORE + "test_a_caller_waits_for_a_row_that_is_taken_for_a_while",),
     ),
     Mutant(
         "two who make the same key at once both get it",

@@ -11,8 +11,8 @@ SERVERS = [
     Mutant(
         "a batch on PostgreSQL waits for a row that somebody has locked",
         "stores/postgresql_batch.sql",
-        "o.key = c.command->1->>'key' FOR UPDATE SKIP LOCKED) AS l ON true",
-        "o.key = c.command->1->>'key' FOR UPDATE) AS l ON true",
+        "                 FOR UPDATE SKIP LOCKED) AS l ON true",
+        "                 FOR UPDATE) AS l ON true",
         (HERE + "test_a_row_that_somebody_holds_costs_no_other_lease_of_the_same_client",),
     ),
     Mutant(

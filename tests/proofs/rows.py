@@ -26,8 +26,8 @@ STARTING = 40.0
 ROLES = ("holds it", "waits for it", "elsewhere")
 HOLDING = {"holds it": 3_600.0, "waits for it": 0.05}
 """Seconds for which they keep the lock once they have it."""
-SLOWEST = 0.5
-"""Seconds that taking and releasing another lock may need, on a busy machine."""
+SLOWEST = 0.3
+"""Seconds within which another lock is taken and released, 19 times out of 20: a busy machine may need more once."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,11 @@ def judge(size: Size, crew: Crew, windows: list[tuple[float, float]], report: Re
         report.demand(f"{name}: {role}: {size.leases - count} other leases are gone", kept=count == size.leases)
         took = [note["seconds"] for note in worker.notes("took") if any(b < note["at"] < e for b, e in windows)]
         report.at_least(f"{name}: {role}: other locks taken meanwhile", len(took), 10 * size.rounds)
-        report.at_most(f"{name}: {role}: slowest of them, s", round(max(took, default=0), 3), SLOWEST)
+        took.sort()
+        report.at_most(
+            f"{name}: {role}: 19 of 20 of them within, s", took[len(took) * 19 // 20] if took else 0, SLOWEST
+        )
+        report.tell(f"{name}: {role}: slowest of them, s", took[-1] if took else 0.0)
     entries = sorted(crew.notes("has it"), key=lambda note: note["token"])
     rising = all(a["at"] < b["at"] for a, b in pairwise(entries))
     report.demand(f"{name}: tokens of the stuck lock fell", kept=rising)

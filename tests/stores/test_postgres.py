@@ -14,6 +14,7 @@ import pytest
 from psycopg import sql
 
 import real_servers
+from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
 from holdfast.rules import outcomes as out
@@ -157,6 +158,33 @@ def test_a_row_that_is_soon_free_is_waited_for(url, opened):
         threading.Timer(0.01, other.rollback).start()
         (outcome,) = pool.submit(connection.execute, [renew(token=granted.token)]).result()
         assert isinstance(outcome, out.Renewed)
+
+
+def test_a_renewal_whose_row_is_taken_for_a_while_is_no_failure(url):
+    """Three failures in a row would cost the lease, long before its time."""
+    tried = []
+    with Client(url) as hf, hf.lock("k", ttl=60, renew_every=0.1) as lease:
+        hf.events.subscribe(lambda event: tried.append(1) if event.name == "renewal_unknown" else None)
+        with locked_row(url, "k"):
+            eventually(lambda: len(tried) >= 4)
+        first = lease.expires_at
+        eventually(lambda: lease.expires_at > first)
+        lease.check()
+
+
+def test_a_caller_waits_for_a_row_that_is_taken_for_a_while(url):
+    with Client(url) as hf, locked_row_of(url, hf) as other:
+        threading.Timer(3.5, other.rollback).start()  # longer than what is not answered at all is asked for
+        with hf.lock("k", wait=20):
+            pass
+
+
+@contextmanager
+def locked_row_of(url, hf):
+    """The row of a lock that was used before."""
+    hf.lock("k").acquire().release()
+    with locked_row(url, "k") as other:
+        yield other
 
 
 def test_a_slot_that_somebody_keeps_locked_delays_itself_alone(url, opened):
