@@ -2,6 +2,9 @@
 
 PYTHON ?= python3
 
+# Most tests wait, for a process or for time to pass: more of them at once than there are cores.
+WORKERS ?= 3
+
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
@@ -14,7 +17,8 @@ PROOFS := counter permits clock waiters replies stalls state leader network outa
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint docs bench clean prove prove-fresh prove-rules prove-mutants $(PROOFS:%=prove-%)
+.PHONY: help demo test lint docs bench clean prove prove-fresh prove-rules prove-suite prove-interfaces prove-recipes \
+  prove-mutants $(PROOFS:%=prove-%)
 
 help:
 	@echo 'make demo          real worker processes, kill -9, a pause and a refused write, in a minute'
@@ -23,7 +27,7 @@ help:
 	@echo 'make docs          the documentation, into site/'
 	@echo 'make bench         the speed figures, each with pass or miss'
 	@echo 'make prove         every proof at full size; CONTRIBUTING.md tells what each one shows:'
-	@echo '                   prove-fresh prove-rules $(PROOFS:%=prove-%) prove-mutants'
+	@echo '                   prove-fresh prove-rules prove-suite prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants'
 	@echo 'make clean         remove .venv, caches and what was built'
 
 demo: $(RUNTIME)
@@ -31,7 +35,7 @@ demo: $(RUNTIME)
 
 test: lint
 	@site=$$(mktemp -d) && { NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --site-dir "$$site"; code=$$?; rm -rf "$$site"; exit $$code; }
-	$(PY) -m pytest -rs
+	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(DEV)
 	$(PY) -m ruff check .
@@ -44,7 +48,7 @@ docs: $(DEV)
 bench: $(BENCH)
 	$(PY) bench/run.py
 
-prove: prove-rules $(PROOFS:%=prove-%) prove-mutants prove-fresh
+prove: prove-rules prove-suite prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants prove-fresh
 
 prove-fresh:
 	$(PYTHON) scripts/prove_fresh.py
@@ -52,6 +56,16 @@ prove-fresh:
 prove-rules: $(DEV)
 	$(PY) -m tests.rules.explorer --depth 8
 	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
+
+prove-suite: $(DEV)
+	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/testing/test_broken.py
+
+prove-interfaces: $(DEV)
+	$(PY) -m pytest -rs tests/test_leases.py tests/test_durable.py tests/test_run_locks.py tests/test_state.py
+
+prove-recipes: $(DEV)
+	$(PY) -m pytest -rs tests/test_patterns.py tests/test_cli.py tests/test_cli_locks.py tests/test_cli_state.py \
+	  tests/test_cli_doctor.py tests/test_cli_servers.py
 
 prove-mutants: $(DEV)
 	HOLDFAST_MUTANTS=all $(PY) -m pytest -rs tests/mutants

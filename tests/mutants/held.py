@@ -38,7 +38,7 @@ HELD = [
         "what a client still waits for is forgotten",
         "rules/slot.py",
         "    floor = max(mine.floor, acked)\n",
-        "    floor = max(mine.floor, _number_of(request))\n",
+        "    floor = max(mine.floor, number_of(request))\n",
         (SLOT + "test_what_a_client_knows_the_answer_of_is_forgotten_and_what_it_waits_for_is_not",),
     ),
     Mutant(

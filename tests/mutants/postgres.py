@@ -35,8 +35,8 @@ POSTGRES = [
     Mutant(
         "two who make the same key at once both get it",
         "stores/postgresql_batch.sql",
-        "    IF born <> wanted THEN",
-        "    IF false THEN",
+        "            IF wanted[n] <> ALL (born) THEN",
+        "            IF false THEN",
         (STORE + "test_a_key_that_somebody_is_just_making_is_waited_for[commit]",),
     ),
     Mutant(

@@ -12,6 +12,7 @@ from holdfast.stores import open_store
 from holdfast.stores.contract import Connection, Store
 from holdfast.testing.asking import ManualClock
 from providers import PROVIDERS, Provider
+from tls import make_certificates
 
 
 @pytest.fixture
@@ -59,3 +60,9 @@ def store(url: str, clock: ManualClock, opened) -> Store:
 @pytest.fixture
 def connection(store: Store) -> Connection:
     return store.connect("commands")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory) -> Path:
+    """The folder with an authority and a server's certificate."""
+    return make_certificates(tmp_path_factory.mktemp("tls"))

@@ -20,12 +20,13 @@ import sqlalchemy.ext.asyncio
 
 import real_servers
 from holdfast import AsyncClient, Client
-from holdfast.errors import InvalidOption, StoreUnusable
+from holdfast.errors import InvalidOption, StoreError, StoreUnusable
 from holdfast.stores import open_store, postgres_session
 from holdfast.testing.asking import acquire
 from holdfast.testing.ports import HeldPort
 from holdfast.testing.processes import running
 from providers import PROVIDERS
+from tls import tunnel
 from waiting import eventually
 
 SCHEMA = {"schema": "tests"}
@@ -112,6 +113,30 @@ with Client(sys.argv[1]) as hf, hf.lock("k"):
     say("held")
     sys.stdin.readline()
 """
+
+# -- TLS -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secured(server, certificates):
+    """The address of the server by TLS, which it is asked for from the first byte on."""
+    with tunnel(certificates, server.port) as port:
+        userinfo = server.url.partition("://")[2].partition("@")[0]
+        yield f"postgresql://{userinfo}@localhost:{port}/postgres?schema=tests&sslmode=verify-full&sslnegotiation=direct"
+
+
+def test_a_way_by_tls_works_and_wakes(secured, certificates, opened):
+    url = f"{secured}&sslrootcert={certificates}/ca.crt"
+    heard = []
+    with closing(opened(url).watch("b", heard.append)), Client(url) as hf, hf.lock("k") as lease:
+        assert lease.token
+        eventually(lambda: heard == [None])
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(secured, opened):
+    with pytest.raises(StoreError, match="certificate"):
+        opened(secured).connect("commands")
+
 
 # -- poolers ---------------------------------------------------------------------------------------------------
 

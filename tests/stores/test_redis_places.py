@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import select
-import shutil
-import socket
-import socketserver
-import ssl
 import subprocess
 import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +20,7 @@ from holdfast.rules import outcomes as out
 from holdfast.stores import open_store
 from holdfast.testing.asking import acquire, release
 from stores.forking import in_child
+from tls import tunnel
 from waiting import eventually
 
 
@@ -143,64 +137,11 @@ def test_the_asynchronous_client_of_holdfast_takes_the_synchronous_one(valkey, n
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl program here to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-
-    def run(*words):
-        subprocess.run([openssl, *words], cwd=folder, check=True, capture_output=True)
-
-    run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2",
-        "-subj", "/CN=Test authority")  # fmt: skip
-    run("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    run("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-        "-out", "server.crt", "-days", "2", "-extfile", "names")  # fmt: skip
-    return folder
-
-
-class Tunnel(socketserver.ThreadingTCPServer):
-    """Ends TLS and passes everything on, as stunnel does: the servers of the wheels are built without TLS."""
-
-    daemon_threads = True
-
-    def __init__(self, folder, target):
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(folder / "server.crt", folder / "server.key")
-        self.target = target
-        super().__init__(("127.0.0.1", 0), Passing)
-
-
-class Passing(socketserver.BaseRequestHandler):
-    def handle(self):
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.server.target)) as inner:
-            with self.server.context.wrap_socket(self.request, server_side=True) as outer:
-                outer.settimeout(0.01)  # reading and writing take turns: one TLS connection, one thread
-                while True:
-                    with suppress(TimeoutError):
-                        data = outer.recv(65_536)
-                        if not data:
-                            return
-                        inner.sendall(data)
-                    while select.select([inner], [], [], 0)[0]:
-                        data = inner.recv(65_536)
-                        if not data:
-                            return
-                        outer.sendall(data)
-
-
-@pytest.fixture(scope="module")
 def tls(certificates):
     """The port of a Valkey with a password, behind TLS."""
     with real_servers.server("valkey", settings={"requirepass": "s3cret"}) as server:
-        with Tunnel(certificates, server.port) as tunnel:
-            serving = threading.Thread(target=tunnel.serve_forever)
-            serving.start()
-            yield tunnel.server_address[1]
-            tunnel.shutdown()
-            serving.join()
+        with tunnel(certificates, server.port) as port:
+            yield port
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])

@@ -302,7 +302,7 @@ def kind(request):
 
 @pytest.fixture
 def scene(kind, request):
-    server = request.getfixturevalue(f"{kind}_server")
+    server = real_servers.shared(kind)
     with ThreadPoolExecutor() as pool, Proxy(server.host, server.port) as proxy:
         yield Scene(kind, server, proxy, pool)
 

@@ -61,8 +61,8 @@ def connects(port):
     return True
 
 
-def test_each_answers_its_driver(kind, request):
-    server = request.getfixturevalue(f"{kind}_server")
+def test_each_answers_its_driver(kind):
+    server = real_servers.shared(kind)
     with session(kind, server.url) as client:
         before = client.value()
         client.add()
@@ -258,8 +258,8 @@ RELAXED = {
 }
 
 
-def test_by_default_it_is_durable(kind, request):
-    with session(kind, request.getfixturevalue(f"{kind}_server").url) as client:
+def test_by_default_it_is_durable(kind):
+    with real_servers.server(kind) as server, session(kind, server.url) as client:
         assert {name: client.setting(name) for name in DURABLE[kind]} == DURABLE[kind]
 
 

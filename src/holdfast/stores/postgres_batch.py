@@ -36,9 +36,10 @@ from ..rules.slot import Conflict, SlotSeen, Swapped
 from .postgres_session import BadData, Contended, Session
 from .shared import at_least_one, end_of_prefix, failed, listed
 
-PATIENCE_SECONDS = 0.04
-"""How long a row is waited for that somebody else has locked; not longer, because others may be behind it already."""
-PATIENCE = b"%d" % (PATIENCE_SECONDS * 1_000)
+PATIENCE = b"40"
+"""Milliseconds for which one command waits for a row that somebody else has locked."""
+LOOKS_FOR = 0.06
+"""Seconds for which rows that were taken are looked for again: others may be behind them already."""
 PAUSES = (0.002, 0.005, 0.010, 0.020)
 """Seconds between looks at the rows that were taken, of all the commands of a batch together."""
 
@@ -88,7 +89,7 @@ class Batch:
         self._sent = False
         self._tie = session
         try:
-            until = elapsed() + PATIENCE_SECONDS
+            until = elapsed() + LOOKS_FOR
             outcomes = self._run(commands, at, told)
             for pause in PAUSES:
                 taken = [place for place, outcome in enumerate(outcomes) if outcome is None]

@@ -109,8 +109,9 @@ CREATE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint, avoided te
 LANGUAGE plpgsql AS $$
 DECLARE
     answers jsonb;
-    wanted bigint;
-    born bigint;
+    wanted text[];
+    places bigint[];
+    born text[];
 BEGIN
     WITH decided AS MATERIALIZED (
         SELECT c.place, c.command->1->>'key' AS name, l.key IS NOT NULL AS there, l.key IS NULL AND c.command->>0 <> 'Inspect'
@@ -130,14 +131,20 @@ BEGIN
         INSERT INTO holdfast.locks
         SELECT ns, d.name, d.rec, (d.rec->>'due_at')::bigint FROM decided AS d
          WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL
-            ON CONFLICT DO NOTHING RETURNING 1
+            ON CONFLICT DO NOTHING RETURNING key
     )
     SELECT jsonb_agg(CASE WHEN d.taken THEN '["Taken", {}]' ELSE d.answer END ORDER BY d.place),
-           count(*) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL), (SELECT count(*) FROM fresh)
-      INTO answers, wanted, born
+           array_agg(d.name) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL),
+           array_agg(d.place) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL),
+           ARRAY(SELECT f.key FROM fresh AS f)
+      INTO answers, wanted, places, born
       FROM decided AS d;
-    IF born <> wanted THEN  -- somebody made one of the keys at this moment
-        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'a key was made by two at once';
+    IF cardinality(born) < coalesce(cardinality(wanted), 0) THEN  -- somebody made one of the keys at this moment
+        FOR n IN 1..cardinality(wanted) LOOP
+            IF wanted[n] <> ALL (born) THEN
+                answers := jsonb_set(answers, ARRAY[(places[n] - 1)::text], '["Taken", {}]');
+            END IF;
+        END LOOP;
     END IF;
     RETURN answers;
 END

@@ -80,7 +80,12 @@ class Crowds(Suite):
         def try_once(me: str) -> None:
             connection = self.store.connect("commands")
             try:
-                answers.extend(connection.execute([acquire(f"key:{n}", f"{me}.{n}") for n in range(self.blows)]))
+                commands = [acquire(f"key:{n}", f"{me}.{n}") for n in range(self.blows)]
+                while commands:  # one whose record is in use at this moment may be asked to come again
+                    outcomes = connection.execute(commands)
+                    again = [isinstance(got, c.Failed) and got.error.retryable for got in outcomes]
+                    answers.extend(got for got, once_more in zip(outcomes, again, strict=True) if not once_more)
+                    commands = [one for one, once_more in zip(commands, again, strict=True) if once_more]
             finally:
                 connection.close()
 
