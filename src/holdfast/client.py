@@ -51,8 +51,6 @@ class Works:
         self.channel = secrets.token_hex(8)
         self.lanes: Lanes = {role: Lane(partial(store.connect, role), role) for role in ROLES}
         self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
-        if isinstance(store, Tied):
-            store.on_severed(self._severed)
         self.callbacks = Callbacks()
         self._events = events
         self._attempts = itertools.count(1)
@@ -62,8 +60,11 @@ class Works:
         self.runs: dict[str, object] = {}  # the leases of runs that this client holds, by key
         self._watch: Watch | None = None
         self._watching = threading.Lock()
+        self.severings = 0  # how often everything that the store had granted has ended at once
         self._over = False  # whether no watch may be opened any more
         self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
+        if isinstance(store, Tied):
+            store.on_severed(self._severed)
 
     def new_attempt(self) -> str:
         """The id of one attempt: never used before, by anyone. Its channel is where hints are sent."""
@@ -138,6 +139,7 @@ class Works:
 
     def _severed(self, reason: str) -> None:
         """Everything that was granted by the store has ended with its connection."""
+        self.severings += 1  # first: a grant that is on its way to the keeper sees it
         self.keeper.soon(lambda: self.keeper.lose_all(reason))
 
     def _hinted(self, ids: Collection[str] | None) -> None:

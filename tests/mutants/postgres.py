@@ -7,6 +7,7 @@ from .runner import Mutant
 STORE = "tests/stores/test_postgres.py::"
 ADVISORY = "tests/stores/test_postgres_advisory.py::"
 WAYS = "tests/stores/test_postgres_ways.py::"
+SESSIONS = "tests/stores/test_postgres_sessions.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
 HISTORY = SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
 
@@ -136,5 +137,68 @@ POSTGRES = [
         "            self.hint(None)  # what was said before is gone",
         "            pass",
         (STORE + "test_a_watch_goes_on_after_its_connection_was_lost",),
+    ),
+    Mutant(
+        "the last word of an answer is not listened to",
+        "stores/postgres_session.py",
+        "        refused = [result for result in results if result.status not in _ANSWERED]",
+        "        refused = [result for result in results[:1] if result.status not in _ANSWERED]",
+        (SESSIONS + "test_what_is_refused_at_the_commit_was_not_granted[one]",),
+    ),
+    Mutant(
+        "one who waited for a row judges it by the time before",
+        "stores/postgresql_batch.sql",
+        "    there := FOUND;\n    at := coalesce(set_time, holdfast.clock());\n",
+        "    there := FOUND;\n",
+        (SESSIONS + "test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before",),
+    ),
+    Mutant(
+        "a record that is younger than the batch is judged",
+        "stores/postgresql_batch.sql",
+        "(l.record->>'fence')::numeric - at BETWEEN 1000 AND 2000000",
+        "(l.record->>'fence')::numeric - at BETWEEN 1000 AND 1000",
+        (SESSIONS + "test_a_record_that_is_younger_than_a_batchs_clock_is_left_alone",),
+    ),
+    Mutant(
+        "the encoding is that of the surroundings",
+        "stores/postgres_session.py",
+        'if connection.pgconn.parameter_status(b"client_encoding") != b"UTF8":',
+        "if False:",
+        (SESSIONS + "test_an_engine_of_another_encoding_is_set_right",),
+    ),
+    Mutant(
+        "an anchor may be in another database",
+        "stores/postgresql.py",
+        'if free == b"t" and self._anchor.holds(number):',
+        'if free == b"never" and self._anchor.holds(number):',
+        (SESSIONS + "test_an_anchor_in_another_database_is_refused",),
+    ),
+    Mutant(
+        "a grant on its way when the anchor is lost is kept",
+        "locks/taking.py",
+        'if works.severings != severings and terms.kind != "hold":',
+        'if works.severings < severings and terms.kind != "hold":',
+        (SESSIONS + "test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too",),
+    ),
+    Mutant(
+        "holds end with the session of their process",
+        "stores/postgres_batch.py",
+        'UNTIED = ("hold", "lease")',
+        'UNTIED = ("nothing",)',
+        (SESSIONS + "test_holds_and_leases_by_name_do_not_end_with_a_session",),
+    ),
+    Mutant(
+        "a strange notification ends the listening",
+        "stores/postgres_wakeup.py",
+        "    except msgspec.MsgspecError:  # anybody may notify\n        return None",
+        "    except ZeroDivisionError:\n        return None",
+        (SESSIONS + "test_a_notification_that_makes_no_sense_only_makes_them_look",),
+    ),
+    Mutant(
+        "nobody is told when the answer was lost",
+        "stores/postgresql.py",
+        "                hint_all(self._identity)",
+        "                pass",
+        (SESSIONS + "test_whoever_the_server_left_to_us_is_told_also_when_the_answer_is_lost",),
     ),
 ]

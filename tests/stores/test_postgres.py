@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -14,10 +15,12 @@ import pytest
 from psycopg import sql
 
 import real_servers
+from exhausted import no_threads
 from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
 from holdfast.rules import outcomes as out
+from holdfast.rules.slot import Swapped
 from holdfast.stores import open_store, postgres_schema, postgres_session
 from holdfast.stores.postgres_batch import PAUSES
 from holdfast.stores.postgres_schema import VERSION
@@ -64,9 +67,9 @@ def asked(monkeypatch):
     trips = []
     talk = postgres_session.Session._talk
 
-    def counting(self, send):
+    def counting(self, send, *options):
         trips.append(send)
-        return talk(self, send)
+        return talk(self, send, *options)
 
     monkeypatch.setattr(postgres_session.Session, "_talk", counting)
     return trips
@@ -95,7 +98,7 @@ def test_each_of_the_usual_commands_is_one_trip_contended_or_not(url, opened, as
         (acquire(id="c.1"), out.Busy),
         (release(token=granted.token), out.Released),
         (wait(), out.Granted),
-        (swap("a.1"), object),
+        (swap("a.1"), Swapped),
     ):
         (outcome,) = connection.execute([command])
         assert isinstance(outcome, kind)
@@ -211,6 +214,16 @@ def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
     assert [type(one).__name__ for one in outcomes] == ["Granted"] * 3
     assert outcomes[1].token > 1_790_000_000_000_000
     assert connection.execute([c.Inspect(key="new")])[0].record.version == (2 if end == "commit" else 1)
+
+
+def test_a_key_that_somebody_keeps_unfinished_delays_itself_alone(url, opened):
+    connection = opened(url).connect()
+    with psycopg.connect(url.partition("?")[0]) as db:
+        db.execute("INSERT INTO tests.locks VALUES ('default', 'k07', '{}', NULL)")
+        outcomes = connection.execute([acquire(f"k{n:02}") for n in range(16)])
+        db.rollback()
+    assert [type(one).__name__ for one in outcomes] == ["Granted"] * 7 + ["Failed"] + ["Granted"] * 8
+    assert isinstance(outcomes[7].error, StoreContended)
 
 
 def test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making(url, opened):
@@ -342,7 +355,7 @@ def test_a_schema_of_a_newer_version_is_refused(server, schema, opened, admin):
 
 def test_somebody_elses_schema_is_left_alone(server, schema, opened, admin):
     admin.execute(sql.SQL("CREATE SCHEMA {0}; CREATE TABLE {0}.about (text text)").format(sql.Identifier(schema)))
-    with pytest.raises(StoreUnavailable, match="could not be made"):
+    with pytest.raises(StoreUnusable, match="not a schema of Holdfast's"):
         opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
     tables = admin.execute("SELECT count(*) FROM information_schema.tables WHERE table_schema = %s", (schema,))
     assert tables.fetchone() == (1,)
@@ -539,3 +552,12 @@ class TestByTheServersClock(StoreConformance):
 def test_the_schemas_version_is_the_one_that_the_code_knows(url, opened, admin):
     opened(url).connect()
     assert admin.execute("SELECT version FROM tests.about").fetchall() == [(VERSION,)]
+
+
+def test_where_no_thread_can_be_had_nothing_is_left_open(url, opened):
+    store = opened(url)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        with no_threads(), pytest.raises(RuntimeError):
+            store.watch("b", print)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -123,9 +123,13 @@ def _take_from_store(
     try:
         if terms.kind != "hold":
             works.taking(command)
+        severings = works.severings
         grant = yield from flows.acquire(works, command, wait, told=told)
         try:
-            return _granted(client, terms, command, grant, kind, turn=turn, started=started)
+            lease = _granted(client, terms, command, grant, kind, turn=turn, started=started)
+            if works.severings != severings and terms.kind != "hold":
+                lease._held.lose("the connection to which it was tied was lost")  # noqa: SLF001
+            return lease  # noqa: TRY300
         except BaseException:  # interrupted before there was a lease that could be dropped
             works.give_back(Abandon(key=command.key, id=command.id, ttl=terms.ttl))
             raise

@@ -11,14 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
-import psycopg
-
-from ..errors import StoreError, StoreUnusable
-from .postgres_session import Connect, Session
+from ..errors import StoreUnusable
+from .postgres_session import Connect, Session, readable
 
 PROOF_SECONDS = 2.0
 """How often a quiet anchor is asked whether it still holds."""
@@ -88,30 +86,40 @@ class _Rope:
         self._closed = False
         self._bell, self._ring = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="holdfast-anchor", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no thread can be had: nobody would notice the end
+            os.close(self._ring)
+            os.close(self._bell)
+            session.close()
+            raise
 
     def close(self) -> None:
         """End the session and its thread."""
         self._closed = True
-        os.close(self._ring)
+        with suppress(OSError):
+            os.write(self._ring, b".")
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
 
     def _watch(self) -> None:
+        reason = "the thread that watched over it has ended"
         try:
             self._hold_on()
-        except (StoreError, psycopg.Error, OSError) as error:
-            if not self._closed:
-                self.severed = True
-                self._lost(f"the connection to which it was tied is gone: {error}")
+        except Exception as error:  # whatever it was: the session ends here, and all that is tied to it
+            reason = str(error)
         finally:
+            self.severed = True
             self._session.close()
             os.close(self._bell)
+            os.close(self._ring)
+            if not self._closed:
+                self._lost(f"the connection to which it was tied is gone: {reason}")
 
     def _hold_on(self) -> None:
         pg = self._session.connection.pgconn
         while not self._closed:
-            ready, _, _ = select.select([pg.socket, self._bell], [], [], PROOF_SECONDS)
+            ready = readable((pg.socket, self._bell), PROOF_SECONDS)
             if self._closed:
                 return
             if ready:

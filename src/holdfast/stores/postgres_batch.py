@@ -40,8 +40,13 @@ PATIENCE = b"40"
 """Milliseconds for which one command waits for a row that somebody else has locked."""
 LOOKS_FOR = 0.06
 """Seconds for which rows that were taken are looked for again: others may be behind them already."""
+AT_MOST = 0.5
+"""Seconds after which a batch that gets into others' way again and again is not cut into smaller ones any more."""
 PAUSES = (0.002, 0.005, 0.010, 0.020)
 """Seconds between looks at the rows that were taken, of all the commands of a batch together."""
+
+UNTIED = ("hold", "lease")
+"""A hold is kept for its whole window, and a lease by its owner's name: neither ends with a session."""
 
 Answer = tuple[str, msgspec.Raw]
 
@@ -77,6 +82,7 @@ class Batch:
         self._statement = b"SELECT %b.execute($1, $2, $3, $4, $5)" % schema
         self._who = b"SELECT %b.locked_by($1, $2)" % schema
         self._tie: int | None = None
+        self._late = 0.0
         self._sent = False  # whether something of this batch has been carried out already
 
     def run(
@@ -88,6 +94,7 @@ class Batch:
         """
         self._sent = False
         self._tie = session
+        self._late = elapsed() + AT_MOST
         try:
             until = elapsed() + LOOKS_FOR
             outcomes = self._run(commands, at, told)
@@ -99,9 +106,9 @@ class Batch:
                 again = self._run([commands[place] for place in taken], at, told)
                 for place, outcome in zip(taken, again, strict=True):
                     outcomes[place] = outcome
-            for place, outcome in enumerate(outcomes):
-                if outcome is None:
-                    outcomes[place] = Failed(error=self._stuck(commands[place]))
+            stuck = [place for place, outcome in enumerate(outcomes) if outcome is None]
+            for place in stuck:
+                outcomes[place] = Failed(error=self._stuck(commands[place], look=place == stuck[0]))
         except StoreUnavailable as error:
             error.ambiguous = error.ambiguous or self._sent
             raise
@@ -120,15 +127,17 @@ class Batch:
         except (BadData, Contended, TypeError, ValueError, OverflowError) as error:
             if len(commands) == 1:
                 return [None] if isinstance(error, Contended) else [failed(commands[0], error)]
+            if elapsed() >= self._late and isinstance(error, Contended):
+                return [None] * len(commands)
             half = len(commands) // 2
             return self._run(commands[:half], at, told) + self._run(commands[half:], at, told)
         self._sent = True
         return _outcomes(commands, places, answers)
 
-    def _stuck(self, command: Command) -> StoreContended:
+    def _stuck(self, command: Command, *, look: bool) -> StoreContended:
         key = getattr(command, "key", None) or getattr(command, "address", ("", "", ""))[2]
         by = ""
-        if isinstance(command, LockCommand):
+        if look and isinstance(command, LockCommand):
             found = self._session.ask(self._who, (self._namespace, command.key.encode()))
             by = f" by {found.decode()}" if found else ""
         return StoreContended(
@@ -191,7 +200,7 @@ def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[
 
 def _named(command: Command, session: int | None = None) -> tuple[str, object]:
     """A command as the server takes it; a grant that it gets may be tied to a session."""
-    if session is None or not isinstance(command, Acquire):
+    if session is None or not isinstance(command, Acquire) or command.kind in UNTIED:
         return type(command).__name__, command
     return "Acquire", {**msgspec.structs.asdict(command), "session": session}
 

@@ -53,7 +53,7 @@ def _server(session: Session) -> list[Finding]:
 
 def _schema(session: Session, schema: str) -> Finding:
     try:
-        version = version_of(session.connection, schema)
+        version = version_of(session, schema)
     except Exception as error:  # whatever the server says of it is what there is to tell
         return Finding(check="schema", level="problem", detail=str(error), advice="Look at the rights of this role.")
     if version == VERSION:

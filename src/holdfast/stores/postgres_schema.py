@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-import psycopg
 from psycopg import sql
 
 from ..errors import StoreUnavailable, StoreUnusable
+from .postgres_session import BadData, Contended, LacksRights, Session
 
 VERSION = 1
 SCRIPTS = tuple(f"postgresql{part}.sql" for part in ("", "_tools", "_rules", "_slots", "_batch"))
@@ -19,11 +19,17 @@ OLDEST_SERVER = 130_000
 _PLACE = "holdfast."
 # Not by to_regclass: after waiting for another who made it, that still says what the session had heard before.
 _THERE = (
-    "SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
-    "WHERE n.nspname = %s AND c.relname = 'about'"
+    b"SELECT 1::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    b"WHERE n.nspname = $1 AND c.relname = 'about'"
 )
-_LOCK = 0x686F6C6466617374
-"""The number under which processes wait for one another: "holdfast" in ASCII."""
+_LOCK = 0x686F6C6466617375
+"""The number under which processes wait for one another; another one than that of the fences."""
+PATIENCE = 30.0
+"""Seconds that the making of a schema may take."""
+
+
+class NotOurs(StoreUnusable):
+    """The schema is somebody else's, or a newer version's."""
 
 
 def script(name: str, schema: str) -> str:
@@ -37,53 +43,52 @@ def quoted(schema: str) -> str:
     return sql.Identifier(schema).as_string(None)
 
 
-def version_of(connection: psycopg.Connection[tuple[object, ...]], schema: str) -> int:
+def version_of(session: Session, schema: str) -> int:
     """The version of the schema that is there; 0 where there is none."""
-    if connection.execute(_THERE, (schema,)).fetchone() is None:
+    if session.ask(_THERE, (schema.encode(),)) != b"1":
         return 0
-    found = connection.execute(sql.SQL("SELECT version FROM {}.about").format(sql.Identifier(schema))).fetchone()
-    if found is None or not isinstance(found[0], int):
-        raise StoreUnusable(f"the table {schema}.about says no version: this is not a schema of Holdfast's")
-    return found[0]
-
-
-def prepare(connection: psycopg.Connection[tuple[object, ...]], schema: str) -> None:
-    """Make the schema, or bring it up to date, unless it is as it should be."""
     try:
-        if _is_ready(connection, schema):
-            return
-        with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-            if _is_ready(connection, schema):
-                return
-            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-            for name in SCRIPTS:
-                connection.execute(script(name, schema).encode())
-    except psycopg.errors.InsufficientPrivilege as error:
+        found = session.ask(b"SELECT version::text FROM %b.about" % quoted(schema).encode())
+    except LacksRights:
+        raise
+    except StoreUnusable:
+        found = None
+    if found is None or not found.isdigit():
+        raise NotOurs(f"the table {schema}.about says no version: this is not a schema of Holdfast's")
+    return int(found)
+
+
+def prepare(session: Session, schema: str) -> None:
+    """Make the schema, or bring it up to date, unless it is as it should be."""
+    if _is_ready(session, schema):
+        return
+    try:
+        session.run(f"BEGIN; SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock({_LOCK})", timeout=PATIENCE)
+        if not _is_ready(session, schema):
+            scripts = "\n".join(script(name, schema) for name in SCRIPTS)
+            session.run(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n{scripts}", timeout=PATIENCE)
+        session.run("COMMIT", timeout=PATIENCE)
+    except LacksRights as error:
         raise StoreUnusable(
-            f"the schema {schema!r} is not there (or too old), and this role may not make it ({_text(error)}). Have an "
+            f"the schema {schema!r} is not there (or too old), and this role may not make it ({error}). Have an "
             "owner of the database open the store once, or run the SQL that comes with Holdfast: "
             "docs/stores/postgresql.md."
         ) from error
-    except psycopg.Error as error:
-        raise StoreUnavailable(
-            f"the schema {schema!r} could not be made: {_text(error)}. Nothing was changed."
-        ) from error
+    except NotOurs:
+        raise
+    except (Contended, BadData, StoreUnusable) as error:
+        raise StoreUnavailable(f"the schema {schema!r} could not be made: {error}") from error
 
 
-def _is_ready(connection: psycopg.Connection[tuple[object, ...]], schema: str) -> bool:
-    if connection.info.server_version < OLDEST_SERVER:
+def _is_ready(session: Session, schema: str) -> bool:
+    if session.server_version < OLDEST_SERVER:
         raise StoreUnusable(
-            f"this PostgreSQL is of version {connection.info.server_version // 10_000}; Holdfast needs 13 or newer"
+            f"this PostgreSQL is of version {session.server_version // 10_000}; Holdfast needs 13 or newer"
         )
-    version = version_of(connection, schema)
+    version = version_of(session, schema)
     if version > VERSION:
-        raise StoreUnusable(
+        raise NotOurs(
             f"the schema {schema!r} was made by a newer Holdfast (version {version}, this one knows {VERSION}): "
             "upgrade here"
         )
     return version == VERSION
-
-
-def _text(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())

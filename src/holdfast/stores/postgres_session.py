@@ -7,7 +7,9 @@ that is needed outlives a statement, no setting and no transaction, so that a po
 
 from __future__ import annotations
 
+import hashlib
 import select
+import selectors
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -23,8 +25,6 @@ Connect = Callable[[], "psycopg.Connection[tuple[object, ...]]"]
 """Opens a connection of our own."""
 
 _HELLO = b"SELECT pg_is_in_recovery()::text || ' ' || pg_backend_pid()"
-_NAME = b"holdfast"
-_FAILED = pq.ExecStatus.FATAL_ERROR
 _DONE = pq.ExecStatus.TUPLES_OK
 _ANSWERED = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}
 
@@ -41,12 +41,16 @@ class Unprepared(Exception):
     """Nothing was done: this is not the session in which the statement was prepared."""
 
 
+class LacksRights(StoreUnusable):
+    """The role may not do this."""
+
+
 class Session:
     """One connection, used by one thread at a time."""
 
     def __init__(self, connect: Connect, *, timeout: float) -> None:
         self._connect, self._timeout = connect, timeout
-        self._prepared = False
+        self._prepared = b""
         self._connection = _opened(connect)
         try:
             self._pg = self._connection.pgconn
@@ -65,6 +69,11 @@ class Session:
             raise
 
     @property
+    def server_version(self) -> int:
+        """Such as 180006."""
+        return self._pg.server_version
+
+    @property
     def connection(self) -> psycopg.Connection[tuple[object, ...]]:
         """The driver's connection, for what is seldom done."""
         return self._connection
@@ -74,41 +83,53 @@ class Session:
         if not self.pooled:
             try:
                 if not self._prepared:
-                    self._talk(lambda: self._pg.send_prepare(_NAME, statement))
-                    self._prepared = True
-                return self._talk(lambda: self._pg.send_query_prepared(_NAME, values))
+                    name = b"holdfast_" + hashlib.md5(statement, usedforsecurity=False).hexdigest().encode()
+                    self._talk(lambda: self._pg.send_prepare(name, statement))
+                    self._prepared = name
+                return self._talk(lambda: self._pg.send_query_prepared(self._prepared, values))
             except Unprepared:
                 self.pooled = True  # somebody in between changes the sessions, and does not show
         return self.ask(statement, values)
+
+    def run(self, script: str, *, timeout: float) -> None:
+        """Send several statements at once, which are one transaction unless they say otherwise."""
+        self._talk(lambda: self._pg.send_query(script.encode()), timeout)
 
     def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
         """Send one statement and wait for its first value. Raises as `_refusal` says."""
         return self._talk(lambda: self._pg.send_query_params(statement, values))
 
-    def _talk(self, send: Callable[[], None]) -> bytes | None:
+    def _talk(self, send: Callable[[], None], timeout: float | None = None) -> bytes | None:
         pg = self._pg
-        deadline = elapsed() + self._timeout
+        deadline = elapsed() + (timeout or self._timeout)
         try:
             send()
             while pg.flush():
                 self._wait(deadline, writing=True)
-            while True:
-                self._wait(deadline)
                 pg.consume_input()
-                if not pg.is_busy():
-                    break
-            result = pg.get_result()
-            while result is not None and pg.get_result() is not None:
-                pass
+            results = []
+            while (result := self._next_result(deadline)) is not None:
+                results.append(result)
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(
                 f"the connection to PostgreSQL was lost while a command was under way ({error}): it may or may not "
                 "have been carried out",
                 ambiguous=True,
             ) from error
-        if result is None or result.status not in _ANSWERED:
-            raise _refusal(result)
-        return result.get_value(0, 0) if result.status == _DONE and result.ntuples else None
+        # The rows come before the commit: it is the last word that tells whether they are true.
+        refused = [result for result in results if result.status not in _ANSWERED]
+        if refused or not results or pg.status != pq.ConnStatus.OK:
+            raise _refusal(refused[0] if refused else None)
+        first = results[0]
+        return first.get_value(0, 0) if first.status == _DONE and first.ntuples else None
+
+    def _next_result(self, deadline: float) -> PGresult | None:
+        """The next part of the answer. Asked for only when it is there: libpq would wait without an end."""
+        pg = self._pg
+        while pg.is_busy():
+            self._wait(deadline)
+            pg.consume_input()
+        return pg.get_result()
 
     def close(self) -> None:
         """End the session. Safe to call twice."""
@@ -123,6 +144,14 @@ class Session:
                 "out. Where that is too short, set ?timeout=SECONDS in the URL.",
                 ambiguous=True,
             )
+
+
+def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
+    """Which of them have something to read, at the latest after so many seconds. Any number may be a descriptor's."""
+    with selectors.DefaultSelector() as selector:
+        for descriptor in descriptors:
+            selector.register(descriptor, selectors.EVENT_READ)
+        return [key.fd for key, _ in selector.select(seconds)]
 
 
 def _waits_for(descriptor: int) -> Callable[[float, bool], bool]:
@@ -146,10 +175,21 @@ def _waits_for(descriptor: int) -> Callable[[float, bool], bool]:
 def _opened(connect: Connect) -> psycopg.Connection[tuple[object, ...]]:
     try:
         connection = connect()
-        connection.autocommit = True
-        connection.prepare_threshold = None
     except psycopg.Error as error:
         raise _cannot_connect(error) from error
+    try:
+        connection.rollback()  # whatever an event of an engine's has begun
+        connection.autocommit = True
+        connection.prepare_threshold = None
+        if connection.pgconn.parameter_status(b"client_encoding") != b"UTF8":
+            connection.execute("SET client_encoding TO 'UTF8'")  # or one key would be two
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, psycopg.Error):
+            raise StoreUnusable(
+                f"this connection to PostgreSQL cannot be used: {' '.join(str(error).split())}"
+            ) from error
+        raise
     return connection
 
 
@@ -180,6 +220,7 @@ _MEANINGS = {
     "26000": _Meaning(Unprepared),
     "42P05": _Meaning(Unprepared),
     "22": _Meaning(BadData),
+    "54": _Meaning(BadData),
     "20": _Meaning(BadData),
     "57P01": _UNKNOWN,  # the end of a session may come between the commit and its answer
     "57P02": _UNKNOWN,
@@ -188,7 +229,7 @@ _MEANINGS = {
     "": _UNKNOWN,
     "25006": _Meaning(StoreUnavailable, "This server is read-only: give the address of the primary. Nothing was done."),
     "42501": _Meaning(
-        StoreUnusable,
+        LacksRights,
         "This role lacks rights. The SQL for a role of the application comes with Holdfast: docs/stores/postgresql.md.",
     ),
     "3F000": _MISSING,

@@ -11,18 +11,15 @@ import hashlib
 import logging
 import os
 import random
-import select
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import msgspec
-import psycopg
 
 from .._platform import after_fork_in_child
-from ..errors import StoreError
 from .contract import Hint
-from .postgres_session import Connect, Session
+from .postgres_session import Connect, Session, readable
 
 POLL_SECONDS = 1.0
 """How often the head of a queue looks where nobody can listen."""
@@ -52,6 +49,23 @@ def told_here(identity: str) -> list[str]:
     """The channels that are watched in this process."""
     with _watches_lock:
         return [channel for place, channel in _watches if place == identity]
+
+
+def hint_all(identity: str) -> None:
+    """Have all watches of this process look for themselves."""
+    for channel in told_here(identity):
+        with _watches_lock:
+            near = list(_watches.get((identity, channel), ()))
+        for watch in near:
+            watch.hint(None)
+
+
+def _named_in(text: bytes) -> list[str] | None:
+    """The attempts that a notification names; None where it says only: look for yourself."""
+    try:
+        return _ids.decode(text) if text else None
+    except msgspec.MsgspecError:  # anybody may notify
+        return None
 
 
 def _forget_after_fork() -> None:
@@ -86,18 +100,26 @@ class Listening:
         self._closed = threading.Event()
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._ring, False)
+        self._ringing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="holdfast-listen", daemon=True)
         with _watches_lock:
             _watches.setdefault(self._place, []).append(self)
-        self._thread = threading.Thread(target=self._run, name="holdfast-listen", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no thread can be had, or an interrupt: whichever end is closed, the other one goes too
+            self._leave()
+            if self._thread.ident is None:
+                os.close(self._bell)
+                os.close(self._ring)
+                self._ring = -1
+            raise
 
     def expect(self, id: str, *, eager: bool) -> None:
         """The head of a queue is looked for more often where nobody can listen."""
         if eager:
             self._eager.add(id)
-            if self._look_every is not None and not self._closed.is_set():
-                with suppress(OSError):
-                    os.write(self._ring, b".")
+            if self._look_every is not None:
+                self._rouse()
         else:
             self._eager.discard(id)
 
@@ -109,6 +131,16 @@ class Listening:
         """End the subscription, its thread and its connection."""
         if self._closed.is_set():
             return
+        self._leave()
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _rouse(self) -> None:
+        """Make the thread look around, if there still is one."""
+        with self._ringing, suppress(OSError):
+            os.write(self._ring, b".")
+
+    def _leave(self) -> None:
         self._closed.set()
         with _watches_lock:
             near = _watches.get(self._place, [])
@@ -116,9 +148,7 @@ class Listening:
                 near.remove(self)
             if not near:
                 _watches.pop(self._place, None)
-        os.close(self._ring)  # the other end hears of it
-        if self._thread is not threading.current_thread():
-            self._thread.join(JOIN_SECONDS)
+        self._rouse()
 
     def hint(self, ids: Collection[str] | None) -> None:
         """Pass a hint on. A mistake in the callback must not end the thread, nor the sender's command."""
@@ -138,12 +168,15 @@ class Listening:
                         self._poll()
                         return
                     pause = RECONNECT_SECONDS[0]
-                except (StoreError, psycopg.Error, OSError) as error:
+                except Exception as error:  # whatever it was: the way back is to begin anew
                     log.info("listening for wake-ups was interrupted (%s): trying again", error)
                     self._closed.wait(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, longest)
         finally:
-            os.close(self._bell)
+            with self._ringing:
+                os.close(self._bell)
+                os.close(self._ring)
+                self._ring = -1
 
     def _listened(self) -> bool:
         """Listen until closed. False where a pooler is in the way; raises when the connection is lost."""
@@ -168,7 +201,7 @@ class Listening:
         pg = session.connection.pgconn
         while not self._closed.is_set():
             pause = self._look_every if self._look_every is not None and self._eager else PROOF_SECONDS
-            ready, _, _ = select.select([pg.socket, self._bell], [], [], pause)
+            ready = readable((pg.socket, self._bell), pause)
             if self._closed.is_set():
                 return
             if self._bell in ready:
@@ -179,8 +212,7 @@ class Listening:
                 session.ask(b"SELECT 1")
             pg.consume_input()
             while (notification := pg.notifies()) is not None:
-                text = notification.extra
-                self.hint(_ids.decode(text) if text else None)
+                self.hint(_named_in(notification.extra))
 
     def _poll(self) -> None:
         while not self._closed.wait(self._look_every or POLL_SECONDS):

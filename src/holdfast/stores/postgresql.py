@@ -10,6 +10,7 @@ Besides libpq's own options the URL takes `?schema=holdfast`, `?timeout=5` (seco
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +31,7 @@ from .postgres_anchor import Anchor, Severed
 from .postgres_batch import Batch
 from .postgres_schema import VERSION, prepare, quoted, version_of
 from .postgres_session import Connect, Session
-from .postgres_wakeup import Listening, tell, told_here
+from .postgres_wakeup import Listening, hint_all, tell, told_here
 from .shared import woken_by_channel
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ QUIET = {
     "keepalives_interval": "5",
     "keepalives_count": "3",
     "application_name": "holdfast",
+    "client_encoding": "utf8",
 }
 """What libpq is told unless the URL says otherwise."""
+_UNKNOWN = re.compile(r'URI query parameter: "([^"]*)"')
 OURS = ("schema", "timeout", "wakeup", "listen", "advisory")
 
 _json = msgspec.json.Encoder()
@@ -63,6 +66,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     wakeup: Literal["auto", "poll"] = "auto"
     advisory: bool = False
     listen: str = ""
+
+    def __repr__(self) -> str:
+        """Without the other address, which may have a password in it."""
+        return f"<Options of the schema {self.schema!r}>"
 
 
 def open_postgres(url: str, *, namespace: str, clock: Clock) -> Store:
@@ -122,7 +129,7 @@ def unready(url: str) -> str | None:
     options = _options(said)
     session = Session(_connector(place), timeout=options.timeout)
     try:
-        version = version_of(session.connection, options.schema)
+        version = version_of(session, options.schema)
     finally:
         session.close()
     if version == 0:
@@ -143,7 +150,8 @@ def _from_pool(pool: Any) -> tuple[Connect, dict[str, Any]]:
     def connect() -> psycopg.Connection[tuple[object, ...]]:
         text, options = settings()
         options.pop("row_factory", None)
-        return psycopg.connect(text, **options)
+        missing = {name: value for name, value in QUIET.items() if name not in conninfo.conninfo_to_dict(text)}
+        return psycopg.connect(text, **{**missing, **options, "client_encoding": "utf8"})
 
     text, options = settings()
     said = {name: value for name, value in options.items() if isinstance(value, (str, int))}
@@ -155,6 +163,11 @@ def _from_engine(engine: Any) -> tuple[Connect, dict[str, Any]]:
         raise InvalidOption(
             f"a store can be made from an engine for postgresql+psycopg://, not for {engine.dialect.name}+"
             f"{engine.dialect.driver}://: give the URL, or such an engine."
+        )
+    if type(engine.pool).__name__ in ("StaticPool", "SingletonThreadPool", "AssertionPool"):
+        raise InvalidOption(
+            f"an engine with a {type(engine.pool).__name__} has one connection for all, and Holdfast needs its own: "
+            "give the URL, or an engine with another pool."
         )
     pool = engine.pool.recreate()
 
@@ -175,11 +188,19 @@ def _parse(url: str) -> tuple[dict[str, Any], dict[str, str]]:
     ours = {name: said.pop(name) for name in OURS if name in said}
     try:
         place = conninfo.conninfo_to_dict(f"postgresql://{rest}{'?' if said else ''}{urlencode(said, quote_via=quote)}")
-    except psycopg.ProgrammingError as error:
+    except psycopg.Error as error:
+        unknown = _UNKNOWN.search(str(error))  # of what libpq says only a name may be repeated: the rest may be secret
+        what = (
+            f"there is no option {unknown[1]!r}" if unknown and unknown[1] in said else "it is not one that libpq reads"
+        )
         raise InvalidOption(
-            f"the postgresql:// URL cannot be used: {' '.join(str(error).split())}. Besides libpq's options it takes "
-            f"{', '.join(OURS)}; a password with special characters is percent-encoded."
+            f"the postgresql:// URL cannot be used: {what}. Besides libpq's options it takes {', '.join(OURS)}; "
+            "special characters in a user's name or a password are percent-encoded."
         ) from None
+    if any("@" in str(place.get(name, "")) for name in ("host", "port", "dbname")):
+        raise InvalidOption(
+            "the postgresql:// URL has an @ where none can be: percent-encode the special characters of its password"
+        )
     return {**QUIET, **place}, ours
 
 
@@ -234,7 +255,7 @@ class PostgresStore:
         try:
             with self._preparing:
                 if not self._prepared:
-                    prepare(session.connection, self.options.schema)
+                    prepare(session, self.options.schema)
                     self._prepared = True
         except BaseException:
             session.close()
@@ -300,6 +321,7 @@ class PostgresConnection:
     ) -> None:
         self._session: Session | None = session
         self._anchor = anchor
+        self._checked = 0
         self._batch = Batch(session, quoted(schema).encode(), namespace)
         self._identity = identity
         self._clock = None if clock is host_clock else clock
@@ -310,15 +332,35 @@ class PostgresConnection:
             raise StoreUnusable("this connection is closed: open a new one")
         near = told_here(self._identity)
         at = None if self._clock is None else str(self._clock()).encode()
-        number = None
-        if self._anchor is not None and any(isinstance(command, Acquire) for command in commands):
-            number = self._anchor.number()
-        outcomes = self._batch.run(commands, at, _json.encode(near), session=number)
-        if number is not None and self._anchor is not None and not self._anchor.holds(number):
-            raise StoreUnavailable("the session to which grants are tied was lost meanwhile", ambiguous=True)
+        try:
+            number = self._tie(commands)
+            outcomes = self._batch.run(commands, at, _json.encode(near), session=number)
+            if number is not None and self._anchor is not None and not self._anchor.holds(number):
+                raise StoreUnavailable(  # noqa: TRY301  (one place tells those who wait)
+                    "the session to which grants are tied was lost meanwhile", ambiguous=True
+                )
+        except BaseException:
+            if near:  # the server has left it to us to tell them, and it is not known of what
+                hint_all(self._identity)
+            raise
         if near and any(outcome.woken for outcome in outcomes):
             tell(self._identity, woken_by_channel(outcomes))
         return outcomes
+
+    def _tie(self, commands: Sequence[Command]) -> int | None:
+        """The number of the session that grants are tied to, if they are; checked once that it is of this database."""
+        if self._anchor is None or not any(isinstance(command, Acquire) for command in commands):
+            return None
+        number = self._anchor.number()
+        if number != self._checked and self._session is not None:
+            free = self._session.ask(b"SELECT pg_try_advisory_xact_lock_shared($1)", (str(number).encode(),))
+            if free == b"t" and self._anchor.holds(number):
+                raise StoreUnusable(
+                    "advisory=true needs one database for everything, and ?listen= leads to another one: locks of a "
+                    "session are seen in its own database only. Give the same database in both."
+                )
+            self._checked = number
+        return number
 
     def close(self) -> None:
         """End the session."""

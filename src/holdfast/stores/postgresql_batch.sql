@@ -60,11 +60,17 @@ BEGIN
 END
 $$;
 
--- One lock command by itself. With patience it waits for its row, else it leaves a row that is taken.
-CREATE FUNCTION holdfast.run_one(ns text, op text, cmd jsonb, at bigint, patient boolean) RETURNS jsonb
+CREATE FUNCTION holdfast.clock() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+$$;
+
+-- One lock command by itself. With patience it waits for its row, else it leaves a row that is taken. The clock is read
+-- when the row is ours: a record that was written while we waited must not be judged by an earlier time.
+CREATE FUNCTION holdfast.run_one(ns text, op text, cmd jsonb, set_time bigint, patient boolean) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     name text := cmd->>'key';
+    at bigint := coalesce(set_time, holdfast.clock());
     before jsonb;
     decided record;
     there boolean;
@@ -84,6 +90,7 @@ BEGIN
            FOR UPDATE SKIP LOCKED;
     END IF;
     there := FOUND;
+    at := coalesce(set_time, holdfast.clock());
     decided := holdfast.apply(before, op, cmd, at);
     IF there AND decided.rec IS NOT NULL THEN
         UPDATE holdfast.locks AS l SET record = decided.rec, due_at = (decided.rec->>'due_at')::bigint
@@ -105,7 +112,7 @@ $$;
 -- Lock commands of many keys, each key at most once and in the order of the keys. All of them in one statement, row by
 -- row, so that its cost is the same for each of ten and of ten thousand.
 -- Keys that an earlier command of the batch could not have are `avoided`, so that no later one overtakes it.
-CREATE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint, avoided text[]) RETURNS jsonb
+CREATE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint, live boolean, avoided text[]) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     answers jsonb;
@@ -114,8 +121,14 @@ DECLARE
     born text[];
 BEGIN
     WITH decided AS MATERIALIZED (
-        SELECT c.place, c.command->1->>'key' AS name, l.key IS NOT NULL AS there, l.key IS NULL AND c.command->>0 <> 'Inspect'
-               AND EXISTS (SELECT FROM holdfast.locks AS o WHERE o.namespace = ns AND o.key = c.command->1->>'key') AS taken,
+        SELECT c.place, c.command->1->>'key' AS name, l.key IS NOT NULL AS there,
+               c.command->>0 <> 'Inspect' AND CASE
+                   WHEN l.key IS NULL THEN EXISTS (
+                       SELECT FROM holdfast.locks AS o WHERE o.namespace = ns AND o.key = c.command->1->>'key')
+                   -- Made by somebody else after our clock was read: not to be judged by that time.
+                   WHEN live AND jsonb_typeof(l.record->'fence') = 'number' THEN
+                       (l.record->>'fence')::numeric - at BETWEEN 1000 AND 2000000
+                   ELSE false END AS taken,
                d.rec, d.answer
           FROM jsonb_array_elements(commands) WITH ORDINALITY AS c(command, place)
           LEFT JOIN LATERAL (
@@ -126,7 +139,7 @@ BEGIN
     ), changed AS (
         UPDATE holdfast.locks AS l SET record = d.rec, due_at = (d.rec->>'due_at')::bigint
           FROM decided AS d
-         WHERE d.there AND d.rec IS NOT NULL AND l.namespace = ns AND l.key = d.name
+         WHERE d.there AND NOT d.taken AND d.rec IS NOT NULL AND l.namespace = ns AND l.key = d.name
     ), fresh AS (
         INSERT INTO holdfast.locks
         SELECT ns, d.name, d.rec, (d.rec->>'due_at')::bigint FROM decided AS d
@@ -159,8 +172,9 @@ CREATE FUNCTION holdfast.list_locks(ns text, cmd jsonb) RETURNS jsonb LANGUAGE s
              ORDER BY l.key LIMIT (cmd->>'limit')::bigint) AS x
 $$;
 
--- Settle records that are due. What cannot be read stays due for ever, and is passed over.
-CREATE FUNCTION holdfast.settle_due(ns text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Settle records that are due. What cannot be read stays due for ever, and is passed over. So is, this once, a record that
+-- was written after our clock was read: its time seems to end too late, and would be cut.
+CREATE FUNCTION holdfast.settle_due(ns text, cmd jsonb, at bigint, live boolean) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     most bigint := (cmd->>'limit')::bigint;
     one record;
@@ -176,6 +190,7 @@ BEGIN
          ORDER BY l.due_at, l.key FOR UPDATE SKIP LOCKED
     LOOP
         CONTINUE WHEN NOT holdfast.readable(one.record);
+        CONTINUE WHEN live AND holdfast.is_younger(one.record, at);
         IF seen >= most THEN
             next_key := last_key;
             EXIT;
@@ -230,6 +245,23 @@ BEGIN
 END
 $$;
 
+-- Lock the rows of a batch that are free, and return the keys of those that are not.
+CREATE FUNCTION holdfast.take_rows(ns text, parts jsonb) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    taken text[];
+BEGIN
+    SELECT coalesce(array_agg(n.name) FILTER (WHERE l.key IS NULL AND o.key IS NOT NULL), '{}') INTO taken
+      FROM (SELECT DISTINCT c->1->>'key' AS name
+              FROM jsonb_array_elements(parts) AS p CROSS JOIN LATERAL jsonb_array_elements(p->1) AS c
+             WHERE p->>0 = 'many' AND c->>0 <> 'Inspect') AS n
+      LEFT JOIN LATERAL (
+          SELECT x.key FROM holdfast.locks AS x WHERE x.namespace = ns AND x.key = n.name FOR UPDATE SKIP LOCKED
+      ) AS l ON true
+      LEFT JOIN LATERAL (SELECT x.key FROM holdfast.locks AS x WHERE x.namespace = ns AND x.key = n.name) AS o ON l.key IS NULL;
+    RETURN taken;
+END
+$$;
+
 -- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
 -- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["ListLocks", command], ["SettleDue", command],
 -- ["Cleanup", command]. `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is
@@ -238,6 +270,7 @@ CREATE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integ
 LANGUAGE plpgsql AS $$
 DECLARE
     part jsonb;
+    live boolean := at IS NULL;
     answers jsonb;
     avoided text[] := '{}';
     replies text[];
@@ -245,13 +278,18 @@ BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
     END IF;
-    PERFORM set_config('lock_timeout', coalesce(patience, 1000)::text, true);
-    at := coalesce(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    PERFORM set_config('lock_timeout', coalesce(patience, 40)::text, true);
+    IF live AND parts @? '$[*] ? (@[0] == "many")' THEN
+        avoided := holdfast.take_rows(ns, parts);
+    END IF;
+    at := coalesce(at, holdfast.clock());  -- when all rows are ours, so that none is judged by an earlier time than its own
     FOR part IN SELECT * FROM jsonb_array_elements(parts) LOOP
         CASE part->>0
-            WHEN 'one' THEN answers := jsonb_build_array(holdfast.run_one(ns, part->>1, part->2, at, patience IS NOT NULL));
+            WHEN 'one' THEN 
+                answers := jsonb_build_array(holdfast.run_one(
+                    ns, part->>1, part->2, CASE WHEN live THEN NULL ELSE at END, patience IS NOT NULL));
             WHEN 'many' THEN
-                answers := holdfast.run_many(ns, part->1, at, avoided);
+                answers := holdfast.run_many(ns, part->1, at, live, avoided);
                 IF answers @> '[["Taken", {}]]' THEN
                     avoided := avoided || ARRAY(
                         SELECT c.command->1->>'key' FROM jsonb_array_elements(part->1) WITH ORDINALITY AS c(command, place)
@@ -259,7 +297,7 @@ BEGIN
                 END IF;
             WHEN 'slots' THEN answers := holdfast.run_slots(ns, part->1, at, patience IS NOT NULL);
             WHEN 'ListLocks' THEN answers := jsonb_build_array(holdfast.list_locks(ns, part->1));
-            WHEN 'SettleDue' THEN answers := jsonb_build_array(holdfast.settle_due(ns, part->1, at));
+            WHEN 'SettleDue' THEN answers := jsonb_build_array(holdfast.settle_due(ns, part->1, at, live));
             WHEN 'Cleanup' THEN answers := jsonb_build_array(holdfast.clean_up(ns, part->1, at));
         END CASE;
         IF answers @? '$[*][1].woken' THEN

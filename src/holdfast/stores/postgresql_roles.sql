@@ -4,13 +4,21 @@
 --   holdfast_app     for applications: takes locks and writes states. It can make and change no table.
 --   holdfast_reader  for dashboards and people: sees everything and changes nothing.
 
-CREATE ROLE holdfast_app NOLOGIN;
-CREATE ROLE holdfast_reader NOLOGIN;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'holdfast_app') THEN
+        CREATE ROLE holdfast_app NOLOGIN;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'holdfast_reader') THEN
+        CREATE ROLE holdfast_reader NOLOGIN;
+    END IF;
+END
+$$;
 
 REVOKE ALL ON SCHEMA holdfast FROM PUBLIC;
 GRANT USAGE ON SCHEMA holdfast TO holdfast_app, holdfast_reader;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.locks, holdfast.slots TO holdfast_app;
-GRANT SELECT ON holdfast.about TO holdfast_app;
+GRANT SELECT ON holdfast.about, holdfast.holders, holdfast.waiters TO holdfast_app;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA holdfast TO holdfast_app;
 GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO holdfast_reader;
-GRANT SELECT ON holdfast.holders, holdfast.waiters TO holdfast_app;

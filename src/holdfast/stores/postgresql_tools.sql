@@ -39,6 +39,14 @@ CREATE FUNCTION holdfast.living(things jsonb, at bigint) RETURNS jsonb LANGUAGE 
     WHERE ends IS NULL OR least(ends, at + ttl) > at
 $$;
 
+-- Whether somebody wrote this record just after that moment: its times then end a little later than they could. (A clock
+-- that was set back by less than a minute looks the same.)
+CREATE FUNCTION holdfast.is_younger(rec jsonb, at bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM jsonb_array_elements(holdfast.plus(rec->'holders', rec->'waiters')) AS t
+         WHERE (t->>'expires_at')::bigint - (t->>'ttl')::bigint BETWEEN at + 1 AND at + 60000000)
+$$;
+
 CREATE FUNCTION holdfast.weight_of(holders jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(sum(coalesce((h->>'weight')::bigint, 1)), 0)::bigint FROM jsonb_array_elements(holders) AS h
 $$;

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._platform import host_clock
 from ..commands import Command
-from ..errors import InvalidOption, StoreError, StoreUnusable
+from ..errors import InvalidOption, StoreError, StoreUnavailable, StoreUnusable
 from ..rules.outcomes import Outcome
 from . import redis_foreign, redis_health
 from .contract import Capabilities, Clock, Finding, Hint, Role
@@ -113,13 +113,21 @@ class RedisConnection:
 
     def __init__(self, link: Link, now: Clock | None) -> None:
         self._link, self._now = link, now
+        self._began = False
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
         """Carry the batch out, in one step and one trip unless a record is not ours to decide for the server."""
-        return redis_foreign.execute(commands, self._call) if commands else []
+        self._began = False
+        try:
+            return redis_foreign.execute(commands, self._call) if commands else []
+        except StoreUnavailable as error:
+            error.ambiguous = error.ambiguous or self._began  # an earlier trip of this batch has done its part
+            raise
 
     def _call(self, payload: bytes) -> Reply:
-        return self._link.call(payload, None if self._now is None else self._now())
+        reply = self._link.call(payload, None if self._now is None else self._now())
+        self._began = True
+        return reply
 
     def close(self) -> None:
         """Close the connection."""

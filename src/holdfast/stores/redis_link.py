@@ -80,6 +80,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     keeps: Any = None
     """What must not be collected while this is in use."""
 
+    def __repr__(self) -> str:
+        """Without the options, which may hold a password."""
+        return f"<Place {self.name}>"
+
     @property
     def cluster(self) -> bool:
         """Whether it is a cluster."""

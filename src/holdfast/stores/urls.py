@@ -14,7 +14,7 @@ from ..errors import InvalidOption
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _SECRET = re.compile(
-    r"(?i)((?:^|[?&;\s])[^=&;\s?]*(?:pass|pwd|token|secret|key|auth|credential|signature)[^=&;\s]*\s*=)[^&;\s]*"
+    r"(?i)((?:^|[?&;\s])[^=&;\s?]*(?:pass|pwd|token|secret|key|auth|credential|signature|listen)[^=&;\s]*\s*=)[^&;\s]*"
 )
 HIDDEN = "***"
 
