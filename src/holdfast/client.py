@@ -195,8 +195,9 @@ class BaseClient:
         store_options: Mapping[str, object] | None = None,
         events: Events | None = None,
     ) -> None:
-        empty = url is None or url == ""
-        self._url: str | Handle = os.environ.get("HOLDFAST_URL") or DEFAULT_URL if empty else url
+        if url == "":
+            raise InvalidOption("the store's address is empty: leave it out for the default, or say where the store is")
+        self._url: str | Handle = os.environ.get("HOLDFAST_URL") or DEFAULT_URL if url is None else url
         self._store_options = dict(store_options or {})
         self._namespace = checked_key(namespace, what="namespace")
         self._name = _process_name() if name is None else checked_key(name, what="name")

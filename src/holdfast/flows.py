@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ._platform import elapsed
 from .commands import Abandon, Acquire, Command, LockCommand
-from .errors import ClientClosed, KindMismatch, LockTimeout, NeverFits, StoreContended, StoreUnavailable
+from .errors import ClientClosed, KindMismatch, LockTimeout, NeverFits, StoreContended, StoreError, StoreUnavailable
 from .flag import Flag
 from .held import local_deadline
 from .rules import outcomes as out
@@ -26,7 +26,7 @@ RESEND_AFTER = (0.05, 0.2, 0.6, 1.5)
 CONTENDED_AFTER = 0.1
 """Seconds until a record that somebody else had is asked for again; jittered."""
 RESEND_FOR = 5.0
-"""Seconds after which a store that made us wait is not asked again, unless it is unknown what it did."""
+"""Seconds after which a store that made us wait is not asked again, but for once where it is unknown what it did."""
 SIGNS_OF_LIFE = 3
 """A waiter shows itself this many times within the time that its place is kept."""
 LONG_WAIT = 30.0
@@ -91,21 +91,26 @@ def send(command: Command, *, until: float | None = None, role: Role = "commands
     try:
         return (yield Submit(command, role)), False
     except StoreUnavailable as error:
-        late = patience if until is None else min(until, patience)
-        return (yield from _send_again(command, error, late, role))
+        return (yield from _send_again(command, error, patience, until, role))
 
 
-def _send_again(command: Command, error: StoreUnavailable, until: float, role: Role) -> Flow[tuple[out.Outcome, bool]]:
-    """Try a few times more. `until` ends the tries early, but never while it is unknown what one of them did.
+def _send_again(
+    command: Command, error: StoreUnavailable, patience: float, until: float | None, role: Role
+) -> Flow[tuple[out.Outcome, bool]]:
+    """Try a few times more, for as long as there is patience, and not after `until`.
 
-    A record that somebody else has at this moment is asked for again and again, as long as there is time.
+    While it is unknown what a try has done, `until` does not count, and there is one more try in any case. A record
+    that somebody else has at this moment is asked for again and again.
     """
     ambiguous = error.ambiguous
     pauses = iter(RESEND_AFTER)
+    first = True
     while True:
         pause = CONTENDED_AFTER if isinstance(error, StoreContended) else next(pauses, None)
-        if pause is None or (elapsed() + pause >= until and (not ambiguous or isinstance(error, StoreContended))):
+        late = patience if until is None or ambiguous else min(until, patience)
+        if pause is None or (elapsed() + pause >= late and not (ambiguous and first)):
             raise error
+        first = False
         yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
         try:
             return (yield Submit(command, role)), ambiguous
@@ -122,12 +127,14 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
     started = elapsed()
     until = None if wait is None else started + wait
     trace = True  # whether the store may know of this attempt
+    known = False  # whether it has said so
     hint = desk.listen(command)
     try:
         while True:
             hint.clear()
             sent = elapsed()
             outcome, _ = yield from send(command, until=until)
+            known = True
             now = elapsed()
             if isinstance(outcome, (out.Granted, out.Queued, out.Busy)) and outcome.permits_before is not None:
                 desk.permits_changed(command, outcome.permits_before)
@@ -153,8 +160,9 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
             if not told:
                 pause = min(pause, max(SOONEST_LOOK, started + LONG_WAIT - now))
             yield Wait(hint, pause if until is None else min(pause, until - now))
-    except BaseException:
-        if trace:
+    except BaseException as error:
+        never_arrived = isinstance(error, StoreError) and not error.ambiguous and not known
+        if trace and not never_arrived:
             desk.give_back(_abandon(command))
         raise
     finally:

@@ -127,8 +127,8 @@ POSTGRES = [
     Mutant(
         "one who waited for the schema makes it again",
         "stores/postgres_schema.py",
-        '_xact_lock(%s)", (_LOCK,))\n            if _is_ready(connection, schema):',
-        '_xact_lock(%s)", (_LOCK,))\n            if False:',
+        "        if not _is_ready(session, schema):",
+        "        if True:",
         (STORE + "test_many_who_come_first_at_once_make_one_schema",),
     ),
     Mutant(

@@ -142,8 +142,9 @@ def test_a_store_of_ours_whose_driver_is_missing_says_what_to_install(url, drive
 
 
 def test_what_no_store_can_be_made_from_is_refused():
-    with pytest.raises(InvalidOption, match="begins with a scheme"):
-        open_store(object(), namespace="default")
+    for thing in (object(), b"redis://host", 7):
+        with pytest.raises(InvalidOption, match=rf"opened by its URL, or from one of .*{type(thing).__name__}"):
+            open_store(thing, namespace="default")
 
 
 def test_a_relative_path_is_fixed_when_the_store_is_opened(tmp_path, monkeypatch, opened):

@@ -87,8 +87,14 @@ def open_store(
     if not isinstance(where, str) and (adopt := _adopter(where)) is not None:
         store: Store = adopt(where, namespace=namespace, clock=clock, options=options or {})
         return store
-    opener = _opener(scheme_of(where))
-    return opener(with_options(where, options or {}), namespace=namespace, clock=clock)
+    if where is not None and not isinstance(where, str):
+        known = ", ".join(f"{package}.{name}" for package, name in _HANDLES if not name.startswith("Async"))
+        raise InvalidOption(
+            f"a store is opened by its URL, or from one of {known}; not from {type(where).__module__}."
+            f"{type(where).__qualname__}"
+        )
+    opener = _opener(scheme_of(where))  # type: ignore[arg-type]  # None is refused there, as what begins with no scheme
+    return opener(with_options(where or "", options or {}), namespace=namespace, clock=clock)
 
 
 def unready(url: str) -> str | None:
@@ -138,8 +144,8 @@ def _loaded(ours: _Ours, *, optional: bool = False) -> Any:
     try:
         module = import_module(f"{__name__}.{ours.module}")
         return getattr(module, ours.opener, None) if optional else getattr(module, ours.opener)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("holdfast"):
+    except ImportError as error:
+        if (error.name or "").startswith("holdfast"):
             raise
         raise StoreNotInstalled(
             f"the store needs the driver {ours.driver!r}, which cannot be loaded ({error}). To get it: "

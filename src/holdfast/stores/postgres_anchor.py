@@ -14,7 +14,9 @@ import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakSet
 
+from .._platform import after_fork_in_child
 from ..errors import StoreUnusable
 from .postgres_session import Connect, Session, readable
 
@@ -67,6 +69,20 @@ class Anchor:
                 log.exception("what was to be told of a lost connection failed")
 
 
+_ropes: WeakSet[_Rope] = WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    """A child that kept the socket would keep the session of its dead parent alive."""
+    for rope in list(_ropes):
+        with suppress(OSError):
+            os.close(rope.socket)
+    _ropes.clear()
+
+
+after_fork_in_child(_let_go_after_fork)
+
+
 class _Rope:
     """One session with its number, and the thread that notices its end."""
 
@@ -83,7 +99,9 @@ class _Rope:
         except BaseException:
             session.close()
             raise
+        self.socket = session.connection.pgconn.socket
         self._closed = False
+        _ropes.add(self)
         self._bell, self._ring = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="holdfast-anchor", daemon=True)
         try:
@@ -107,9 +125,10 @@ class _Rope:
         try:
             self._hold_on()
         except Exception as error:  # whatever it was: the session ends here, and all that is tied to it
-            reason = str(error)
+            reason = " ".join(str(error).split())
         finally:
             self.severed = True
+            _ropes.discard(self)
             self._session.close()
             os.close(self._bell)
             os.close(self._ring)

@@ -10,6 +10,7 @@ from .postgres_session import Connect, Session
 OLD_TRANSACTION_SECONDS = 60
 
 _SETTINGS = "SELECT current_setting('server_version'), current_setting('fsync')"
+_DATABASE = b"SELECT current_database() || ' ' || pg_postmaster_start_time()"
 _IDLE = """
 SELECT count(*), min(pid) FROM pg_stat_activity
  WHERE state LIKE 'idle in transaction%%' AND datname = current_database()
@@ -17,7 +18,7 @@ SELECT count(*), min(pid) FROM pg_stat_activity
 """
 
 
-def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float) -> tuple[Finding, ...]:
+def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float, advisory: bool) -> tuple[Finding, ...]:
     """Everything that can be found out without a right to write."""
     try:
         session = Session(connect, timeout=timeout)
@@ -27,9 +28,10 @@ def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float) 
         )
     try:
         findings = [*_server(session), _schema(session, schema), _open_transactions(session)]
+        here = session.ask(_DATABASE)
     finally:
         session.close()
-    return (*findings, _listening(listen, timeout))
+    return (*findings, *_listening(listen, here, timeout, advisory=advisory))
 
 
 def _server(session: Session) -> list[Finding]:
@@ -77,7 +79,7 @@ def _open_transactions(session: Session) -> Finding:
     row = session.connection.execute(_IDLE, (OLD_TRANSACTION_SECONDS,)).fetchone()
     count, pid = (int(str(row[0])), row[1]) if row else (0, None)
     if not count:
-        return Finding(check="transactions", level="ok", detail="none was left open that could keep a row locked")
+        return Finding(check="transactions", level="ok", detail="none has been open and idle for more than a minute")
     return Finding(
         check="transactions",
         level="warning",
@@ -86,19 +88,43 @@ def _open_transactions(session: Session) -> Finding:
     )
 
 
-def _listening(listen: Connect, timeout: float) -> Finding:
+def _listening(listen: Connect, here: bytes | None, timeout: float, *, advisory: bool) -> list[Finding]:
     try:
         session = Session(listen, timeout=timeout)
     except StoreError as error:
-        return Finding(check="wake-ups", level="warning", detail=str(error), advice="Look at ?listen= in the URL.")
+        return [Finding(check="wake-ups", level="warning", detail=str(error), advice="Look at ?listen= in the URL.")]
     try:
-        if session.pooled:
-            return Finding(
+        pooled, there = session.pooled, session.ask(_DATABASE)
+    finally:
+        session.close()
+    findings = []
+    if pooled:
+        findings.append(
+            Finding(
                 check="wake-ups",
                 level="warning",
                 detail="a pooler is in between: waiters cannot be told and look once a second instead",
                 advice="Give the server's own address: ?listen=postgresql%3A//host:5432/db",
             )
-    finally:
-        session.close()
-    return Finding(check="wake-ups", level="ok", detail="LISTEN/NOTIFY reaches this process")
+        )
+    elif there != here:
+        findings.append(
+            Finding(
+                check="wake-ups",
+                level="problem",
+                detail="?listen= leads to another database than the rest: nobody is ever told there",
+                advice="Give the same database of the same server in both.",
+            )
+        )
+    else:
+        findings.append(Finding(check="wake-ups", level="ok", detail="LISTEN/NOTIFY reaches this process"))
+    if advisory and (pooled or there != here):
+        findings.append(
+            Finding(
+                check="advisory",
+                level="problem",
+                detail="advisory=true needs a session of its own in the same database: locks are refused",
+                advice="Give the server's own address as ?listen=, or do without advisory=true.",
+            )
+        )
+    return findings

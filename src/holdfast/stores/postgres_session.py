@@ -41,6 +41,10 @@ class Unprepared(Exception):
     """Nothing was done: this is not the session in which the statement was prepared."""
 
 
+class Missing(StoreUnusable):
+    """The tables or functions are not there."""
+
+
 class LacksRights(StoreUnusable):
     """The role may not do this."""
 
@@ -210,8 +214,7 @@ class _Meaning(NamedTuple):
 
 _UNKNOWN = _Meaning(StoreUnavailable, "The command may or may not have been carried out.", ambiguous=True)
 _MISSING = _Meaning(
-    StoreUnusable,
-    "The tables and functions of Holdfast are gone or of another version: open the store anew, and they are made.",
+    Missing, "The tables and functions of Holdfast are gone or of another version; the next call makes them again."
 )
 _MEANINGS = {
     "40001": _Meaning(Contended),

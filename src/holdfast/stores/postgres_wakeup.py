@@ -161,6 +161,7 @@ class Listening:
 
     def _run(self) -> None:
         pause, longest = RECONNECT_SECONDS
+        told = False  # aloud, once
         try:
             while not self._closed.is_set():
                 try:
@@ -169,7 +170,12 @@ class Listening:
                         return
                     pause = RECONNECT_SECONDS[0]
                 except Exception as error:  # whatever it was: the way back is to begin anew
-                    log.info("listening for wake-ups was interrupted (%s): trying again", error)
+                    log.log(
+                        logging.INFO if told else logging.WARNING,
+                        "listening for wake-ups was interrupted (%s): trying again; meanwhile waiters look themselves",
+                        " ".join(str(error).split()),
+                    )
+                    told = True
                     self._closed.wait(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, longest)
         finally:

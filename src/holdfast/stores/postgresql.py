@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -30,9 +30,10 @@ from .contract import Capabilities, Clock, Finding, Hint, Role
 from .postgres_anchor import Anchor, Severed
 from .postgres_batch import Batch
 from .postgres_schema import VERSION, prepare, quoted, version_of
-from .postgres_session import Connect, Session
+from .postgres_session import Connect, Missing, Session
 from .postgres_wakeup import Listening, hint_all, tell, told_here
 from .shared import woken_by_channel
+from .urls import scheme_of
 
 if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
@@ -52,6 +53,7 @@ QUIET = {
     "client_encoding": "utf8",
 }
 """What libpq is told unless the URL says otherwise."""
+_OPTION = re.compile(r"[a-z_]{1,30}")
 _UNKNOWN = re.compile(r'URI query parameter: "([^"]*)"')
 OURS = ("schema", "timeout", "wakeup", "listen", "advisory")
 
@@ -93,6 +95,9 @@ def _options(said: Mapping[str, object]) -> Options:
         raise InvalidOption(f"there is no option {unknown[0]!r} for PostgreSQL; there are {', '.join(OURS)}")
     timeout = seconds(said.get("timeout", TIMEOUT_SECONDS), what="timeout")  # type: ignore[arg-type]
     wakeup, advisory = said.get("wakeup", "auto"), str(said.get("advisory", "false")).lower()
+    listen = str(said.get("listen", ""))
+    if listen and scheme_of(listen).partition("+")[0] not in ("postgresql", "postgres"):
+        raise InvalidOption("listen= takes the postgresql:// URL of the server itself, percent-encoded")
     if wakeup not in ("auto", "poll") or timeout <= 0 or advisory not in ("true", "false"):
         raise InvalidOption(
             "a PostgreSQL store takes wakeup=auto or poll, advisory=true or false, and a timeout above 0"
@@ -102,7 +107,7 @@ def _options(said: Mapping[str, object]) -> Options:
         timeout=timeout,
         wakeup="poll" if wakeup == "poll" else "auto",
         advisory=advisory == "true",
-        listen=str(said.get("listen", "")),
+        listen=listen,
     )
 
 
@@ -120,7 +125,10 @@ def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mappin
     connect, place = _from_pool(handle) if package == "psycopg_pool" else _from_engine(handle)
     said = _options(options)
     listen = _connector(_parse(said.listen)[0]) if said.listen else connect
-    return PostgresStore(connect, listen=listen, where=_where(place), namespace=namespace, clock=clock, options=said)
+    store = PostgresStore(connect, listen=listen, where=_where(place), namespace=namespace, clock=clock, options=said)
+    if package == "sqlalchemy":
+        store.identity += f"#engine-{id(handle)}"  # where it really leads only its own settings know
+    return store
 
 
 def unready(url: str) -> str | None:
@@ -190,9 +198,8 @@ def _parse(url: str) -> tuple[dict[str, Any], dict[str, str]]:
         place = conninfo.conninfo_to_dict(f"postgresql://{rest}{'?' if said else ''}{urlencode(said, quote_via=quote)}")
     except psycopg.Error as error:
         unknown = _UNKNOWN.search(str(error))  # of what libpq says only a name may be repeated: the rest may be secret
-        what = (
-            f"there is no option {unknown[1]!r}" if unknown and unknown[1] in said else "it is not one that libpq reads"
-        )
+        named = unknown is not None and f"{unknown[1]}=" in query and _OPTION.fullmatch(unknown[1]) is not None
+        what = f"there is no option {unknown[1]!r}" if unknown and named else "it is not one that libpq reads"
         raise InvalidOption(
             f"the postgresql:// URL cannot be used: {what}. Besides libpq's options it takes {', '.join(OURS)}; "
             "special characters in a user's name or a password are percent-encoded."
@@ -267,7 +274,12 @@ class PostgresStore:
             namespace=self._namespace,
             clock=self._clock,
             anchor=self._anchor,
+            missed=self._make_again,
         )
+
+    def _make_again(self) -> None:
+        """The tables are gone: the next connection makes them again."""
+        self._prepared = False
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Listen for hints on a connection of its own, or look from time to time where that cannot be."""
@@ -289,7 +301,13 @@ class PostgresStore:
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Look at the server, the schema, durability, poolers and transactions that were left open."""
-        return postgres_health.diagnose(self._connect, self._listen, self.options.schema, timeout=self.options.timeout)
+        return postgres_health.diagnose(
+            self._connect,
+            self._listen,
+            self.options.schema,
+            timeout=self.options.timeout,
+            advisory=self.options.advisory,
+        )
 
     def reopen(self) -> Store:
         """Open the same database for the child of a fork."""
@@ -317,9 +335,18 @@ class PostgresConnection:
     """One session, used by one thread at a time."""
 
     def __init__(
-        self, session: Session, *, identity: str, schema: str, namespace: str, clock: Clock, anchor: Anchor | None
+        self,
+        session: Session,
+        *,
+        identity: str,
+        schema: str,
+        namespace: str,
+        clock: Clock,
+        anchor: Anchor | None,
+        missed: Callable[[], None],
     ) -> None:
         self._session: Session | None = session
+        self._missed = missed
         self._anchor = anchor
         self._checked = 0
         self._batch = Batch(session, quoted(schema).encode(), namespace)
@@ -339,7 +366,9 @@ class PostgresConnection:
                 raise StoreUnavailable(  # noqa: TRY301  (one place tells those who wait)
                     "the session to which grants are tied was lost meanwhile", ambiguous=True
                 )
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Missing):
+                self._missed()
             if near:  # the server has left it to us to tell them, and it is not known of what
                 hint_all(self._identity)
             raise

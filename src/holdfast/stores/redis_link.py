@@ -255,6 +255,9 @@ def place_of_url(url: str) -> tuple[Place, str]:
     except ValueError as error:
         reason = str(error) if str(error).startswith("Invalid value for") else "it cannot be taken apart"
         raise InvalidOption(f"the URL of the Redis cannot be used: {reason}") from None
+    database = address.rpartition("@")[2].partition("/")[2].strip("/")
+    if database and not database.isdigit():
+        raise InvalidOption("a database of a Redis is a number, as in redis://host:6379/0: the URL says something else")
     cluster = _TRUE.get(ours.get("cluster", "false").lower())
     if cluster is None:
         raise InvalidOption("?cluster= is true or false")
