@@ -12,8 +12,9 @@ import pytest
 
 import providers
 import real_servers
-from holdfast import Client
+from holdfast import Client, StoreUnavailable, flows
 from holdfast.testing.faults import SkewedClock
+from holdfast.testing.proxy import Proxy
 from waiting import eventually
 
 LIMIT = 60.0
@@ -22,7 +23,7 @@ WAKES = 1.0
 
 WAITER = """
 import sys
-from holdfast import Client
+from holdfast import Client, StoreUnavailable, flows
 url, key = sys.argv[1:]
 with Client(url) as hf:
     for _ in sys.stdin:
@@ -32,7 +33,7 @@ with Client(url) as hf:
 
 PASSER_BY = """
 import sys, time
-from holdfast import Client
+from holdfast import Client, StoreUnavailable, flows
 url, key, ttl = sys.argv[1:]
 with Client(url) as hf:
     lease = hf.lock(key, ttl=float(ttl), wait=0).try_acquire()
@@ -145,3 +146,39 @@ def test_a_row_that_somebody_holds_costs_no_other_lease_of_the_same_client(rows)
         hf.lock("stuck", ttl=ttl, wait=LIMIT).acquire().release()
         for lease in others:
             lease.release()
+
+
+@pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/db", "redis://127.0.0.1:1/0"])
+def test_what_never_reached_a_server_is_not_given_back(url):
+    """Or every failed call of an outage would go on complaining, once a second, for as long as its ttl."""
+    told = []
+    with Client(url) as hf:
+        hf.events.subscribe(lambda event: told.append(event.name))
+        for wait in (0, 0.1):
+            with pytest.raises(StoreUnavailable) as caught:
+                hf.lock("k", wait=wait).acquire()
+            assert not caught.value.ambiguous
+        assert not hf.works.keeper._debts
+        assert "give_back_failed" not in told
+
+
+@pytest.mark.parametrize("kind", ["postgres", "valkey"])
+def test_a_server_that_stands_still_is_asked_once_more_and_then_given_up(kind, tmp_path, monkeypatch):
+    """However long its silence: one who waits for nothing must not wait for five silences in a row."""
+    monkeypatch.setattr(flows, "RESEND_FOR", 0.1)
+    option = {"postgres": "timeout", "valkey": "socket_timeout"}[kind]
+    address = providers.url(kind, tmp_path)
+    with Proxy("127.0.0.1", real_servers.shared(kind).port) as proxy:
+        url = f"{proxy.url_for(address)}&{option}=0.3"
+        with Client(url) as hf:
+            hf.lock("k").acquire().release()
+            tries = []
+            lane = hf.works.lanes["commands"]
+            run = lane.run
+            monkeypatch.setattr(lane, "run", lambda command: (tries.append(command), run(command))[1])
+            proxy.stall()
+            with pytest.raises(StoreUnavailable) as caught:
+                hf.lock("k", wait=0).acquire()
+            assert caught.value.ambiguous
+            assert len(tries) == 2
+            proxy.go_on()

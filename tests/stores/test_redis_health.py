@@ -43,7 +43,7 @@ def details(store):
 
 def test_a_server_that_is_set_up_well_is_said_to_be_so(kind, own, opened, caplog):
     store = opened(own.url)
-    assert levels(store) == dict.fromkeys(("server", "role", "eviction", "durability", "clock"), "ok")
+    assert levels(store) == dict.fromkeys(("server", "role", "eviction", "durability"), "ok")
     assert details(store)["server"] == f"{own.kind} {own.version}".replace("Valkey v", "Valkey ")
     assert store.capabilities.durable
     assert caplog.text == ""
@@ -98,7 +98,6 @@ def test_what_may_not_be_looked_at_is_said(own, operator, opened, caplog):
         "role": "warning",
         "eviction": "warning",
         "durability": "warning",
-        "clock": "ok",
     }
     assert all(finding.advice for finding in store.diagnose() if finding.level != "ok")
     assert not store.capabilities.durable
@@ -111,16 +110,6 @@ def test_a_server_that_cannot_be_reached_is_a_finding(opened):
     assert (finding.check, finding.level) == ("server", "problem")
     assert "cannot be reached" in finding.detail
     assert not opened("redis://127.0.0.1:1/0").capabilities.durable
-
-
-def test_a_clock_that_differs_is_a_word_worth():
-    class Server:
-        def ask(self, *_):
-            return [b"1000", b"0"]
-
-    finding = redis_health._clock(Server())
-    assert finding.level == "warning"
-    assert "NTP" in finding.advice
 
 
 def test_an_old_server_is_a_problem():

@@ -1,4 +1,4 @@
-"""The check-up of a Redis or Valkey: its role, whether it may lose or throw away what it was told, and its clock.
+"""The check-up of a Redis or Valkey: its role, and whether it may lose or throw away what it was told.
 
 The two that matter most for locks, eviction and persistence, are looked at when a server is first used by a process,
 and said aloud once. Nothing here changes anything; what may not be looked at is a finding too.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +19,6 @@ from .contract import Finding
 from .redis_keys import Layout
 from .redis_link import Link, Place
 
-CLOCK_SECONDS = 1.0
-"""Clocks that differ by more are worth a word."""
 MIN_VERSION = (6, 2)
 
 log = logging.getLogger("holdfast")
@@ -99,7 +96,6 @@ def _findings(place: Place, link: Link) -> Iterator[Finding]:
     yield _role(look)
     yield _eviction(look)
     yield _persistence(look)
-    yield _clock(link)
     if place.cluster or look.info.get("cluster_enabled") == "1":
         yield _cluster(place, link)
 
@@ -194,23 +190,6 @@ def _persistence(look: Look) -> Finding:
         detail=detail,
         advice="CONFIG SET appendonly yes and appendfsync always, where an answered lock must survive. Tokens rise "
         "nevertheless, so whoever checks them is safe.",
-    )
-
-
-def _clock(link: Link) -> Finding:
-    before = time.time()
-    seconds, microseconds = (int(part) for part in link.ask("TIME"))
-    after = time.time()
-    difference = seconds + microseconds / 1e6 - (before + after) / 2
-    detail = f"the server's clock differs from this host's by {difference:+.3f} s"
-    if abs(difference) <= CLOCK_SECONDS:
-        return Finding(check="clock", level="ok", detail=detail)
-    return Finding(
-        check="clock",
-        level="warning",
-        detail=detail,
-        advice="Leases go by the server's clock alone, so this does no harm to them; tokens may fall behind at a "
-        "failover to a server whose clock is behind. Run NTP on both.",
     )
 
 
