@@ -59,3 +59,18 @@ def test_a_server_that_is_not_there_is_said_in_one_line(url):
     done = holdfast("locks", "list", "--url", url)
     assert "hunter2" not in failure(done, done.exit_code)
     assert done.exit_code == 1
+
+
+@pytest.mark.parametrize("command", [("locks", "list"), ("state", "get", "k"), ("doctor",)])
+def test_a_role_without_rights_is_told_so_in_plain_words(command):
+    server = real_servers.shared("postgres")
+    with Client(server.url) as hf:
+        hf.lock("k").acquire().release()
+    with psycopg.connect(server.url, autocommit=True) as db:
+        db.execute("CREATE ROLE weak LOGIN PASSWORD 'x'")
+        try:
+            done = holdfast(*command, "--url", f"postgresql://weak:x@127.0.0.1:{server.port}/postgres")
+        finally:
+            db.execute("DROP ROLE weak; DROP SCHEMA holdfast CASCADE")
+    assert "should not have happened" not in done.output
+    assert "rights" in done.output

@@ -561,3 +561,13 @@ def test_where_no_thread_can_be_had_nothing_is_left_open(url, opened):
         with no_threads(), pytest.raises(RuntimeError):
             store.watch("b", print)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_tables_that_were_dropped_are_made_again_by_the_next_call(server, schema, admin):
+    with Client(f"{server.url}?schema={postgres_url_quoted(schema)}") as hf:
+        hf.lock("k").acquire().release()
+        admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+        with pytest.raises(StoreUnusable, match="makes them again"):
+            hf.lock("k").acquire()
+        with hf.lock("k") as lease:
+            lease.check()

@@ -27,6 +27,18 @@ lease = hf.lock("k", ttl=3600).acquire()
 say(lease.token)
 sys.stdin.readline()
 """
+FORKING = """
+import os, time
+from holdfast import Client
+hf = Client(sys.argv[1])
+lease = hf.lock("k", ttl=3600).acquire()
+child = os.fork()
+if child == 0:
+    time.sleep(120)
+    os._exit(0)
+say(lease.token, child)
+sys.stdin.readline()
+"""
 ANCHORS = "SELECT {} FROM pg_stat_activity WHERE application_name = 'holdfast' AND query LIKE '%pg_try_advisory_lock%'"
 
 
@@ -47,6 +59,17 @@ def test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits(url):
         threading.Timer(0.2, os.kill, (holder.pid, signal.SIGKILL)).start()
         with hf.lock("k", ttl=3600, wait=60) as lease:  # the dead one's time would end in an hour
             assert lease.token > token
+
+
+def test_a_forked_child_does_not_keep_its_dead_parents_lock(url):
+    with running(FORKING, url) as holder, Client(url) as hf:
+        token, child = map(int, holder.hear().split())
+        try:
+            os.kill(holder.pid, signal.SIGKILL)
+            with hf.lock("k", ttl=3600, wait=60) as lease:
+                assert lease.token > token
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_holder_whose_process_lives_keeps_it(url):

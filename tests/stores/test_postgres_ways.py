@@ -70,6 +70,16 @@ def test_a_client_is_made_from_an_sqlalchemy_engine(server, engine):
         assert server.password not in hf.url
 
 
+def test_engines_are_told_apart_also_where_their_urls_are_alike(server):
+    def made():
+        return sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(server.url))
+
+    stores = [open_store(made(), namespace="default", options=SCHEMA) for _ in range(2)]
+    assert stores[0].identity != stores[1].identity
+    for store in stores:
+        store.close()
+
+
 async def take(client):
     async with client, client.lock("k") as lease:
         return lease.token
