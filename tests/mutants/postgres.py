@@ -201,4 +201,18 @@ POSTGRES = [
         "                pass",
         (SESSIONS + "test_whoever_the_server_left_to_us_is_told_also_when_the_answer_is_lost",),
     ),
+    Mutant(
+        "a forked child keeps the session of its dead parent",
+        "stores/postgres_anchor.py",
+        "            os.close(rope.socket)",
+        "            str(rope.socket)",
+        (ADVISORY + "test_a_forked_child_does_not_keep_its_dead_parents_lock",),
+    ),
+    Mutant(
+        "what never arrived is given back",
+        "flows.py",
+        "if trace and not never_arrived:",
+        "if trace:",
+        ("tests/test_on_servers.py::test_what_never_reached_a_server_is_not_given_back",),
+    ),
 ]

@@ -178,8 +178,8 @@ def test_a_renewal_whose_row_is_taken_for_a_while_is_no_failure(url):
 def test_a_caller_waits_for_a_row_that_is_taken_for_a_while(url):
     with Client(url) as hf, locked_row_of(url, hf) as other:
         threading.Timer(3.5, other.rollback).start()  # longer than what is not answered at all is asked for
-        with hf.lock("k", wait=20):
-            pass
+        with hf.lock("k", wait=20) as lease:
+            assert lease.valid
 
 
 @contextmanager
@@ -517,7 +517,7 @@ def test_a_watch_goes_on_after_its_connection_was_lost(url, opened, admin, liste
     eventually(lambda: heard == [None, None])
     with psycopg.connect(url.partition("?")[0], autocommit=True) as other:
         other.execute("SELECT pg_notify(%s, %s)", (watch._listen.split('"')[1], '["b.7"]'))
-        eventually(lambda: heard[-1] == ["b.7"])
+        assert eventually(lambda: heard[-1] == ["b.7"])
 
 
 def test_where_nobody_can_listen_the_head_of_a_queue_looks_from_time_to_time(url, opened, listening, monkeypatch):

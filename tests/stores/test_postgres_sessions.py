@@ -322,7 +322,7 @@ def test_a_notification_that_makes_no_sense_only_makes_them_look(url, opened, ad
         channel = watch._listen.split('"')[1]
         for text in ("not json", "7", '["b.1"]'):
             admin.execute("SELECT pg_notify(%s, %s)", (channel, text))
-        eventually(lambda: heard[1:] == [None, None, ["b.1"]])
+        assert eventually(lambda: heard[1:] == [None, None, ["b.1"]])
 
 
 def test_whoever_the_server_left_to_us_is_told_also_when_the_answer_is_lost(url, opened, admin):
