@@ -1,7 +1,8 @@
 """Real stores with a fault in the way: replies that get lost, connections that stall, clocks that are set. No mocks.
 
 `planned` puts a plan between clients and their store, in this process. `SkewedClock` gives other processes, clients or
-servers, a wall clock that the test sets. `holdfast.testing.proxy` has the faults of a network.
+servers, a wall clock that the test sets. `Proxy` has the faults of a network: it lives in `holdfast.testing.proxy` and
+can be had here too. Servers are killed and paused by their own methods (`holdfast.testing.servers`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from ..errors import HoldfastError, StoreUnavailable
 from ..rules.outcomes import Outcome
 from ..stores import open_store
 from ..stores.contract import Connection, Role, Store
+from .proxy import Proxy
+
+__all__ = ["ClockMissing", "FaultyConnection", "FaultyStore", "Plan", "Proxy", "SkewedClock", "clients_open", "planned"]
 
 
 class Plan:
