@@ -208,7 +208,7 @@ def test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one(caplo
 
 
 def test_a_loss_that_finds_no_thread_for_its_callback_ends_nobodys_heartbeats(hf):
-    other = hf.lock("b", ttl=0.9).acquire()
+    other = hf.lock("b", ttl=6, renew_every=0.3).acquire()
     told = []
     lost = hf.lock("a", ttl=0.9, on_lost=told.append).acquire()
     eventually(lambda: hf.works.lanes["heartbeats"]._thread)

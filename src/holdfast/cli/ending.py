@@ -57,6 +57,11 @@ class App(click.Group):
             sys.stdout.flush()
         except Exception as error:
             code = _told(error, as_json="--json" in given)
+        for stream in (sys.stdout, sys.stderr):  # what cannot be written would change the exit code at the very end
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                _discard(stream)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -109,9 +114,14 @@ def _explained(error: Exception) -> tuple[str, str, int]:
 
 def _nobody_reads() -> int:
     """The reader of a pipe has gone, or the disk is full. Nothing may be flushed at the interpreter's end either."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _discard(sys.stdout)
     return FAILED
+
+
+def _discard(stream: Any) -> None:
+    """Let what is still to be written there go nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fill_closed_streams() -> None:
