@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 
-# Most tests wait, for a process or for time to pass: more of them at once than there are cores.
-WORKERS ?= 3
+# Most tests wait, for a process or for time to pass. More than two at once keep each other from the disk.
+WORKERS ?= 2
 
 VENV := .venv
 PY := $(VENV)/bin/python
