@@ -192,7 +192,7 @@ def test_blocking_the_loop_longer_than_max_stall_loses_the_lease_loudly(url):
             seen = []
             hf.events.subscribe(lambda event: seen.append((event.name, event.fields.get("reason", ""))))
             with pytest.raises(LeaseLost, match="stuck"):
-                async with hf.lock("a", ttl=0.5, max_stall=0.6) as lease:
+                async with hf.lock("a", ttl=3, max_stall=1) as lease:
                     eventually(lambda: not lease.valid)  # blocks this loop until the lease is lost
                     await asyncio.sleep(60)
             names = [name for name, _ in seen]
