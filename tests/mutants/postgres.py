@@ -197,7 +197,7 @@ POSTGRES = [
     Mutant(
         "nobody is told when the answer was lost",
         "stores/postgresql.py",
-        "                hint_all(self._identity)",
+        "                near.tell(self._identity, channel, None)",
         "                pass",
         (SESSIONS + "test_whoever_the_server_left_to_us_is_told_also_when_the_answer_is_lost",),
     ),

@@ -183,7 +183,7 @@ REDIS = [
     Mutant(
         "nobody is told to look after a break",
         "stores/redis_watch.py",
-        "                self._hint(None)\n",
+        "                self.hint(None)\n",
         "",
         (WATCH + "test_after_a_cut_everybody_is_told_to_look[valkey]",),
     ),

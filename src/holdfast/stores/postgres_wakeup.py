@@ -12,13 +12,13 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import msgspec
 
 from .._platform import after_fork_in_child
 from .contract import Hint
+from .near import Hinting, Near
 from .postgres_session import Connect, Session, readable
 
 POLL_SECONDS = 1.0
@@ -31,33 +31,8 @@ JOIN_SECONDS = 5.0
 
 log = logging.getLogger("holdfast.stores")
 
-_watches_lock = threading.Lock()
-_watches: dict[tuple[str, str], list[Listening]] = {}
+near: Near[Listening] = Near()
 _ids = msgspec.json.Decoder(list[str])
-
-
-def tell(identity: str, woken: Mapping[str, list[str]]) -> None:
-    """Tell the watches of this process."""
-    for channel, ids in woken.items():
-        with _watches_lock:
-            near = list(_watches.get((identity, channel), ()))
-        for watch in near:
-            watch.hint(ids)
-
-
-def told_here(identity: str) -> list[str]:
-    """The channels that are watched in this process."""
-    with _watches_lock:
-        return [channel for place, channel in _watches if place == identity]
-
-
-def hint_all(identity: str) -> None:
-    """Have all watches of this process look for themselves."""
-    for channel in told_here(identity):
-        with _watches_lock:
-            near = list(_watches.get((identity, channel), ()))
-        for watch in near:
-            watch.hint(None)
 
 
 def _named_in(text: bytes) -> list[str] | None:
@@ -69,15 +44,13 @@ def _named_in(text: bytes) -> list[str] | None:
 
 
 def _forget_after_fork() -> None:
-    global _watches_lock  # noqa: PLW0603  (the old one may be held by a thread that is not in this process)
-    _watches_lock = threading.Lock()
-    _watches.clear()
+    near.forget()
 
 
 after_fork_in_child(_forget_after_fork)
 
 
-class Listening:
+class Listening(Hinting):
     """A subscription, with a thread and a connection of its own."""
 
     def __init__(
@@ -91,19 +64,18 @@ class Listening:
         timeout: float,
         look_every: float | None = None,
     ) -> None:
-        self._place = (identity, channel)
+        super().__init__(on_hint)
+        self._identity, self._channel = identity, channel
         digest = hashlib.md5(f"{namespace}.{channel}".encode(), usedforsecurity=False).hexdigest()
         self._listen = f'LISTEN "holdfast_{digest}"'
-        self._on_hint, self._connect, self._timeout = on_hint, connect, timeout
+        self._connect, self._timeout = connect, timeout
         self._look_every = look_every
         self._eager: set[str] = set()
-        self._closed = threading.Event()
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._ring, False)
         self._ringing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="holdfast-listen", daemon=True)
-        with _watches_lock:
-            _watches.setdefault(self._place, []).append(self)
+        near.add(identity, channel, self)
         try:
             self._thread.start()
         except BaseException:  # no thread can be had, or an interrupt: whichever end is closed, the other one goes too
@@ -142,22 +114,8 @@ class Listening:
 
     def _leave(self) -> None:
         self._closed.set()
-        with _watches_lock:
-            near = _watches.get(self._place, [])
-            if self in near:
-                near.remove(self)
-            if not near:
-                _watches.pop(self._place, None)
+        near.remove(self._identity, self._channel, self)
         self._rouse()
-
-    def hint(self, ids: Collection[str] | None) -> None:
-        """Pass a hint on. A mistake in the callback must not end the thread, nor the sender's command."""
-        if self._closed.is_set():
-            return
-        try:
-            self._on_hint(ids)
-        except Exception:
-            log.exception("a callback for wake-up hints failed")
 
     def _run(self) -> None:
         pause, longest = RECONNECT_SECONDS

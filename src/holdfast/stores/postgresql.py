@@ -31,7 +31,7 @@ from .postgres_anchor import Anchor, Severed
 from .postgres_batch import Batch
 from .postgres_schema import VERSION, prepare, quoted, version_of
 from .postgres_session import Connect, Missing, Session
-from .postgres_wakeup import Listening, hint_all, tell, told_here
+from .postgres_wakeup import Listening, near
 from .shared import woken_by_channel
 from .urls import scheme_of
 
@@ -125,10 +125,15 @@ def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mappin
     connect, place = _from_pool(handle) if package == "psycopg_pool" else _from_engine(handle)
     said = _options(options)
     listen = _connector(_parse(said.listen)[0]) if said.listen else connect
-    store = PostgresStore(connect, listen=listen, where=_where(place), namespace=namespace, clock=clock, options=said)
-    if package == "sqlalchemy":
-        store.identity += f"#engine-{id(handle)}"  # where it really leads only its own settings know
-    return store
+    return PostgresStore(
+        connect,
+        listen=listen,
+        where=_where(place),
+        namespace=namespace,
+        clock=clock,
+        options=said,
+        apart=f"#engine-{id(handle)}" if package == "sqlalchemy" else "",
+    )
 
 
 def unready(url: str) -> str | None:
@@ -239,10 +244,20 @@ class PostgresStore:
     """The records of one namespace in one database."""
 
     def __init__(
-        self, connect: Connect, *, listen: Connect, where: str, namespace: str, clock: Clock, options: Options
+        self,
+        connect: Connect,
+        *,
+        listen: Connect,
+        where: str,
+        namespace: str,
+        clock: Clock,
+        options: Options,
+        apart: str = "",
     ) -> None:
+        """`apart` tells stores apart whose address does not say where they lead: an engine's own settings do."""
         self.url = where if options.schema == DEFAULT_SCHEMA else f"{where}?schema={quote(options.schema)}"
-        self.identity = f"{where.partition('@')[2] or where}#{options.schema}#{namespace}"
+        self.identity = f"{where.partition('@')[2] or where}{apart}#{options.schema}#{namespace}"
+        self._apart = apart
         steered = clock is not host_clock
         self.capabilities = msgspec.structs.replace(CAPABILITIES, server_clock=False) if steered else CAPABILITIES
         self.options = options
@@ -318,6 +333,7 @@ class PostgresStore:
             namespace=self._namespace,
             clock=self._clock,
             options=self.options,
+            apart=self._apart,
         )
 
     def close(self) -> None:
@@ -357,11 +373,11 @@ class PostgresConnection:
         """Carry the batch out in one statement; rows that somebody else has locked are asked for again, alone."""
         if self._session is None:
             raise StoreUnusable("this connection is closed: open a new one")
-        near = told_here(self._identity)
+        told = near.channels(self._identity)
         at = None if self._clock is None else str(self._clock()).encode()
         try:
             number = self._tie(commands)
-            outcomes = self._batch.run(commands, at, _json.encode(near), session=number)
+            outcomes = self._batch.run(commands, at, _json.encode(told), session=number)
             if number is not None and self._anchor is not None and not self._anchor.holds(number):
                 raise StoreUnavailable(  # noqa: TRY301  (one place tells those who wait)
                     "the session to which grants are tied was lost meanwhile", ambiguous=True
@@ -369,11 +385,12 @@ class PostgresConnection:
         except BaseException as error:
             if isinstance(error, Missing):
                 self._missed()
-            if near:  # the server has left it to us to tell them, and it is not known of what
-                hint_all(self._identity)
+            for channel in told:  # the server has left it to us to tell them, and it is not known of what
+                near.tell(self._identity, channel, None)
             raise
-        if near and any(outcome.woken for outcome in outcomes):
-            tell(self._identity, woken_by_channel(outcomes))
+        if told and any(outcome.woken for outcome in outcomes):
+            for channel, ids in woken_by_channel(outcomes).items():
+                near.tell(self._identity, channel, ids)
         return outcomes
 
     def _tie(self, commands: Sequence[Command]) -> int | None:

@@ -13,10 +13,10 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Collection
 from contextlib import suppress
 
 from .contract import Hint
+from .near import Hinting
 from .redis_keys import Layout
 from .redis_link import Place, Wire
 
@@ -31,14 +31,14 @@ JOIN_SECONDS = 5.0
 log = logging.getLogger("holdfast.stores")
 
 
-class RedisWatch:
+class RedisWatch(Hinting):
     """A running subscription to the hints of one channel."""
 
     def __init__(self, place: Place, layout: Layout, channel: str, on_hint: Hint) -> None:
-        self._place, self._on_hint = place, on_hint
+        super().__init__(on_hint)
+        self._place = place
         self._index, self._channel = layout.index, layout.channel(channel)
         self._pid = os.getpid()
-        self._closed = threading.Event()
         self._connection: Wire | None = None
         self._swapping = threading.Lock()
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
@@ -74,7 +74,7 @@ class RedisWatch:
             try:
                 connection = self._subscribe()
                 pause = RETRY_SECONDS[0]
-                self._hint(None)
+                self.hint(None)
                 self._listen(connection)
             except Exception as error:  # whatever it was: the way back is to begin anew
                 if not self._closed.is_set():
@@ -105,16 +105,7 @@ class RedisWatch:
             message = connection.read_response(disable_decoding=True)
             asked = False
             if isinstance(message, list) and message[0] == b"message":
-                self._hint(message[2].decode(errors="replace").split("\n"))
-
-    def _hint(self, ids: Collection[str] | None) -> None:
-        """Pass a hint on. A mistake in the callback must not end the thread."""
-        if self._closed.is_set():
-            return
-        try:
-            self._on_hint(ids)
-        except Exception:
-            log.exception("a callback for wake-up hints failed")
+                self.hint(message[2].decode(errors="replace").split("\n"))
 
     def _drop(self) -> None:
         with self._swapping:

@@ -20,13 +20,14 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .._platform import after_fork_in_child
 from ..errors import HoldfastError
 from .contract import Hint
+from .near import Hinting, Near
 from .sqlite_file import Handle
 from .turns import share_like
 
@@ -43,8 +44,7 @@ _UNFINISHED = ".new-"
 
 log = logging.getLogger("holdfast.stores")
 
-_watches_lock = threading.Lock()
-_watches: dict[tuple[Path, str], list[_Watch]] = {}
+_near: Near[_Watch] = Near()
 
 
 class Post:
@@ -70,11 +70,7 @@ class Post:
     def tell(self, woken: Mapping[str, list[str]]) -> None:
         """Send each channel its ids. Nothing that goes wrong here matters to the caller."""
         for channel, ids in woken.items():
-            with _watches_lock:
-                near = list(_watches.get((self._folder, channel), ()))
-            for watch in near:
-                watch.hint(ids)
-            if not near and self._sends:
+            if not _near.tell(self._folder, channel, ids) and self._sends:
                 self._send(channel, ids)
 
     def _send(self, channel: str, ids: list[str]) -> None:
@@ -102,41 +98,26 @@ class Post:
                 self._socket = None
 
 
-class _Watch:
+class _Watch(Hinting):
     """A subscription; other threads of this process give it their hints directly."""
 
     def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
-        self._database, self._channel, self._on_hint = database, channel, on_hint
-        self._place = (Path(f"{database}-wake"), channel)
-        self._closed = threading.Event()
+        super().__init__(on_hint)
+        self._database, self._channel = database, channel
+        self._folder = Path(f"{database}-wake")
         self._thread = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
 
     def _start(self) -> None:
-        with _watches_lock:
-            _watches.setdefault(self._place, []).append(self)
+        _near.add(self._folder, self._channel, self)
         self._thread.start()
 
     def _leave(self) -> None:
         self._closed.set()
-        with _watches_lock:
-            near = _watches.get(self._place, [])
-            if self in near:
-                near.remove(self)
-            if not near:
-                _watches.pop(self._place, None)
+        _near.remove(self._folder, self._channel, self)
 
     def _join(self) -> None:
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
-
-    def hint(self, ids: Collection[str] | None) -> None:
-        """Pass a hint on. A mistake in the callback must not end the thread, nor the sender's command."""
-        if self._closed.is_set():
-            return
-        try:
-            self._on_hint(ids)
-        except Exception:
-            log.exception("a callback for wake-up hints failed")
 
     def expect(self, id: str, *, eager: bool) -> None:
         """Nothing to prepare: a datagram comes by itself."""
@@ -160,8 +141,8 @@ class SocketWatch(_Watch):
 
     def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
         super().__init__(database, channel, on_hint)
-        self._path = self._place[0] / _name(channel)
-        _sweep(self._place[0])
+        self._path = self._folder / _name(channel)
+        _sweep(self._folder)
         self._socket = self._bind()
         self._ending, self._end = os.pipe()  # closing the one end wakes whoever polls the other
         self._start()
@@ -323,10 +304,7 @@ def _remove_if_dead(probe: socket.socket, path: Path) -> None:
 
 
 def _reset_after_fork() -> None:
-    global _watches_lock, _watches  # the lock may be held by a thread that is not in this process
-    inherited = [watch for near in _watches.values() for watch in near]
-    _watches_lock, _watches = threading.Lock(), {}
-    for watch in inherited:
+    for watch in _near.forget():
         watch.leave_to_parent()
 
 
