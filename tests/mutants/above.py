@@ -392,8 +392,8 @@ ABOVE = [
     Mutant(
         "whoever polls tells nobody",
         "stores/wakeup.py",
-        "            if not near and self._sends:",
-        "            if not near and not self._poll:",
+        "            if not _near.tell(self._folder, channel, ids) and self._sends:",
+        "            if not _near.tell(self._folder, channel, ids) and not self._poll:",
         ("tests/stores/test_sqlite_hints.py::test_a_process_that_polls_tells_those_who_listen_on_a_socket",),
     ),
     Mutant(
