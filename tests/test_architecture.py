@@ -16,7 +16,7 @@ SOURCE = Path(holdfast.__file__).parent
 ROWS = (
     ("errors", "values", "codec", "_platform", "events", "flag"),
     ("rules", "observe"),
-    ("commands",),
+    ("commands", "run_commands"),
     ("stores",),
     ("lane",),
     ("flows", "runners", "keeper", "held"),

@@ -8,8 +8,10 @@ from contextlib import closing
 import pytest
 
 from holdfast import commands as c
+from holdfast import run_commands as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules import outcomes as out
+from holdfast.rules.run_outcomes import Census
 from holdfast.rules.slot import Swapped
 from holdfast.testing.asking import ME, SECOND, read, swap
 from providers import sqlite_path
@@ -52,9 +54,10 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_keeps_its_locks(ur
     store.connect("commands").close()
     store.close()
     with closing(sqlite3.connect(sqlite_path(url))) as db, db:
-        db.execute("DROP TABLE slots")
+        for table in ("slots", "runs", "journal", "events", "workers"):
+            db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
         db.execute("INSERT INTO locks VALUES ('default', 'old', '{\"fence\": 7}', NULL)")
     connection = opened(url).connect("commands")
     assert connection.execute([c.Inspect(key="old")])[0].record.fence == 7
-    assert connection.execute([swap("a.1")]) == [Swapped(version=1)]
+    assert connection.execute([swap("a.1"), r.CountRuns()]) == [Swapped(version=1), Census(counts={})]

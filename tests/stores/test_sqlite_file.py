@@ -166,13 +166,13 @@ def test_a_migration_that_fails_in_the_middle_changes_nothing(url, path, monkeyp
 
 def test_a_migration_leads_an_older_file_to_the_present(url, path, monkeypatch, opened):
     opened(url).connect("commands").execute([acquire()])
-    more = ("sqlite.sql", "later.sql")
+    more = (*sqlite_file.MIGRATIONS, "later.sql")
     monkeypatch.setattr(sqlite_file, "MIGRATIONS", more)
-    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(sqlite_store, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", len(more))
+    monkeypatch.setattr(sqlite_store, "SCHEMA_VERSION", len(more))
     monkeypatch.setattr(sqlite_file, "_statements", lambda script: ["CREATE TABLE later (x)"] * (script == "later.sql"))
     store = opened(url)
-    assert query(path, "PRAGMA user_version") == [(2,)]
+    assert query(path, "PRAGMA user_version") == [(len(more),)]
     assert isinstance(store.connect("commands").execute([acquire(id="b.1")])[0], out.Busy)
 
 

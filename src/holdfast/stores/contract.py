@@ -11,7 +11,8 @@ The specification of each command is its docstring in `commands.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -37,6 +38,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """`now` comes from one clock for all clients, not from the clients' hosts."""
     notifies: bool
     """Waiters are told of a grant; without it they only ask again from time to time."""
+    workflows: bool = False
+    """It understands the commands of `run_commands.py`: workflows can run on it."""
 
 
 Level = Literal["ok", "warning", "problem"]
@@ -84,6 +87,25 @@ class Tied(Protocol):
 
     def on_severed(self, tell: Callable[[str], None]) -> None:
         """Call this from any thread, with the reason, when what was granted through this store has ended."""
+
+
+@runtime_checkable
+class Joinable(Protocol):
+    """What a store is as well on whose database users keep tables of their own."""
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """A block with a connection for the user's own statements, in one transaction.
+
+        Committed at the end of the block, rolled back when it raises. Raises `StoreError`; `ambiguous` if the outcome
+        of the commit is not known.
+        """
+
+    def join(self, connection: Any) -> Connection:
+        """Carry commands out within the transaction that is open on this connection; ending it is the caller's.
+
+        Raises `InvalidOption` for what is no connection to this store's own database. No hints are sent: whether the
+        transaction is ever committed is not known here. Closing it leaves the caller's connection as it is.
+        """
 
 
 class Store(Protocol):

@@ -21,14 +21,16 @@ from ..rules import lock
 from ..rules.outcomes import Outcome
 from ..rules.record import EMPTY, LockRecord
 from ..rules.slot import EMPTY_SLOT, Slot
+from ..run_commands import RunCommand
 from ..values import checked_key
 from .contract import Capabilities, Clock, Finding, Hint, Role
+from .memory_runs import MemoryBook
 from .shared import at_least_one, failed, listed, woken_by_channel
 
 if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
 
-CAPABILITIES = Capabilities(durable=False, shared=False, server_clock=False, notifies=True)
+CAPABILITIES = Capabilities(durable=False, shared=False, server_clock=False, notifies=True, workflows=True)
 
 _private = count(1)
 _registry_lock = threading.Lock()
@@ -65,6 +67,7 @@ class _Space:
         self.mutex = threading.Lock()
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
+        self.runs = MemoryBook(self.records.get, self.put)
         self.watches: dict[str, list[MemoryWatch]] = {}
         self._sorted: list[str] | None = []
 
@@ -213,6 +216,8 @@ def _answer(space: _Space, command: Command, now: int) -> Outcome:
         if changed is not slot:
             space.slots[command.address] = changed
         return outcome
+    if isinstance(command, RunCommand):
+        return command.apply(space.runs, now)
     if isinstance(command, ListLocks):
         return _list(space, command, now)
     if isinstance(command, SettleDue):

@@ -20,6 +20,7 @@ from .._platform import elapsed, network_file_system
 from ..commands import READS, Command
 from ..errors import InvalidOption, StoreUnusable
 from ..rules.outcomes import Outcome
+from ..run_commands import RUN_READS
 from ..values import seconds
 from . import sqlite_health
 from .contract import Capabilities, Clock, Finding, Hint, Role
@@ -32,7 +33,8 @@ from .wakeup import Post
 if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
 
-CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=False, notifies=True)
+ALL_READS = READS + RUN_READS
+CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=False, notifies=True, workflows=True)
 
 _warned: set[Path] = set()
 
@@ -179,7 +181,7 @@ class SqliteConnection:
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
         """Carry the batch out in one transaction; reads alone do not wait for the writer's turn."""
         for command in commands:
-            if not isinstance(command, READS):
+            if not isinstance(command, ALL_READS):
                 break
         else:
             return self._read(commands)

@@ -11,9 +11,10 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice, takewhile
 from operator import itemgetter
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -22,7 +23,9 @@ from ..errors import RecordUnreadable
 from ..rules import lock
 from ..rules.outcomes import Outcome, Renewed
 from ..rules.record import EMPTY, Kind, LockRecord, decode, encode
+from ..run_commands import RunCommand
 from .shared import at_least_one, end_of_prefix, failed, listed
+from .sqlite_runs import run_runs
 from .sqlite_slots import run_slots
 
 FEW_KEYS = 8
@@ -130,9 +133,12 @@ class Batch:
                 if place < start:  # done together with the one before it
                     continue
                 outcomes += self._run_locks(commands[start:place])  # type: ignore[arg-type]
-                if isinstance(command, SlotCommand):
-                    alike = list(takewhile(lambda other: isinstance(other, SlotCommand), islice(commands, place, None)))
-                    answers, changed = run_slots(self._db, self._namespace, self._now, alike)  # type: ignore[arg-type]
+                kind, run_alike = (
+                    (SlotCommand, run_slots) if isinstance(command, SlotCommand) else (RunCommand, run_runs)
+                )
+                alike: list[Any] = list(takewhile(partial(_is, kind), islice(commands, place, None)))
+                if alike:
+                    answers, changed = run_alike(self._db, self._namespace, self._now, alike)
                     self.changed = self.changed or changed
                     outcomes += answers
                     start = place + len(alike)
@@ -319,6 +325,10 @@ class Batch:
             self.changed = True
             self._db.executemany(REMOVE, gone)
         return Swept(seen=len(rows), changed=len(gone), next=following)
+
+
+def _is(kind: type[Command], command: Command) -> bool:
+    return isinstance(command, kind)
 
 
 def _readable(key: str, text: str) -> LockRecord | RecordUnreadable:

@@ -28,7 +28,7 @@ from ..errors import StoreError, StoreUnavailable, StoreUnusable
 from .turns import Turn, pause
 
 APPLICATION_ID = int.from_bytes(b"Hldf", "big")
-MIGRATIONS = ("sqlite.sql", "sqlite_slots.sql")
+MIGRATIONS = ("sqlite.sql", "sqlite_slots.sql", "sqlite_runs.sql")
 """The n-th script leads from schema version n to n + 1."""
 SCHEMA_VERSION = len(MIGRATIONS)
 MIN_SQLITE = (3, 35, 0)

@@ -47,6 +47,8 @@ class Suite:
     """Whether other processes reach the store by its URL. None: if its capabilities say that it is shared."""
     workers: ClassVar[int] = 4
     """How many hammer on the store at once."""
+    real_second: ClassVar[int] = 4_000
+    """Microseconds that a second of a story takes on a store whose clock cannot be moved."""
     blows: ClassVar[int] = 25
     """How often each of them does so."""
 
@@ -142,6 +144,12 @@ class Suite:
         connection = (store or self.store).connect(role)
         self._things.callback(connection.close)
         return connection
+
+    def pass_time(self, seconds: float, second: int) -> None:
+        """Let so many seconds of a story pass, in which a second is so many microseconds long."""
+        span = seconds * second / SECOND
+        if self.steers or 0 < span <= 1:
+            self.advance(span)
 
     def send(self, *commands: c.Command) -> list[Outcome]:
         """Execute one batch."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 
 from ... import commands as c
@@ -24,9 +22,6 @@ EVERY_ANSWER = {
 class Histories(Suite):
     """The comparison with the rules, over commands, re-sent commands, slots, and clocks that are set."""
 
-    real_second: ClassVar[int] = 4_000
-    """Microseconds that a second of a story takes on a store whose clock cannot be moved."""
-
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     def test_a_random_history_has_the_answers_and_the_records_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
@@ -45,13 +40,13 @@ class Histories(Suite):
         connections = [store.connect("commands"), store.connect("heartbeats")]
         try:
             while told < self.story_length:
-                self._time_passes(teller, second)
+                self.pass_time(teller.time_passes() + teller.clock_jumps(), second)
                 commands = teller.batch()
                 connection = teller.random.choice(connections)
                 outcomes, now = self.decided_at(connection, commands)
                 expected = model.execute(commands, now)
                 assert outcomes == expected, (
-                    f"seed {seed}, after {told} commands: {_first_difference(commands, outcomes, expected)}"
+                    f"seed {seed}, after {told} commands: {first_difference(commands, outcomes, expected)}"
                 )
                 teller.heard(commands, expected)
                 told += len(commands)
@@ -67,13 +62,9 @@ class Histories(Suite):
             store.close()
         return kinds
 
-    def _time_passes(self, teller: Storyteller, second: int) -> None:
-        span = (teller.time_passes() + teller.clock_jumps()) * second / SECOND
-        if self.steers or 0 < span <= 1:
-            self.advance(span)
 
-
-def _first_difference(commands: list[c.Command], outcomes: object, expected: object) -> str:
+def first_difference(commands: list[c.Command], outcomes: object, expected: object) -> str:
+    """The first command that was answered otherwise, and how."""
     if not isinstance(outcomes, list) or not isinstance(expected, list) or len(outcomes) != len(expected):
         return f"{commands} was answered {outcomes}"
     for command, outcome, wanted in zip(commands, outcomes, expected, strict=True):

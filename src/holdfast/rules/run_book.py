@@ -1,0 +1,102 @@
+"""A book: how a store shows its runs, journals, inboxes, workers and locks within one atomic step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from .record import LockRecord
+from .run import Event, Run, Scalar, Worker
+
+
+class RunFilter(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Which runs to list. Times are half open: from `since` on, before `until`."""
+
+    statuses: tuple[str, ...] = ()
+    workflow: str = ""
+    prefix: str = ""
+    since: int | None = None
+    until: int | None = None
+    attributes: dict[str, Scalar] = {}
+
+    def fits(self, run: Run) -> bool:
+        """Whether a run is one of them."""
+        return (
+            (not self.statuses or run.status in self.statuses)
+            and (not self.workflow or run.workflow == self.workflow)
+            and run.id.startswith(self.prefix)
+            and (self.since is None or run.created_at >= self.since)
+            and (self.until is None or run.created_at < self.until)
+            and all(same(run.attributes.get(name), value) for name, value in self.attributes.items())
+        )
+
+
+def same(one: Scalar | None, other: Scalar | None) -> bool:
+    """Whether two attributes are equal; True is not 1."""
+    return type(one) is type(other) and one == other
+
+
+class Book(Protocol):
+    """A store's records of runs, within one atomic step."""
+
+    def run(self, id: str) -> Run | None:
+        """One run."""
+
+    def save(self, run: Run) -> None:
+        """Write a run, new or changed."""
+
+    def run_with_key(self, workflow: str, key: str) -> str | None:
+        """The id of the run of this workflow that was started with this idempotency key."""
+
+    def entries(self, run: str, limit: int | None) -> tuple[str, ...]:
+        """The journal, or its first entries."""
+
+    def append(self, run: str, at: int, entries: Sequence[str]) -> None:
+        """Write entries from the place `at` on."""
+
+    def cut(self, run: str, keep: int) -> None:
+        """Remove all entries but the first."""
+
+    def events(self, run: str, after: int) -> tuple[Event, ...]:
+        """The inbox, from after this number on."""
+
+    def event_with_key(self, run: str, key: str) -> int | None:
+        """The number of the event with this key."""
+
+    def post(self, run: str, event: Event) -> None:
+        """Write an event."""
+
+    def unpost(self, run: str, numbers: Iterable[int]) -> None:
+        """Remove events; the numbers of the others stay."""
+
+    def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
+        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+
+    def next_due(self, types: Sequence[str]) -> int | None:
+        """When the first run of these types is due."""
+
+    def owned(self, worker: str, limit: int | None) -> Sequence[Run]:
+        """The runs of a worker, by id."""
+
+    def workers(self) -> Sequence[Worker]:
+        """All workers that are enlisted, the latest last."""
+
+    def enlist(self, worker: Worker) -> None:
+        """Write a worker."""
+
+    def dismiss(self, worker: str) -> None:
+        """Remove a worker."""
+
+    def lock(self, key: str) -> LockRecord | None:
+        """The record of a lock."""
+
+    def settle(self, key: str, now: int) -> None:
+        """Settle a lock that nobody waits for, and write it if that changed it."""
+
+    def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
+        """The runs that fit, the newest first, those after the cursor."""
+
+    def census(self) -> dict[str, int]:
+        """The number of living runs of each type."""

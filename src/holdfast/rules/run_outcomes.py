@@ -1,0 +1,109 @@
+"""What a store answers about runs. As with locks: by one of these, never by an exception."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .outcomes import Outcome
+from .run import Event, Run
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with everything that is needed to go on with it. The first entry is its input."""
+
+    run: Run
+    entries: tuple[str, ...]
+    events: tuple[Event, ...]
+
+
+class Started(Outcome, frozen=True, kw_only=True):
+    """The run is there. `fresh` unless it was there before, found by its idempotency key."""
+
+    run: Run
+    fresh: bool
+    now: int
+
+
+class RunTaken(Outcome, frozen=True, kw_only=True):
+    """Another start has used this id. Nothing was changed."""
+
+    run: Run
+
+
+class Claimed(Outcome, frozen=True, kw_only=True):
+    """The runs that the worker has now. `next_due` is when the next one of its types will be due."""
+
+    claims: tuple[Claim, ...]
+    next_due: int | None
+    now: int
+
+
+class WorkerGone(Outcome, frozen=True, kw_only=True):
+    """The worker's lease has ended. It gets nothing and must come back as another."""
+
+
+class Recorded(Outcome, frozen=True, kw_only=True):
+    """The entries are in the journal. `done`: what was to happen then has happened too, else see `events`.
+
+    `taken` are the children that could not be started, because their ids are those of other runs.
+    """
+
+    done: bool
+    taken: tuple[str, ...] = ()
+    events: tuple[Event, ...]
+    now: int
+
+
+class Refused(Outcome, frozen=True, kw_only=True):
+    """The run is not the caller's to change: it is driven by another, has ended, or is not there. Nothing changed."""
+
+    run: Run | None
+    holder: str = ""
+
+
+class Posted(Outcome, frozen=True, kw_only=True):
+    """The event is in the inbox; `fresh` unless one with its key was there before."""
+
+    number: int
+    fresh: bool
+    run: Run
+
+
+class RunSeen(Outcome, frozen=True, kw_only=True):
+    """The run as it is now, or None. Its journal and inbox, if they were asked for; who drives it, if one lives."""
+
+    claim: Claim | None
+    holder: str
+    expires_at: int | None
+    now: int
+
+
+class RunPage(Outcome, frozen=True, kw_only=True):
+    """A page of runs, the newest first, and the cursor of the next one (None: that was all)."""
+
+    runs: tuple[Run, ...]
+    next: tuple[int, str] | None
+    now: int
+
+
+class Census(Outcome, frozen=True, kw_only=True):
+    """How many living runs there are of each type."""
+
+    counts: dict[str, int]
+
+
+class Owned(Outcome, frozen=True, kw_only=True):
+    """The runs that the store counts as this worker's, by id, with their fences."""
+
+    runs: dict[str, int]
+
+
+class Outlook(Outcome, frozen=True, kw_only=True):
+    """When the next run of these types is due (None: none is); a dead worker's runs are due now."""
+
+    next_due: int | None
+    now: int
+
+
+class Enlisted(Outcome, frozen=True, kw_only=True):
+    """The worker is known, or known no more."""

@@ -1,0 +1,301 @@
+"""What a store answers about runs, told once over a book of records.
+
+A book is how a store shows its runs, journals, inboxes, workers and locks within one atomic step. Memory and SQLite are
+books; a store that has a native form of these stories must be equal to them on random histories. Every story decides
+first and writes afterwards, so one that fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from . import run as rule
+from .outcomes import Outcome
+from .run import Event, Finish, NewRun, Run, Scalar, Then, Worker
+from .run_book import Book
+from .run_outcomes import (
+    Claim,
+    Claimed,
+    Enlisted,
+    Outlook,
+    Posted,
+    Recorded,
+    Refused,
+    RunSeen,
+    RunTaken,
+    Started,
+    WorkerGone,
+)
+
+BURIED_AT_ONCE = 1_000
+"""How many runs of dead workers one claim sets free, at most."""
+POISON = '{"type":"RunPoisoned","message":"its worker died %d times in a row while it drove this run"}'
+CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
+
+
+def start(book: Book, now: int, new: NewRun, worker: str) -> Outcome:
+    """Start a run, for a living worker or for whoever claims it."""
+    before = book.run(new.id)
+    if before is not None and before.request == new.request:
+        return Started(run=before, fresh=True, now=now)
+    if new.key and (found := book.run_with_key(rule.workflow_of(new.type), new.key)) is not None:
+        known = book.run(found)
+        if known is not None:
+            return Started(run=known, fresh=False, now=now)
+    if before is not None:
+        return RunTaken(run=before)
+    if worker and not _lives(book, now, worker):
+        return WorkerGone()
+    run = rule.start(new, now, worker)
+    book.save(run)
+    book.append(run.id, 0, (new.input,))
+    return Started(run=run, fresh=True, now=now, woken=_wake(book, now, run))
+
+
+def claim(
+    book: Book,
+    now: int,
+    *,
+    worker: str,
+    types: Sequence[tuple[str, str]],
+    limit: int,
+    suspects: int,
+    runs: Sequence[str],
+) -> Outcome:
+    """Give a worker the runs that it names, or up to `limit` that are due; each with a higher fence."""
+    if not _lives(book, now, worker):
+        return WorkerGone()
+    _bury(book, now, worker)
+    woken: tuple[str, ...] = ()
+    becomes = dict(types)
+    found: list[Run] = []
+    for run in _named(book, runs) if runs else _due(book, now, types, limit):
+        if len(found) >= limit:
+            break
+        if run.type not in becomes or (run.worker != worker and _lives(book, now, run.worker)):
+            continue
+        if (locked := book.lock(rule.run_key(run.workflow, run.id))) is not None and rule.holds(locked, now):
+            book.save(rule.postponed(run, now))
+            continue
+        if run.deaths >= rule.POISONED:
+            woken += _finish(book, now, run, Finish("failed", POISON % run.deaths))
+            continue
+        if run.deaths >= rule.SUSPECT and run.worker != worker:
+            if suspects < 1 and not runs:
+                book.save(rule.postponed(run, now))
+                continue
+            suspects -= 1
+        taken = rule.claim(run, now, worker=worker, type=becomes[run.type])
+        if taken is not run:
+            book.save(taken)
+        found.append(taken)
+    claims = tuple(Claim(run=run, entries=book.entries(run.id, None), events=book.events(run.id, 0)) for run in found)
+    return Claimed(claims=claims, next_due=book.next_due([kind for kind, _ in types]), now=now, woken=woken)
+
+
+def record(
+    book: Book,
+    now: int,
+    *,
+    run: str,
+    fence: int,
+    at: int,
+    entries: Sequence[str],
+    seen: int,
+    then: Then | None,
+    children: Sequence[NewRun],
+    attributes: dict[str, Scalar] | None,
+    request: str,
+) -> Outcome:
+    """Add to the journal of a run that the caller drives, start its children, and park or end it."""
+    before = book.run(run)
+    if before is not None and before.last == request:
+        done = then is None or before.status != "running" or before.fence != fence
+        others = tuple(new.id for new in children if not _is(book.run(new.id), new))
+        return Recorded(done=done, taken=others, events=book.events(run, seen), now=now)
+    if before is None or not rule.may_record(before, fence=fence, at=at):
+        return Refused(run=before, holder=_holder(book, now, before))
+    after, done = rule.recorded(
+        before, now, entries=len(entries), seen=seen, then=then, attributes=attributes, request=request
+    )
+    woken: tuple[str, ...] = ()
+    book.append(run, at, entries)
+    taken: tuple[str, ...] = ()
+    for new in children:
+        started = start(book, now, new, "")
+        woken += started.woken
+        if isinstance(started, RunTaken):
+            taken += (new.id,)
+    if done and isinstance(then, Finish):
+        woken += _finish(book, now, after, then)
+    else:
+        book.save(after)
+        woken += () if after.worker else _wake(book, now, after)
+    return Recorded(done=done, taken=taken, events=book.events(run, seen), now=now, woken=woken)
+
+
+def _is(run: Run | None, new: NewRun) -> bool:
+    return run is not None and run.request == new.request
+
+
+def post(book: Book, now: int, run: str, event: Event) -> Outcome:
+    """Put an event into the inbox of a living run; its driver is told, or it becomes due."""
+    before = book.run(run)
+    if before is not None and event.key and (number := book.event_with_key(run, event.key)) is not None:
+        return Posted(number=number, fresh=False, run=before)
+    if before is None or not before.living:
+        return Refused(run=before)
+    if event.kind == "cancel" and before.status == "pending" and before.started_at is None:
+        woken = _finish(book, now, rule.posted(before, now), Finish("cancelled", CANCELLED_EARLY))
+        book.post(run, replace(event, number=before.posted + 1, at=now))
+        ended = book.run(run)
+        assert ended is not None  # noqa: S101  (just written)
+        return Posted(number=before.posted + 1, fresh=True, run=ended, woken=woken)
+    return _post(book, now, before, event)
+
+
+def _post(book: Book, now: int, before: Run, event: Event) -> Posted:
+    after = rule.posted(before, now)
+    book.save(after)
+    book.post(before.id, replace(event, number=after.posted, at=now))
+    return Posted(number=after.posted, fresh=True, run=after, woken=_wake(book, now, after))
+
+
+def revive(
+    book: Book, now: int, *, run: str, fence: int, keep: int, forget: Sequence[int], fresh: bool, request: str
+) -> Outcome:
+    """Let a run begin again after its first `keep` entries, unless somebody living drives it or its fence is new."""
+    before = book.run(run)
+    if before is not None and before.last == request:
+        return Posted(number=before.length, fresh=True, run=before)
+    if before is None or before.fence != fence or not _free(book, now, before):
+        return Refused(run=before, holder=_holder(book, now, before))
+    after = rule.revived(before, now, keep=min(keep, before.length), request=request, fresh=fresh)
+    book.cut(run, after.length)
+    book.unpost(run, forget)
+    book.save(after)
+    return Posted(number=after.length, fresh=True, run=after, woken=_wake(book, now, after))
+
+
+def watch(book: Book, now: int, run: str, id: str) -> Outcome:
+    """Look at a run, and have this attempt told of its end."""
+    before = book.run(run)
+    if before is not None and before.living and id not in before.watchers and len(before.watchers) < rule.WATCHERS:
+        book.save(replace(before, watchers=(*before.watchers, id)))
+    return see(book, now, run, history=False)
+
+
+def see(book: Book, now: int, run: str, *, history: bool) -> RunSeen:
+    """Look at a run, and at its journal and inbox if they are asked for."""
+    found = book.run(run)
+    if found is None:
+        return RunSeen(claim=None, holder="", expires_at=None, now=now)
+    shown = Claim(
+        run=found,
+        entries=book.entries(run, None if history else 1),
+        events=book.events(run, 0) if history else (),
+    )
+    lock = book.lock(rule.worker_key(found.worker)) if found.worker else None
+    holders = lock.holders if lock is not None and rule.holds(lock, now, found.worker) else ()
+    expires_at = next((holder.expires_at for holder in holders if holder.id == found.worker), None)
+    return RunSeen(claim=shown, holder=_holder(book, now, found), expires_at=expires_at, now=now)
+
+
+def outlook(book: Book, now: int, types: Sequence[str]) -> Outlook:
+    """When there is something to claim."""
+    if any(not _lives(book, now, worker.id) for worker in book.workers()):
+        return Outlook(next_due=now, now=now)
+    return Outlook(next_due=book.next_due(types), now=now)
+
+
+def enlist(book: Book, now: int, *, worker: str, name: str, types: Sequence[str]) -> Outcome:
+    """Make a living worker known, so that it is told of runs that it could claim."""
+    if not _lives(book, now, worker):
+        return WorkerGone()
+    book.enlist(Worker(id=worker, name=name, types=tuple(types), since=now))
+    return Enlisted()
+
+
+def dismiss(book: Book, now: int, worker: str) -> Outcome:
+    """A worker goes: what it still has is for whoever claims it, and is not counted as a death."""
+    woken: tuple[str, ...] = ()
+    book.dismiss(worker)
+    for run in book.owned(worker, None):
+        free = replace(rule.buried(run, now), deaths=run.deaths)
+        book.save(free)
+        woken += _wake(book, now, free)
+    return Enlisted(woken=woken)
+
+
+# -- parts of the stories ---------------------------------------------------------------------------------------
+
+
+def _lives(book: Book, now: int, worker: str) -> bool:
+    return bool(worker) and rule.holds(book.lock(rule.worker_key(worker)), now, worker)
+
+
+def _holder(book: Book, now: int, run: Run | None) -> str:
+    """Who drives a run, for people; empty if nobody living does."""
+    if run is None or not _lives(book, now, run.worker):
+        return ""
+    name = next((worker.name for worker in book.workers() if worker.id == run.worker), "")
+    return name or run.worker
+
+
+def _free(book: Book, now: int, run: Run) -> bool:
+    """Whether nobody who lives drives a run, and nobody has locked it from outside."""
+    return not _lives(book, now, run.worker) and not rule.holds(book.lock(rule.run_key(run.workflow, run.id)), now)
+
+
+def _named(book: Book, runs: Sequence[str]) -> list[Run]:
+    found = (book.run(wanted) for wanted in dict.fromkeys(runs))
+    return [run for run in found if run is not None and run.living]
+
+
+def _due(book: Book, now: int, types: Sequence[tuple[str, str]], limit: int) -> list[Run]:
+    """What is due of all the types, the longest due first. What is not free is postponed, and hides nobody."""
+    found = [run for kind, _ in types for run in book.due(kind, now, limit)]
+    return sorted(found, key=lambda run: (rule.due_since(run), run.id))
+
+
+def _bury(book: Book, now: int, worker: str) -> None:
+    """Set the runs of dead workers free. Who has none left is forgotten."""
+    room = BURIED_AT_ONCE
+    for dead in book.workers():
+        book.settle(rule.worker_key(dead.id), now)  # a clock that was set back must not keep the dead alive
+        if dead.id == worker or room < 1 or _lives(book, now, dead.id):
+            continue
+        orphans = book.owned(dead.id, room)
+        for run in orphans:
+            book.save(rule.buried(run, now))
+        room -= len(orphans)
+        if room > 0:
+            book.dismiss(dead.id)
+
+
+def _finish(book: Book, now: int, run: Run, end: Finish) -> tuple[str, ...]:
+    """End a run; tell its parent by an event, and those who watch it."""
+    book.save(rule.finished(run, now, end))
+    woken = run.watchers
+    parent = book.run(run.parent) if run.parent else None
+    if parent is not None and parent.living and book.event_with_key(parent.id, _ended(run)) is None:
+        payload = msgspec.json.encode({"status": end.status, "result": msgspec.Raw(end.result.encode())}).decode()
+        woken += _post(book, now, parent, Event(kind="child", name=run.id, payload=payload, key=_ended(run))).woken
+    return woken
+
+
+def _ended(run: Run) -> str:
+    return f"ended/{run.id}/{run.fence}"
+
+
+def _wake(book: Book, now: int, run: Run) -> tuple[str, ...]:
+    """Whom to tell of a run: its driver, else a worker that could drive it, now one and now another."""
+    if run.worker:
+        return (rule.hint_for(run.worker, run.id),) if run.posted else ()
+    if run.due_at is None or run.due_at > now:
+        return ()
+    able = [worker.id for worker in book.workers() if run.type in worker.types and _lives(book, now, worker.id)]
+    return (rule.hint_for(able[sum(run.id.encode()) % len(able)], run.id),) if able else ()

@@ -1,0 +1,292 @@
+"""Runs inside one SQLite transaction: a book of records that is read when it is asked and written at the end.
+
+What a batch changes is kept here until `flush`, so a run that is asked for twice is read once and written once. The
+caller owns the transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import RecordUnreadable
+from ..rules import lock
+from ..rules.outcomes import Outcome
+from ..rules.record import LockRecord, decode, encode
+from ..rules.run import LONG_AGO, Event, Run, Worker
+from ..rules.run_book import RunFilter
+from ..run_commands import RunCommand
+from .shared import end_of_prefix, failed
+
+SAVE = (
+    "INSERT INTO runs (namespace, id, type, workflow, status, created_at, due_at, worker, key, record) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO UPDATE SET type = excluded.type, "
+    "status = excluded.status, due_at = excluded.due_at, worker = excluded.worker, record = excluded.record"
+)
+# A record of a driven run changes nothing that is indexed, as a rule: then no index is touched.
+TOUCH = "UPDATE runs SET record = ?3 WHERE namespace = ?1 AND id = ?2"
+LOAD = "SELECT record FROM runs WHERE namespace = ? AND id = ?"
+WITH_KEY = "SELECT id FROM runs WHERE namespace = ? AND workflow = ? AND key = ?"
+APPEND = "INSERT INTO journal (namespace, run, number, entry) VALUES (?, ?, ?, ?)"
+ENTRIES = "SELECT entry FROM journal WHERE namespace = ? AND run = ? ORDER BY number LIMIT ?"
+CUT = "DELETE FROM journal WHERE namespace = ? AND run = ? AND number >= ?"
+POST = "INSERT INTO events (namespace, run, number, key, event) VALUES (?, ?, ?, ?, ?)"
+UNPOST = "DELETE FROM events WHERE namespace = ? AND run = ? AND number = ?"
+EVENTS = "SELECT event FROM events WHERE namespace = ? AND run = ? AND number > ? ORDER BY number"
+EVENT_WITH_KEY = "SELECT number FROM events WHERE namespace = ? AND run = ? AND key = ?"
+DUE = "SELECT record FROM runs WHERE namespace = ? AND type = ? AND due_at BETWEEN ? AND ? ORDER BY due_at, id LIMIT ?"
+NEXT_DUE = "SELECT min(due_at) FROM runs WHERE namespace = ? AND type = ? AND due_at IS NOT NULL"
+OWNED = "SELECT record FROM runs WHERE namespace = ? AND worker = ? ORDER BY id LIMIT ?"
+WORKERS = "SELECT worker FROM workers WHERE namespace = ?"
+ENLIST = "INSERT OR REPLACE INTO workers (namespace, id, worker) VALUES (?, ?, ?)"
+DISMISS = "DELETE FROM workers WHERE namespace = ? AND id = ?"
+SETTLE = "UPDATE locks SET record = ?3, due_at = ?4 WHERE namespace = ?1 AND key = ?2"
+LOCK = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
+CENSUS = (
+    "SELECT type, count(*) FROM runs "
+    "WHERE namespace = ? AND status IN ('pending', 'running', 'suspended') GROUP BY type"
+)
+ALL = -1
+
+
+_encoder = msgspec.json.Encoder()
+_runs = msgspec.json.Decoder(Run)
+_events = msgspec.json.Decoder(Event)
+_workers = msgspec.json.Decoder(Worker)
+
+
+def run_runs(
+    db: sqlite3.Connection, namespace: str, now: int, commands: Sequence[RunCommand]
+) -> tuple[list[Outcome], bool]:
+    """Answer each command at its own place, and say whether anything was written."""
+    db.execute("SAVEPOINT runs")
+    try:
+        book = SqliteBook(db, namespace)
+        outcomes = [command.apply(book, now) for command in commands]
+        book.flush()
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        db.execute("ROLLBACK TO runs")
+        if len(commands) == 1:  # a bad command fails alone
+            return [failed(commands[0], error)], False
+        apart = [run_runs(db, namespace, now, [command]) for command in commands]
+        return [outcomes[0] for outcomes, _ in apart], any(changed for _, changed in apart)
+    finally:
+        db.execute("RELEASE runs")
+    return outcomes, book.changed
+
+
+class SqliteBook:
+    """The runs of one namespace, within one transaction."""
+
+    def __init__(self, db: sqlite3.Connection, namespace: str) -> None:
+        self._db, self._namespace = db, namespace
+        self._stored: dict[str, Run | None] = {}
+        self._current: dict[str, Run | None] = {}
+        self._locks: dict[str, LockRecord | None] = {}
+        self._appended: list[tuple[str, str, int, str]] = []
+        self._living: list[Worker] | None = None
+        self.changed = False
+
+    def flush(self) -> None:
+        """Write what has changed."""
+        if self._appended:
+            self.changed = True
+            self._db.executemany(APPEND, self._appended)
+            self._appended.clear()
+        for name, run in self._current.items():
+            before = self._stored.get(name)
+            if run is not None and run is not before:
+                self.changed = True
+                self._write(run, before)
+                self._stored[name] = run
+
+    def _write(self, run: Run, before: Run | None) -> None:
+        record = _encoder.encode(run).decode()
+        if before is not None and _indexed(before) == _indexed(run):
+            self._db.execute(TOUCH, (self._namespace, run.id, record))
+        else:
+            row = (run.id, run.type, run.workflow, run.status, run.created_at, run.due_at)
+            self._db.execute(SAVE, (self._namespace, *row, run.worker or None, run.key or None, record))
+
+    def _read(self, record: str) -> Run:
+        try:
+            run = _runs.decode(record)
+        except msgspec.MsgspecError as error:
+            raise RecordUnreadable(
+                f"a stored run cannot be read ({error}). It was left untouched. It may be damaged: inspect it by hand."
+            ) from error
+        if run.id in self._current:  # changed in this batch, perhaps
+            return self._current[run.id] or run
+        self._stored[run.id] = self._current[run.id] = run
+        return run
+
+    def run(self, id: str) -> Run | None:
+        """One run."""
+        if id not in self._current:
+            found = self._db.execute(LOAD, (self._namespace, id)).fetchone()
+            if found is None:
+                self._stored[id] = self._current[id] = None
+            else:
+                self._read(found[0])
+        return self._current[id]
+
+    def save(self, run: Run) -> None:
+        """Write a run, new or changed; what is looked for by its index next is written before."""
+        self._current[run.id] = run
+
+    def run_with_key(self, workflow: str, key: str) -> str | None:
+        """The id of the run of this workflow that was started with this idempotency key."""
+        self.flush()
+        found = self._db.execute(WITH_KEY, (self._namespace, workflow, key)).fetchone()
+        return None if found is None else found[0]
+
+    def entries(self, run: str, limit: int | None) -> tuple[str, ...]:
+        """The journal, or its first entries."""
+        self.flush()
+        rows = self._db.execute(ENTRIES, (self._namespace, run, ALL if limit is None else limit))
+        return tuple(row[0] for row in rows)
+
+    def append(self, run: str, at: int, entries: Sequence[str]) -> None:
+        """Write entries from the place `at` on."""
+        self._appended += [(self._namespace, run, at + place, entry) for place, entry in enumerate(entries)]
+
+    def cut(self, run: str, keep: int) -> None:
+        """Remove all entries but the first."""
+        self.flush()
+        self.changed = True
+        self._db.execute(CUT, (self._namespace, run, keep))
+
+    def events(self, run: str, after: int) -> tuple[Event, ...]:
+        """The inbox, from after this number on."""
+        known = self._current.get(run)
+        if known is not None and known.posted <= after:
+            return ()
+        return tuple(_events.decode(row[0]) for row in self._db.execute(EVENTS, (self._namespace, run, after)))
+
+    def event_with_key(self, run: str, key: str) -> int | None:
+        """The number of the event with this key."""
+        found = self._db.execute(EVENT_WITH_KEY, (self._namespace, run, key)).fetchone()
+        return None if found is None else found[0]
+
+    def post(self, run: str, event: Event) -> None:
+        """Write an event."""
+        self.changed = True
+        text = _encoder.encode(event).decode()
+        self._db.execute(POST, (self._namespace, run, event.number, event.key or None, text))
+
+    def unpost(self, run: str, numbers: Iterable[int]) -> None:
+        """Remove events; the numbers of the others stay."""
+        self.changed = True
+        self._db.executemany(UNPOST, [(self._namespace, run, number) for number in numbers])
+
+    def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
+        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+        self.flush()
+        rows = self._db.execute(DUE, (self._namespace, type, -LONG_AGO, -1, limit)).fetchall()
+        rows += self._db.execute(DUE, (self._namespace, type, 0, now, limit)).fetchall()
+        return [self._read(row[0]) for row in rows]
+
+    def next_due(self, types: Sequence[str]) -> int | None:
+        """When the first run of these types is due."""
+        self.flush()
+        first = (self._db.execute(NEXT_DUE, (self._namespace, kind)).fetchone()[0] for kind in types)
+        return min((due for due in first if due is not None), default=None)
+
+    def owned(self, worker: str, limit: int | None) -> Sequence[Run]:
+        """The runs of a worker, by id."""
+        self.flush()
+        values = (self._namespace, worker, ALL if limit is None else limit)
+        return [self._read(row[0]) for row in self._db.execute(OWNED, values).fetchall()]
+
+    def workers(self) -> Sequence[Worker]:
+        """All workers that are enlisted, the latest last."""
+        if self._living is None:
+            rows = self._db.execute(WORKERS, (self._namespace,))
+            self._living = sorted((_workers.decode(row[0]) for row in rows), key=lambda one: (one.since, one.id))
+        return self._living
+
+    def enlist(self, worker: Worker) -> None:
+        """Write a worker."""
+        self.changed = True
+        self._living = None
+        self._db.execute(ENLIST, (self._namespace, worker.id, _encoder.encode(worker).decode()))
+
+    def dismiss(self, worker: str) -> None:
+        """Remove a worker."""
+        self.changed = True
+        self._living = None
+        self._db.execute(DISMISS, (self._namespace, worker))
+
+    def lock(self, key: str) -> LockRecord | None:
+        """The record of a lock."""
+        if key not in self._locks:
+            found = self._db.execute(LOCK, (self._namespace, key)).fetchone()
+            self._locks[key] = None if found is None else decode(key, found[0])
+        return self._locks[key]
+
+    def settle(self, key: str, now: int) -> None:
+        """Settle a lock that nobody waits for, and write it if that changed it."""
+        before = self.lock(key)
+        if before is not None and (after := lock.settle(before, now)[0]) is not before:
+            self.changed = True
+            self._locks[key] = after
+            self._db.execute(SETTLE, (self._namespace, key, encode(after).decode(), after.due_at))
+
+    def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
+        """The runs that fit, the newest first, those after the cursor."""
+        self.flush()
+        where, values = _conditions(wanted, after)
+        rows = self._db.execute(
+            f"SELECT record FROM runs WHERE namespace = ?{where} ORDER BY created_at DESC, id DESC",  # noqa: S608
+            (self._namespace, *values),
+        )
+        found = []
+        for row in rows:
+            run = self._read(row[0])
+            if wanted.fits(run):
+                found.append(run)
+                if len(found) == limit:
+                    break
+        return found
+
+    def census(self) -> dict[str, int]:
+        """The number of living runs of each type."""
+        self.flush()
+        return dict(self._db.execute(CENSUS, (self._namespace,)).fetchall())
+
+
+def _indexed(run: Run) -> tuple[Any, ...]:
+    return run.type, run.status, run.due_at, run.worker
+
+
+def _conditions(wanted: RunFilter, after: tuple[int, str] | None) -> tuple[str, list[Any]]:
+    """What SQLite can sort out by its indexes; the rest is looked at one by one."""
+    where = ""
+    values: list[Any] = []
+    if after is not None:
+        where += " AND (created_at, id) < (?, ?)"
+        values += after
+    if wanted.since is not None:
+        where += " AND created_at >= ?"
+        values.append(wanted.since)
+    if wanted.until is not None:
+        where += " AND created_at < ?"
+        values.append(wanted.until)
+    if wanted.workflow:
+        where += " AND workflow = ?"
+        values.append(wanted.workflow)
+    if wanted.statuses:
+        where += f" AND status IN ({', '.join('?' * len(wanted.statuses))})"
+        values += wanted.statuses
+    if wanted.prefix:
+        where += " AND id >= ?"
+        values.append(wanted.prefix)
+        if (end := end_of_prefix(wanted.prefix)) is not None:
+            where += " AND id < ?"
+            values.append(end)
+    return where, values

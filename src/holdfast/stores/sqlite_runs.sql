@@ -1,0 +1,62 @@
+-- Holdfast on SQLite, schema version 3: runs of workflows.
+--
+-- A row of `runs` is a run; its history is its rows in `journal`, in order, the first of which (number 0) is its input;
+-- what came to it from outside are its rows in `events`. A row of `workers` is a process that drives runs; it lives
+-- while the lock 'worker/<id>' is held.
+--
+--   type        the workflow's name, with @version if it has one; @* if whoever drives it first decides that.
+--   status      pending, running, suspended, completed, failed, cancelled, timed_out.
+--   due_at      microseconds since 1970: when a run that nobody drives may be claimed. NULL: driven, ended, or not
+--               before an event comes.
+--   worker      who drives it; NULL: nobody.
+--   key         its idempotency key within its workflow; NULL: none.
+--   record      everything about it as JSON; the columns before it are parts of this, for the indexes.
+--
+-- To look at it: SELECT id, type, status, datetime(due_at / 1000000, 'unixepoch') FROM runs;
+--                SELECT number, entry FROM journal WHERE run = '...' ORDER BY number;
+
+CREATE TABLE runs (
+    namespace  TEXT NOT NULL,
+    id         TEXT NOT NULL,
+    type       TEXT NOT NULL,
+    workflow   TEXT NOT NULL,
+    status     TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    due_at     INTEGER,
+    worker     TEXT,
+    key        TEXT,
+    record     TEXT NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;
+
+CREATE INDEX runs_due ON runs (namespace, type, due_at, id) WHERE due_at IS NOT NULL;
+CREATE INDEX runs_worker ON runs (namespace, worker, id) WHERE worker IS NOT NULL;
+CREATE INDEX runs_age ON runs (namespace, created_at, id);
+CREATE INDEX runs_living ON runs (namespace, type) WHERE status IN ('pending', 'running', 'suspended');
+CREATE UNIQUE INDEX runs_key ON runs (namespace, workflow, key) WHERE key IS NOT NULL;
+
+CREATE TABLE journal (
+    namespace TEXT NOT NULL,
+    run       TEXT NOT NULL,
+    number    INTEGER NOT NULL,
+    entry     TEXT NOT NULL,
+    PRIMARY KEY (namespace, run, number)
+) WITHOUT ROWID;
+
+CREATE TABLE events (
+    namespace TEXT NOT NULL,
+    run       TEXT NOT NULL,
+    number    INTEGER NOT NULL,
+    key       TEXT,
+    event     TEXT NOT NULL,
+    PRIMARY KEY (namespace, run, number)
+) WITHOUT ROWID;
+
+CREATE UNIQUE INDEX events_key ON events (namespace, run, key) WHERE key IS NOT NULL;
+
+CREATE TABLE workers (
+    namespace TEXT NOT NULL,
+    id        TEXT NOT NULL,
+    worker    TEXT NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;

@@ -1,0 +1,383 @@
+"""Runs: a start, a claim, a fenced journal, an inbox; and random histories of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ... import commands as c
+from ... import run_commands as r
+from ...rules import run as rule
+from ...rules.run import Event, Finish, NewRun, Park
+from ...rules.run_book import RunFilter
+from ...rules.run_outcomes import (
+    Census,
+    Claimed,
+    Enlisted,
+    Owned,
+    Posted,
+    Recorded,
+    Refused,
+    RunPage,
+    RunSeen,
+    RunTaken,
+    Started,
+    WorkerGone,
+)
+from ..asking import ME, SECOND, START
+from ..run_stories import RunModel, RunStoryteller
+from .base import Suite, names
+from .histories import CHUNKS, ENOUGH, first_difference
+
+EVERY_ANSWER = {
+    "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "Refused", "Posted", "RunSeen", "RunPage", "Census",
+    "Owned", "Outlook", "Enlisted",
+}  # fmt: skip
+TYPES = (("order", "order"),)
+
+
+def start(run: str = "r", worker: str = "", **more: Any) -> r.StartRun:
+    """A start of a run of the workflow `order`, unless another type is given."""
+    new = {"id": run, "type": "order", "input": "1", "request": f"start {run}"} | more
+    return r.StartRun(new=NewRun(**new), worker=worker)
+
+
+def record(run: rule.Run, *entries: str, **more: Any) -> r.RecordRun:
+    """A record by the driver of this run, as it was when it was claimed."""
+    asked: dict[str, Any] = {"at": run.length, "seen": run.posted, "request": f"record {entries} {more}"} | more
+    return r.RecordRun(run=run.id, fence=run.fence, entries=entries, **asked)
+
+
+def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
+    """A signal to a run."""
+    return r.PostEvent(run=run, event=Event(kind="signal", name=name, payload="7", key=key))
+
+
+class Runs(Suite):
+    """What the commands about runs promise, on a store that has workflows."""
+
+    @pytest.fixture(autouse=True)
+    def _only_with_workflows(self, request: pytest.FixtureRequest, _one_store_a_test: None) -> None:
+        if request.function.__qualname__.startswith("Runs.") and not self.store.capabilities.workflows:
+            pytest.skip("this store has no workflows")
+
+    def hire(self, worker: str = "w.1", *types: str, seconds: float = 60) -> str:
+        """A living worker."""
+        lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
+        enlist = r.EnlistWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
+        assert names(self.send(lease, enlist)) == ["Granted", "Enlisted"]
+        return worker
+
+    def claim(self, worker: str = "w.1", **more: Any) -> list[rule.Run]:
+        """Claim what is due."""
+        claimed = self.ask(r.ClaimRuns(worker=worker, types=TYPES, **more), Claimed)
+        return [claim.run for claim in claimed.claims]
+
+    def run_seen(self, run: str = "r") -> rule.Run:
+        """A run as it is."""
+        seen = self.ask(r.SeeRun(run=run), RunSeen)
+        assert seen.claim is not None
+        return seen.claim.run
+
+    # -- start and claim --------------------------------------------------------------------------------------
+
+    def test_a_started_run_is_claimed_once_with_its_input_under_a_fence(self) -> None:
+        self.hire("w.1")
+        self.hire("v.1")
+        assert self.ask(start(), Started).run.status == "pending"
+        claimed = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed)
+        (claim,) = claimed.claims
+        assert (claim.run.status, claim.run.worker, claim.run.lives, claim.entries) == ("running", "w.1", 1, ("1",))
+        assert claim.run.fence > 0
+        assert self.claim("v.1") == []
+
+    def test_a_start_by_a_living_worker_is_its_own_at_once(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        assert (run.status, run.worker) == ("running", "w.1")
+        assert self.claim() == []
+
+    def test_a_worker_without_a_lease_gets_nothing(self) -> None:
+        self.ask(start("a"), Started)
+        self.ask(r.ClaimRuns(worker="w.1", types=TYPES), WorkerGone)
+        self.ask(start("b", worker="w.1"), WorkerGone)
+        self.ask(r.EnlistWorker(worker="w.1", name="w", types=("order",)), WorkerGone)
+        assert self.ask(r.SeeRun(run="b"), RunSeen).claim is None
+
+    def test_a_start_that_is_sent_again_is_the_same_and_another_with_its_id_is_refused(self) -> None:
+        first = self.ask(start(worker=self.hire()), Started).run
+        assert self.ask(start(worker="w.1"), Started).run == first
+        assert self.ask(start(request="another"), RunTaken).run == first
+
+    def test_a_start_with_a_known_idempotency_key_is_answered_with_that_run(self) -> None:
+        self.ask(start("a", key="k"), Started)
+        again = self.ask(start("b", key="k"), Started)
+        assert (again.run.id, again.fresh) == ("a", False)
+        assert self.ask(start("c", key="k", type="mail"), Started).run.id == "c"
+        assert self.ask(start("d", key="k", type="order@2"), Started).run.id == "a"
+
+    def test_claims_are_by_type_in_order_and_within_the_limit(self) -> None:
+        self.hire()
+        for name in "bca":
+            self.ask(start(name), Started)
+            self.advance(0.002)
+        self.ask(start("m", type="mail"), Started)
+        assert [run.id for run in self.claim(limit=2)] == ["b", "c"]
+        assert [run.id for run in self.claim()] == ["a"]
+
+    def test_whoever_claims_a_run_of_any_version_decides_it(self) -> None:
+        self.hire()
+        self.ask(start(type="order@*"), Started)
+        claimed = self.ask(r.ClaimRuns(worker="w.1", types=(("order@*", "order@2"),)), Claimed)
+        assert [claim.run.type for claim in claimed.claims] == ["order@2"]
+        assert self.run_seen().type == "order@2"
+
+    def test_the_runs_of_a_dead_worker_are_claimed_by_others_under_higher_fences(self) -> None:
+        self.hire("w.1", seconds=1)
+        self.hire("v.1", seconds=60)
+        before = {name: self.ask(start(name, worker="w.1"), Started).run for name in "ab"}
+        assert self.claim("v.1") == []
+        self.advance(1.5)
+        after = self.claim("v.1")
+        assert [(run.id, run.worker, run.deaths, run.lives) for run in after] == [
+            ("a", "v.1", 1, 2),
+            ("b", "v.1", 1, 2),
+        ]
+        assert all(run.fence > before[run.id].fence for run in after)
+        self.ask(record(before["a"], "late"), Refused)
+
+    def test_what_a_worker_has_already_is_given_again_under_the_same_fence_when_it_is_named(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        assert self.claim(runs=("r", "nobody")) == [run]
+        assert self.ask(r.OwnedRuns(worker="w.1"), Owned).runs == {"r": run.fence}
+
+    def test_a_run_that_is_driven_cannot_be_had_by_naming_it(self) -> None:
+        self.hire("w.1")
+        self.hire("v.1")
+        self.ask(start(worker="w.1"), Started)
+        assert self.claim("v.1", runs=("r",)) == []
+
+    def test_a_run_that_kills_its_workers_is_stopped(self) -> None:
+        self.ask(start(), Started)
+        for life in range(rule.POISONED):
+            worker = self.hire(f"w.{life}", seconds=0.5)
+            assert [run.deaths for run in self.claim(worker)] == [life]
+            self.advance(0.6)
+        assert self.claim(self.hire("v.1")) == []
+        run = self.run_seen()
+        assert run.status == "failed"
+        assert "RunPoisoned" in str(run.result)
+
+    def test_of_runs_that_may_be_killers_only_so_many_are_given(self) -> None:
+        for name in "ab":
+            self.ask(start(name), Started)
+        for life in range(rule.SUSPECT):
+            self.claim(self.hire(f"w.{life}", seconds=0.5))
+            self.advance(0.6)
+        self.hire("v.1")
+        assert [run.id for run in self.claim("v.1", suspects=1)] == ["a"]
+        assert self.claim("v.1", suspects=0) == []
+        self.advance(1.1)
+        assert [run.id for run in self.claim("v.1", suspects=1)] == ["b"]
+
+    def test_a_run_that_is_locked_from_outside_is_left_alone(self) -> None:
+        self.hire()
+        self.ask(start(), Started)
+        key = rule.run_key("order", "r")
+        self.send(c.Acquire(key=key, id="z.1", label=ME, kind="run", ttl=2 * SECOND))
+        assert self.claim() == []
+        self.advance(2.1)
+        assert [run.id for run in self.claim()] == ["r"]
+
+    def test_what_is_due_stays_due_when_the_clock_is_set_back(self) -> None:
+        self.ask(start(), Started)
+        self.advance(-3_600)
+        self.hire()
+        assert [run.id for run in self.claim()] == ["r"]
+
+    def test_a_worker_that_goes_leaves_its_runs_without_a_death(self) -> None:
+        self.hire("w.1")
+        self.hire("v.1")
+        self.ask(start(worker="w.1"), Started)
+        outcome = self.ask(r.DismissWorker(worker="w.1"), Enlisted)
+        assert outcome.woken == (rule.hint_for("v.1", "r"),)
+        assert [run.deaths for run in self.claim("v.1")] == [0]
+
+    # -- the journal ------------------------------------------------------------------------------------------
+
+    def test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        assert self.ask(record(run, "a", "b"), Recorded).done
+        self.ask(record(run, "c"), Refused)
+        self.ask(r.RecordRun(run="r", fence=run.fence + 1, at=3, entries=("c",), request="x"), Refused)
+        self.ask(record(run, "c", at=3), Recorded)
+        seen = self.ask(r.SeeRun(run="r", history=True), RunSeen)
+        assert seen.claim is not None
+        assert seen.claim.entries == ("1", "a", "b", "c")
+        assert seen.holder == "worker w.1"
+        assert seen.expires_at is not None
+
+    def test_a_record_that_is_sent_again_is_made_once(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        for _ in range(2):
+            assert self.ask(record(run, "a", then=Park(None)), Recorded).done
+        assert self.run_seen().length == 2
+
+    def test_a_finished_run_has_its_result_and_can_be_changed_no_more(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.ask(r.WatchRun(run="r", id="x.7"), RunSeen)
+        outcome = self.ask(record(run, "a", then=Finish("completed", "42")), Recorded)
+        assert outcome.woken == ("x.7",)
+        ended = self.run_seen()
+        assert (ended.status, ended.result, ended.worker, ended.watchers) == ("completed", "42", "", ())
+        self.ask(record(run, "b", at=2), Refused)
+        self.ask(signal(), Refused)
+
+    def test_a_run_with_an_event_that_its_driver_has_not_seen_neither_parks_nor_ends(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        assert self.ask(signal(), Posted).woken == (rule.hint_for("w.1", "r"),)
+        parked = self.ask(record(run, "a", then=Park(None)), Recorded)
+        assert (parked.done, [event.name for event in parked.events]) == (False, ["paid"])
+        ended = self.ask(record(run, at=2, then=Finish("completed", "1"), seen=0), Recorded)
+        assert not ended.done
+        assert self.ask(record(run, at=2, then=Finish("completed", "1"), seen=1), Recorded).done
+
+    def test_a_parked_run_is_due_at_its_time_or_when_an_event_comes(self) -> None:
+        self.hire()
+        for name in "ab":
+            run = self.ask(start(name, worker="w.1"), Started)
+            self.ask(record(run.run, then=Park(run.now + SECOND)), Recorded)
+        assert self.claim() == []
+        assert self.ask(signal("b"), Posted).woken == (rule.hint_for("w.1", "b"),)
+        assert [run.id for run in self.claim()] == ["b"]
+        self.advance(1.5)
+        assert [run.id for run in self.claim()] == ["a"]
+
+    def test_a_run_that_is_given_back_is_due_at_once(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.ask(record(run, then=Park(0)), Recorded)
+        assert [one.id for one in self.claim()] == ["r"]
+
+    # -- events and children ----------------------------------------------------------------------------------
+
+    def test_of_events_with_the_same_key_only_the_first_is_kept(self) -> None:
+        self.ask(start(), Started)
+        assert self.ask(signal(key="k"), Posted).number == 1
+        again = self.ask(signal(key="k"), Posted)
+        assert (again.number, again.fresh) == (1, False)
+        assert self.ask(signal(), Posted).number == 2
+        self.ask(signal("nobody"), Refused)
+
+    def test_a_run_that_is_cancelled_before_it_began_has_ended(self) -> None:
+        self.ask(start(), Started)
+        cancel = r.PostEvent(run="r", event=Event(kind="cancel", key="cancel"))
+        assert self.ask(cancel, Posted).run.status == "cancelled"
+        assert not self.ask(cancel, Posted).fresh
+
+    def test_children_are_started_with_the_record_and_their_end_is_an_event_for_the_parent(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
+        taken = NewRun(id="r", type="order", input="2", request="r:other", parent="r", root="r")
+        outcome = self.ask(record(run, "a", children=(child, taken)), Recorded)
+        assert outcome.taken == ("r",)
+        (born,) = self.claim()
+        assert (born.id, born.parent, born.root) == ("r/1", "r", "r")
+        ended = self.ask(record(born, then=Finish("failed", '{"type":"E"}')), Recorded)
+        assert ended.woken == (rule.hint_for("w.1", "r"),)
+        seen = self.ask(r.SeeRun(run="r", history=True), RunSeen)
+        assert seen.claim is not None
+        (event,) = seen.claim.events
+        assert (event.kind, event.name) == ("child", "r/1")
+        assert event.payload == '{"status":"failed","result":{"type":"E"}}'
+
+    def test_a_refused_record_starts_no_children(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
+        self.ask(record(run, "a", at=7, children=(child,)), Refused)
+        assert self.ask(r.SeeRun(run="r/1"), RunSeen).claim is None
+
+    # -- again ------------------------------------------------------------------------------------------------
+
+    def test_a_run_begins_again_after_the_entries_that_are_kept(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.send(signal(), signal())
+        self.ask(record(run, "a", "b", then=Finish("failed", "null"), seen=2), Recorded)
+        again = r.ReviveRun(run="r", fence=run.fence, keep=2, request="again", forget=(1,))
+        for _ in range(2):
+            assert self.ask(again, Posted).run.status == "pending"
+        claimed = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed)
+        (claim,) = claimed.claims
+        assert claim.entries == ("1", "a")
+        assert [event.number for event in claim.events] == [2]
+        assert claim.run.fence > run.fence
+        self.ask(r.ReviveRun(run="r", fence=claim.run.fence, keep=1, request="no"), Refused)
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def test_runs_are_listed_the_newest_first_page_by_page_by_what_is_asked_for(self) -> None:
+        self.hire()
+        for n in range(5):
+            self.ask(start(f"r{n}", attributes={"n": n, "odd": bool(n % 2)}), Started)
+            self.advance(0.002)
+        page = self.ask(r.ListRuns(limit=2), RunPage)
+        assert [run.id for run in page.runs] == ["r4", "r3"]
+        page = self.ask(r.ListRuns(limit=9, after=page.next), RunPage)
+        assert ([run.id for run in page.runs], page.next) == (["r2", "r1", "r0"], None)
+        odd = self.ask(r.ListRuns(wanted=RunFilter(attributes={"odd": True})), RunPage)
+        assert [run.id for run in odd.runs] == ["r3", "r1"]
+        assert self.ask(r.ListRuns(wanted=RunFilter(prefix="r1")), RunPage).runs[0].id == "r1"
+        self.claim(limit=1)
+        running = self.ask(r.ListRuns(wanted=RunFilter(statuses=("running",), workflow="order")), RunPage)
+        assert [run.id for run in running.runs] == ["r0"]
+        assert self.ask(r.CountRuns(), Census).counts == {"order": 5}
+
+    def test_namespaces_are_kept_apart(self) -> None:
+        self.ask(start(), Started)
+        there = self.connect(store=self.opened("other"))
+        assert self.ask(r.SeeRun(run="r"), RunSeen, there).claim is None
+        assert self.ask(r.ListRuns(), RunPage, there).runs == ()
+
+    def test_any_text_is_kept_in_a_run_as_it_is(self) -> None:
+        text = '"\\u0000 é 😀 \\" \' % _ ; -- \n \\/ 1.50"'
+        run = self.ask(start("r é 😀 '\"", worker=self.hire(), input=text), Started).run
+        self.ask(record(run, text, "", then=Finish("completed", text)), Recorded)
+        seen = self.ask(r.SeeRun(run=run.id, history=True), RunSeen)
+        assert seen.claim is not None
+        assert seen.claim.entries == (text, text, "")
+        assert seen.claim.run.result == text
+
+    @pytest.mark.parametrize("chunk", range(CHUNKS))
+    def test_a_random_history_of_runs_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
+        kinds: set[str] = set()
+        for seed in range(chunk, self.histories, CHUNKS):
+            kinds |= self.tell_runs(seed)
+        if self.histories // CHUNKS >= ENOUGH:
+            assert kinds >= EVERY_ANSWER
+
+    def tell_runs(self, seed: int) -> set[str]:
+        """One history, in a namespace of its own. Returns the kinds of answers."""
+        self.clock.now = START
+        second = SECOND if self.steers else self.real_second
+        model, teller, told, kinds = RunModel(), RunStoryteller(seed, second=second), 0, set()
+        store = self.open(self.address, namespace=f"runs-{seed}", clock=self.clock)
+        connections = [store.connect("commands"), store.connect("heartbeats")]
+        try:
+            while told < self.story_length:
+                self.pass_time(teller.time_passes() + teller.clock_jumps(), second)
+                commands = teller.batch()
+                outcomes, now = self.decided_at(teller.random.choice(connections), commands)
+                expected = model.execute(commands, now)
+                assert outcomes == expected, (
+                    f"seed {seed}, after {told} commands: {first_difference(commands, outcomes, expected)}"
+                )
+                teller.heard(commands, expected)
+                told += len(commands)
+                kinds.update(names(outcomes))
+            looks: list[c.Command] = [r.ListRuns(limit=1000), *(r.SeeRun(run=run, history=True) for run in teller.ids)]
+            outcomes, now = self.decided_at(connections[0], looks)
+            assert outcomes == model.execute(looks, now), f"seed {seed}, at the end"
+        finally:
+            for connection in connections:
+                connection.close()
+            store.close()
+        return kinds
