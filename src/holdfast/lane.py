@@ -178,9 +178,13 @@ class Lane:
             raise _would_wait_for_itself()
 
     async def submit(self, command: Command) -> Outcome:
-        """Send one command from this event loop and await its outcome.
+        """Send one command from this event loop and await its outcome."""
+        return answer(await self.post(command))
 
-        What a loop submits within one turn of its own goes out together.
+    def post(self, command: Command) -> asyncio.Future[Outcome]:
+        """Send one command from this event loop; the future has its outcome, be it a failure or not.
+
+        What a loop sends within one turn of its own goes out together.
         """
         if self._closed:
             raise ClientClosed
@@ -191,8 +195,7 @@ class Lane:
             outbox = self._outboxes[loop] = _Outbox()
             loop.call_soon(self._post, loop, outbox)
         outbox.append(promise)
-        del outbox
-        return answer(await promise.future)
+        return promise.future
 
     def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
         """Send commands without waiting. `done` is called from another thread. False if the lane is closed.
