@@ -34,14 +34,17 @@ from holdfast.state.states import AsyncStates, States
 NAMES = [
     "AcquireAttempt", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",
     "AsyncLeaseProvider", "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
-    "AtomicStateConflictError", "Client", "ClientClosed", "DurableMutex", "DurableSemaphore", "EVENTS", "Event",
-    "Events", "FencedScript", "HoldNotReleasable", "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey",
-    "InvalidOption", "InvalidValue", "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider",
-    "LeaseResult", "Lock", "LockInfo", "LockRecord", "LockTimeout", "NeverFits", "NoopLeaseProvider", "NotHeld",
-    "ReadWriteLock", "RecordUnreadable", "RunLock", "RunLocked", "StaleToken", "StoreError",
-    "StoreContended", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "WaiterInfo", "WouldDeadlock",
+    "AtomicStateConflictError", "ChildHandle", "Client", "ClientClosed", "Context", "DurableMutex",
+    "DurableSemaphore", "EVENTS", "Engine", "Event", "Events", "FencedScript", "HoldNotReleasable", "HolderInfo",
+    "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption", "InvalidValue", "InvalidWorkflow",
+    "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider", "LeaseResult", "Lock", "LockInfo", "LockRecord",
+    "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow",
+    "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLock",
+    "RunLocked", "RunResultTimeout", "RunsPage", "StaleToken", "Step", "StepFailed", "StepInfo", "StepTimeout",
+    "StoreContended", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "UnknownRun",
+    "WaiterInfo", "Workflow", "WorkflowFailed", "WorkflowTypeNotRegisteredError", "WouldDeadlock", "current_step",
     "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async", "initial_lock_record",
-    "is_lease_provider",
+    "is_lease_provider", "step", "workflow",
 ]  # fmt: skip
 
 SIGNATURES = {

@@ -49,7 +49,7 @@ class Works:
     def __init__(self, store: Store, events: Events, retention: int) -> None:
         self.store = store
         self.channel = secrets.token_hex(8)
-        self.lanes: Lanes = {role: Lane(partial(store.connect, role), role) for role in ROLES}
+        self.lanes: Lanes = {role: Lane(partial(store.connect, role), role, store.identity) for role in ROLES}
         self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
         self.callbacks = Callbacks()
         self._events = events

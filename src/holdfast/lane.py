@@ -13,17 +13,21 @@ import asyncio
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from queue import SimpleQueue
 from weakref import WeakValueDictionary
 
-from .commands import Command, Failed
+from . import failpoints
+from .commands import READS, Command, Failed
 from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable, WouldDeadlock
 from .rules.outcomes import Outcome
+from .run_commands import RUN_READS
 from .stores.contract import Connection
 
 MAX_BATCH = 1_000
+ALL_READS = READS + RUN_READS
 JOIN_SECONDS = 15.0
 
 Done = Callable[[list[Outcome] | None, HoldfastError | None], None]
@@ -119,13 +123,25 @@ def answer(outcome: Outcome) -> Outcome:
 
 
 _THREAD = object()
+_within: ContextVar[str] = ContextVar("holdfast_transaction", default="")
+
+
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """In this block a transaction of the user's is open on a store that has one writer: others would wait for it."""
+    before = _within.set(place)
+    try:
+        yield
+    finally:
+        _within.reset(before)
 
 
 class Lane:
     """One queue, at most one batch under way, one connection."""
 
-    def __init__(self, connect: Callable[[], Connection], name: str) -> None:
+    def __init__(self, connect: Callable[[], Connection], name: str, place: str = "-") -> None:
         self._connect = connect
+        self._place = place
         self._name = name
         self._connection: Connection | None = None
         self._mutex = threading.RLock()  # a signal handler may come in while its thread has it
@@ -148,6 +164,7 @@ class Lane:
         """Send commands from this thread and wait for their outcomes, be they failures or not."""
         call = _Call(commands)
         batch: list[_Parcel] = []
+        self._refuse_within(commands)
         if self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  (as threading.Condition asks it)
             raise _would_wait_for_itself()
         try:
@@ -172,6 +189,13 @@ class Lane:
         call.wait()
         return call.answers()
 
+    def _refuse_within(self, commands: Sequence[Command]) -> None:
+        if _within.get() == self._place and not all(isinstance(command, ALL_READS) for command in commands):
+            raise WouldDeadlock(
+                "this is the body of a transaction on the same store, which has one writer at a time: what it asks for "
+                "would wait for the transaction to end. Do it in a step before or after."
+            )
+
     def _refuse_itself(self) -> None:
         """A signal handler or a finaliser that runs inside this thread's own batch would wait for itself."""
         if isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident():
@@ -188,6 +212,7 @@ class Lane:
         """
         if self._closed:
             raise ClientClosed
+        self._refuse_within((command,))
         loop = asyncio.get_running_loop()
         promise = _Promise(command, loop)
         outbox = self._outboxes.get(loop)
@@ -309,7 +334,11 @@ class Lane:
             commands = batch[0].commands if len(batch) == 1 else [one for parcel in batch for one in parcel.commands]
             if self._connection is None:
                 self._connection = self._connect()
+            if failpoints.reached is not None:
+                failpoints.reach("before", commands)
             outcomes = self._connection.execute(commands)
+            if failpoints.reached is not None:
+                failpoints.reach("after", commands)
         except StoreError as raised:
             error = raised
         except Exception as raised:  # (a driver's surprise must reach the callers, not end the lane)

@@ -38,6 +38,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """`now` comes from one clock for all clients, not from the clients' hosts."""
     notifies: bool
     """Waiters are told of a grant; without it they only ask again from time to time."""
+    one_writer: bool = False
+    """Whoever has a transaction open keeps all others from writing."""
     workflows: bool = False
     """It understands the commands of `run_commands.py`: workflows can run on it."""
 

@@ -45,8 +45,10 @@ class Effects(Protocol):
 class Code:
     """The code of one run, and everything that it waits for."""
 
-    def __init__(self, run: Run, workflow: Workflow[Any, Any], effects: Effects, max_bytes: int) -> None:
-        self.run, self.workflow, self.max_bytes = run, workflow, max_bytes
+    def __init__(
+        self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
+    ) -> None:
+        self.run, self.workflow, self.max_bytes, self.transactional = run, workflow, max_bytes, transactional
         self.loop = WorkflowLoop(run.created_at)  # type: ignore[abstract]
         self.root: asyncio.Task[Any] | None = None
         self.replaying = True

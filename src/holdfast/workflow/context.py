@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 import uuid
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import msgspec
 
 from ..codec import decode_value, encode_value
-from ..errors import InvalidOption, InvalidValue
+from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
 from ..rules.run import NewRun, Scalar, workflow_of
 from ..values import Duration, checked_key, seconds
 from .definition import ONCE, Retry, Step, Workflow, current_context
@@ -161,6 +162,13 @@ class Context:
 
         What it writes through the connection is written exactly once, whatever crashes.
         """
+        if not self._code.transactional:
+            raise NotInWorkflow(
+                "ctx.transaction needs a store on whose database your own tables can be: SQLite or PostgreSQL. "
+                "Elsewhere use ctx.step, and current_step().idempotency_key to make its effect happen once."
+            )
+        if inspect.iscoroutinefunction(function):
+            raise InvalidWorkflow(f"the transaction {name!r} runs in a thread: it must be a plain function, not async")
         value: R = await self._call(name, function, args, {}, transaction=True)
         return value
 
@@ -286,7 +294,8 @@ class ReplayLogger(logging.LoggerAdapter[logging.Logger]):
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802  (the name is logging's)
         """Whether this would be logged now."""
-        return not self._code.replaying and super().isEnabledFor(level)
+        told = self._code.replaying and self._code.run.lives > 1  # by an earlier life
+        return not told and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Say which run it is."""

@@ -28,7 +28,7 @@ from .context import StepCall
 from .definition import Workflow
 from .failures import failure_of
 from .host import Host
-from .steps import Steps
+from .steps import Steps, Transacted
 
 RETRY_SECONDS = 0.2
 """How long a record waits that found the store away."""
@@ -48,12 +48,15 @@ class Driver:
         self.idle_since = host.now()
         self.finished = asyncio.Event()
         self.rested = asyncio.Event()
-        self._code = Code(claim.run, workflow, self, host.max_bytes)
+        self._code = Code(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
         self._steps = Steps(host, claim.run.id, self._step_reported)
         self._seen = claim.run.posted
         self._fresh: list[str] = []  # delivered, and not yet on their way to the store
         self._delivered = self._durable = claim.run.length
         self._effects: deque[tuple[int, Callable[[], None]]] = deque()
+        self._words: deque[tuple[int, PostEvent]] = deque()  # to children
+        self._unanswered = 0  # words that are on their way
+        self._transactions: deque[StepCall] = deque()
         self._backlog: deque[Delivery] = deque()
         self._busy = False  # delivering, or a transaction has the journal
         self._recording: RecordRun | None = None
@@ -94,7 +97,15 @@ class Driver:
     def idle(self) -> bool:
         """Whether nothing is under way here: it waits for time or for others."""
         return not (
-            self._busy or self._steps.running or self._recording or self._wants_record() or self._effects or self.left
+            self._busy
+            or self._steps.running
+            or self._recording
+            or self._wants_record()
+            or self._effects
+            or self.left
+            or self._transactions
+            or self._words
+            or self._unanswered
         )
 
     @property
@@ -122,7 +133,9 @@ class Driver:
         self.left = why
         self._steps.stop()
         self._effects.clear()
+        self._words.clear()
         self._backlog.clear()
+        self._transactions.clear()
         self._code.leave()
         self.rested.set()
         self.host.gone(self)
@@ -139,9 +152,9 @@ class Driver:
             call.running.cancel()
 
     def cancel_child(self, id: str) -> None:
-        """A child is told to stop, by a word that counts once."""
+        """A child is told to stop, by a word that counts once. The run does not end before that."""
         word = PostEvent(run=id, event=Event(kind="cancel", key=f"cancelled by {self.run.id}"))
-        self._effect(lambda: self.host.send(word, lambda _: None))
+        self._words.append((self._delivered, word))
 
     # -- going on ---------------------------------------------------------------------------------------
 
@@ -258,7 +271,10 @@ class Driver:
             if tried.again_at > self.host.now():
                 call.again_at = tried.again_at
                 return
-        self._steps.begin(call)
+        if call.transaction:
+            self._transactions.append(call)
+        else:
+            self._steps.begin(call)
 
     def _step_reported(self, call: StepCall, entry: j.StepDone | j.StepLost | j.Attempted) -> None:
         def deliver() -> None:
@@ -273,24 +289,82 @@ class Driver:
 
         self._deliver_when_free(deliver)
 
+    # -- transactions -----------------------------------------------------------------------------------
+
+    def _transact(self, call: StepCall) -> None:
+        """Nothing else is delivered or recorded while a transaction is under way: its entry is the next one."""
+        if self._code.calls.get(call.id) is not call:
+            self._flush()
+            return
+        self._busy = True
+        call.attempts += 1
+        self._records += 1
+        record = RecordRun(
+            run=self.run.id,
+            fence=self.run.fence,
+            at=self._durable,
+            request=f"{self.run.fence}.{self._records}",
+            seen=self._seen,
+        )
+        self._steps.transact(call, record, self._transacted)
+
+    def _transacted(self, call: StepCall, result: Transacted) -> None:
+        """A transaction is over: what it recorded is delivered, what it raised counts as a failed attempt."""
+        self._busy = False
+        if self.left is not None:
+            return
+        answer = result.answer
+        if isinstance(answer, Recorded) and result.entry is not None:
+            entry = result.entry
+            self._durable += 1
+            self._delivered += 1
+            self._backlog.appendleft(lambda: self._code.deliver(entry))
+            self.hear(answer.events)
+        elif isinstance(answer, BaseException):
+            self._steps.failed(call, answer)
+            self._advance()
+        elif answer is None:  # the store was away, and nothing was done
+            call.attempts -= 1
+            self._transactions.appendleft(call)
+            self.host.later(RETRY_SECONDS, self._advance)
+        else:
+            self._refused(answer)
+
     # -- records ----------------------------------------------------------------------------------------
 
     def _wants_record(self) -> bool:
         code = self._code
-        return bool(self._fresh or code.unstarted or code.attributes is not None or self.end is not None)
+        return bool(self._fresh or code.unstarted or code.attributes is not None or self._ends)
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the run can be parked or ended now: whoever must be told has been told."""
+        return self.end is not None and not self._words and not self._unanswered
 
     def _flush(self) -> None:
         """Record what was delivered, and begin the effects for which everything before is durable."""
         if self.left is not None or self._busy:
             return
-        effects = self._effects
+        effects, words = self._effects, self._words
         while effects and effects[0][0] <= self._durable and self.end is None:
             effects.popleft()[1]()
+        while words and words[0][0] <= self._durable:
+            self._unanswered += 1
+            self.host.send(words.popleft()[1], self._told)
         if self._recording is None and self._wants_record():
             self._record()
+        elif self._recording is None and self._transactions:
+            self._transact(self._transactions.popleft())
         self.host.timing(self)
         if self.idle:
             self.rested.set()
+
+    def _told(self, answer: Outcome | HoldfastError) -> None:
+        """A word to a child has been answered; one that did not arrive is said again by whoever drives the run next."""
+        self._unanswered -= 1
+        if isinstance(answer, StoreUnavailable):
+            self.host.emit("record_failed", run=self.run.id, error=str(answer))
+        self._flush()
 
     def _record(self) -> None:
         code = self._code
@@ -305,7 +379,7 @@ class Driver:
             request=f"{self.run.fence}.{self._records}",
             entries=entries,
             seen=self._seen,
-            then=self.end,
+            then=self.end if self._ends else None,
             children=children,
             attributes=attributes,
         )
@@ -323,10 +397,13 @@ class Driver:
         elif isinstance(answer, Recorded):
             self._recorded(command, answer)
         else:
-            holder = answer.holder if isinstance(answer, Refused) else ""
-            reason = str(answer) if isinstance(answer, HoldfastError) else "another worker drives it, or it has ended"
-            self.host.emit("run_refused", run=self.run.id, workflow=self.workflow.type, reason=reason, holder=holder)
-            self.leave("refused")
+            self._refused(answer)
+
+    def _refused(self, answer: Outcome | HoldfastError) -> None:
+        holder = answer.holder if isinstance(answer, Refused) else ""
+        reason = str(answer) if isinstance(answer, HoldfastError) else "another worker drives it, or it has ended"
+        self.host.emit("run_refused", run=self.run.id, workflow=self.workflow.type, reason=reason, holder=holder)
+        self.leave("refused")
 
     def _send_again(self) -> None:
         if self._recording is not None and self.left is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..commands import Command
 from ..errors import HoldfastError
 from ..rules.outcomes import Outcome
+from ..run_commands import RecordRun
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -21,6 +22,8 @@ class Host(Protocol):
     """The worker, as its drivers see it. Everything happens on its event loop."""
 
     max_bytes: int
+    transactional: bool
+    """Whether the store's database can have the user's own writes in the same transaction."""
 
     def now(self) -> int:
         """The store's time, as well as it is known here."""
@@ -39,6 +42,13 @@ class Host(Protocol):
 
     def in_thread(self, body: Callable[[], Any], scope: Scope) -> asyncio.Future[Any]:
         """Run a blocking body in a thread."""
+
+    def transact(self, work: Callable[[Any], RecordRun], scope: Scope) -> asyncio.Future[Outcome | None]:
+        """Do work in a transaction of the store's database, in a thread, and carry out the record that it returns.
+
+        The answer is that of the record; anything but `Recorded` was rolled back. None: the store was away, and nothing
+        was done. What the work raises is raised.
+        """
 
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""

@@ -11,18 +11,27 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ..codec import encode_value
 from ..errors import InvalidValue, StepTimeout
+from ..rules.outcomes import Outcome
+from ..run_commands import RecordRun
 from . import journal as j
 from .context import StepCall, StepInfo, step_scope
 from .failures import failure_of
 from .host import Host
 
 Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
+
+
+class Transacted(NamedTuple):
+    """What came of a transaction: the answer to its record, what it raised, or None if the store was away."""
+
+    answer: Outcome | BaseException | None
+    entry: j.StepDone | None
 
 
 class Steps:
@@ -46,8 +55,26 @@ class Steps:
         else:
             call.running = self._host.in_thread(body, scope)
             if call.timeout is not None:
-                call.running = self._host.spawn(_timed(partial(asyncio.shield, call.running), call), scope)
+                call.running = self._host.spawn(_timed(partial(asyncio.shield, call.running), call), scope.copy())
         call.running.add_done_callback(partial(self._ended, call))
+
+    def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, Transacted], None]) -> None:
+        """Try a transaction once more. Its entry goes into the journal with what it writes."""
+        scope = copy_context()
+        scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
+        entries: list[j.StepDone] = []
+
+        def work(connection: Any) -> RecordRun:
+            entry = self.done(call, call.function(connection, *call.args))
+            entries[:] = [entry]
+            return msgspec.structs.replace(record, entries=(j.encode_entry(entry),))
+
+        def answered(future: asyncio.Future[Outcome | None]) -> None:
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            answer = future.result() if error is None else error
+            done(call, Transacted(answer, entries[0] if entries else None))
+
+        self._host.transact(work, scope).add_done_callback(answered)
 
     def stop(self) -> None:
         """Stop what can be stopped, and hear nothing more of the rest."""

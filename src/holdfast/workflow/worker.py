@@ -11,24 +11,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import Context as Scope
+from functools import partial
 from typing import Any
 
+from .. import failpoints, lane
 from .._platform import elapsed
 from ..client import BaseClient
 from ..commands import Command, Failed
-from ..errors import HoldfastError, LeaseLost, StoreError
+from ..errors import HoldfastError, LeaseLost, StoreError, StoreUnavailable
 from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import checked_terms
 from ..rules.outcomes import Outcome
 from ..rules.run import SUSPECT, worker_key
-from ..rules.run_outcomes import Claim, Claimed, Outlook, Owned, Recorded, RunSeen, Started, WorkerGone
-from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RunsOutlook, SeeRun
+from ..rules.run_outcomes import Claim, Claimed, Outlook, Owned, Recorded, Refused, RunSeen, Started, WorkerGone
+from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RecordRun, RunsOutlook, SeeRun
 from ..runners import run_async
+from ..stores.contract import Joinable, Store
 from ..values import MICROSECONDS
 from .definition import Workflow
 from .driver import Driver
@@ -40,6 +44,7 @@ RESYNC = MICROSECONDS
 """The store's clock as known here is corrected when it is this far off."""
 CLAIMED_AT_ONCE = 1_000
 HINT = ".run/"
+READ_BACK_SECONDS = 0.2
 
 _log = logging.getLogger("holdfast.workflow")
 
@@ -60,6 +65,7 @@ class Worker:
         recover: bool,
     ) -> None:
         self.max_bytes = max_bytes
+        self.transactional = isinstance(client.works.store, Joinable)
         self.id = ""
         self.drivers: dict[str, Driver] = {}
         self._client, self._workflows, self._name = client, workflows, name
@@ -179,7 +185,10 @@ class Worker:
         await self._compare()
         if not self._recover:
             return POLL_SECONDS
-        self._park_the_idle()
+        return min(await self._claim_due(), self._park_the_idle())
+
+    async def _claim_due(self) -> float:
+        """Claim what is due. Returns for how long nothing will be."""
         while self.room > 0:
             outlook = await self.ask(RunsOutlook(types=tuple(kind for kind, _ in self._types())))
             assert isinstance(outlook, Outlook)  # noqa: S101
@@ -239,11 +248,17 @@ class Worker:
         if lost:
             await self.claim(limit=len(lost), runs=lost)
 
-    def _park_the_idle(self) -> None:
-        now = self.now()
+    def _park_the_idle(self) -> float:
+        """Park what has waited for long. Returns when to look again, in seconds."""
+        now, soonest = self.now(), POLL_SECONDS
         for driver in list(self.drivers.values()):
-            if driver.idle and now - driver.idle_since >= self._park_after * MICROSECONDS:
-                driver.park()
+            if driver.idle:
+                left = self._park_after - (now - driver.idle_since) / MICROSECONDS
+                if left <= 0:
+                    driver.park()
+                else:
+                    soonest = min(soonest, left)
+        return soonest
 
     def _types(self) -> tuple[tuple[str, str], ...]:
         """What it can drive; of a run that was started by name alone it decides the version."""
@@ -319,6 +334,11 @@ class Worker:
         """Run a blocking body in a thread."""
         return self._loop.run_in_executor(self._threads, scope.run, body)
 
+    def transact(self, work: Callable[[Any], RecordRun], scope: Scope) -> asyncio.Future[Outcome | None]:
+        """Do work and carry out its record in one transaction of the store's database, in a thread."""
+        store = self._client.works.store
+        return self._loop.run_in_executor(self._threads, scope.run, partial(_transact, store, work))
+
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""
         self._client.events.emit(event, **fields)
@@ -350,6 +370,50 @@ class Worker:
 def _tell(driver: Driver, answer: Outcome | HoldfastError) -> None:
     if isinstance(answer, RunSeen) and answer.claim is not None and driver.left is None:
         driver.hear(answer.claim.events)
+
+
+def _transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
+    """One transaction; where the outcome of its commit is unknown, the journal knows."""
+    assert isinstance(store, Joinable)  # noqa: S101  (checked before the work was asked for)
+    answer: Outcome | None = None
+    record: RecordRun | None = None
+    try:
+        alone = lane.within(store.identity) if store.capabilities.one_writer else nullcontext()
+        with alone, store.transaction() as connection:
+            record = work(connection)
+            (answer,) = store.join(connection).execute([record])
+            if not isinstance(answer, Recorded):
+                raise _RolledBack  # noqa: TRY301
+            failpoints.reach_transaction("before")
+        failpoints.reach_transaction("after")
+    except _RolledBack:
+        return answer
+    except StoreUnavailable as error:
+        if not error.ambiguous or record is None:
+            return None
+        return _read_back(store, record)
+    return answer
+
+
+def _read_back(store: Store, record: RecordRun) -> Outcome | None:
+    """What became of a record whose commit was not answered; asked until the store answers."""
+    while True:
+        with suppress(StoreUnavailable):
+            connection = store.connect("commands")
+            try:
+                (seen,) = connection.execute([SeeRun(run=record.run, history=True)])
+            finally:
+                connection.close()
+            if not isinstance(seen, RunSeen) or seen.claim is None:
+                return Refused(run=None)
+            if seen.claim.run.last == record.request:
+                return Recorded(done=True, events=(), now=seen.now)
+            return None if seen.claim.run.fence == record.fence else Refused(run=seen.claim.run, holder=seen.holder)
+        time.sleep(READ_BACK_SECONDS)
+
+
+class _RolledBack(Exception):
+    """The record was refused, so the user's writes are not made either."""
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
