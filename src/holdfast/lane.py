@@ -24,6 +24,8 @@ from .rules.outcomes import Outcome
 from .stores.contract import Connection
 
 MAX_BATCH = 1_000
+LEAST_HALF = 32
+"""A batch of fewer is not worth a trip of its own."""
 JOIN_SECONDS = 15.0
 
 Done = Callable[[list[Outcome] | None, HoldfastError | None], None]
@@ -124,9 +126,11 @@ _THREAD = object()
 class Lane:
     """One queue, at most one batch under way, one connection."""
 
-    def __init__(self, connect: Callable[[], Connection], name: str) -> None:
+    def __init__(self, connect: Callable[[], Connection], name: str, *, swift: bool = False) -> None:
         self._connect = connect
         self._name = name
+        self._swift = swift
+        self._sent = 0  # how many parcels went with the last batch
         self._connection: Connection | None = None
         self._mutex = threading.RLock()  # a signal handler may come in while its thread has it
         self._queue: list[_Parcel] = []
@@ -289,7 +293,8 @@ class Lane:
                         if self._ended.is_set():
                             return
                         break
-                    batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+                    size = self._next_size()
+                    batch, self._queue = self._queue[:size], self._queue[size:]
                     if not batch:
                         self._runner = None
                         if self._closed:
@@ -297,6 +302,18 @@ class Lane:
                             return
                         break
                 self._send(batch)
+
+    def _next_size(self) -> int:
+        """How many parcels go next: all that there are, or on a swift store half of those that go round and round.
+
+        The tasks of a loop that are answered together ask together again: the store would wait for the loop and the loop
+        for the store. In two halves one is with the store while the loop works on the other.
+        """
+        if not self._swift:
+            return MAX_BATCH
+        around = len(self._queue) + self._sent
+        self._sent = min(len(self._queue), MAX_BATCH, max(LEAST_HALF, (around + 1) // 2))
+        return self._sent
 
     def _send(self, batch: list[_Parcel]) -> None:
         """Execute the batch and deliver every answer. Nothing that happens leaves a parcel without one."""

@@ -86,6 +86,13 @@ class Tied(Protocol):
         """Call this from any thread, with the reason, when what was granted through this store has ended."""
 
 
+@runtime_checkable
+class Swift(Protocol):
+    """What a store is as well whose trips cost little of their own: two small batches as good as a large one."""
+
+    swift: Literal[True]
+
+
 class Store(Protocol):
     """Where the records of one namespace live."""
 
