@@ -13,10 +13,10 @@ import asyncio
 import copy
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from weakref import WeakValueDictionary
 
 from .commands import Command, Failed
 from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable, WouldDeadlock
@@ -96,21 +96,32 @@ class _Promise(_Parcel):
     __slots__ = ("future", "loop")
 
     def __init__(self, command: Command, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__((command,), None)
+        self.commands = (command,)
         self.loop = loop
         self.future: asyncio.Future[Outcome] = loop.create_future()
 
-    def settle(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+    def settle(self, outcome: Outcome | None, error: HoldfastError | None) -> None:
         if self.future.done():
             return
-        if error is not None:
-            self.future.set_exception(error)
-        elif outcomes is not None:
-            self.future.set_result(outcomes[0])
+        if outcome is not None:
+            self.future.set_result(outcome)
+        elif error is not None:
+            self.future.set_exception(_twin(error))
 
 
 class _Outbox(list[_Promise]):
     """What a loop has submitted within one turn of its own. If the loop is closed before it posts it, it is gone."""
+
+    __slots__ = ("__weakref__", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+
+class _Mine(threading.local):
+    """What each thread's event loop is about to post; weak, for only the loop itself keeps it."""
+
+    outbox: weakref.ref[_Outbox] | None = None
 
 
 def answer(outcome: Outcome) -> Outcome:
@@ -137,7 +148,7 @@ class Lane:
         self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
         self._thread: threading.Thread | None = None
         self._wake: SimpleQueue[None] = SimpleQueue()
-        self._outboxes: WeakValueDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakValueDictionary()
+        self._mine = _Mine()
         self._closed = False
         self._ended = threading.Event()
 
@@ -190,13 +201,16 @@ class Lane:
             raise ClientClosed
         loop = asyncio.get_running_loop()
         promise = _Promise(command, loop)
-        outbox = self._outboxes.get(loop)
-        if outbox is None:
-            outbox = self._outboxes[loop] = _Outbox()
-            loop.call_soon(self._post, loop, outbox)
+        mine = self._mine.outbox
+        outbox = None if mine is None else mine()
+        if outbox is None or outbox.loop is not loop:
+            outbox = _Outbox(loop)
+            self._mine.outbox = weakref.ref(outbox)
+            loop.call_soon(self._post, outbox)
         outbox.append(promise)
         del outbox
-        return answer(await promise.future)
+        outcome = await promise.future
+        return answer(outcome) if type(outcome) is Failed else outcome
 
     def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
         """Send commands without waiting. `done` is called from another thread. False if the lane is closed.
@@ -227,8 +241,8 @@ class Lane:
 
     # -- the work -----------------------------------------------------------------------------------
 
-    def _post(self, loop: asyncio.AbstractEventLoop, outbox: _Outbox) -> None:
-        self._outboxes.pop(loop, None)
+    def _post(self, outbox: _Outbox) -> None:
+        self._mine.outbox = None
         promises = [promise for promise in outbox if not promise.future.done()]
         with self._mutex:
             closed = self._closed
@@ -365,10 +379,8 @@ def _interrupted() -> StoreUnavailable:
     )
 
 
-def _twin(error: HoldfastError | None) -> HoldfastError | None:
+def _twin(error: HoldfastError) -> HoldfastError:
     """The same error for one more caller: two threads must not share one traceback."""
-    if error is None:
-        return None
     twin = copy.copy(error)
     twin.__cause__ = error.__cause__
     return twin
@@ -378,21 +390,21 @@ def _deliver(batch: list[_Parcel], outcomes: list[Outcome] | None, error: Holdfa
     if len(batch) == 1 and not isinstance(batch[0], _Promise):
         batch[0].deliver(outcomes, error)
         return
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Promise, list[Outcome] | None]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Promise, Outcome | None]]] = {}
     start = 0
     for parcel in batch:
-        end = start + len(parcel.commands)
-        mine = None if outcomes is None else outcomes[start:end]
-        start = end
         if isinstance(parcel, _Promise):
-            by_loop.setdefault(parcel.loop, []).append((parcel, mine))
+            by_loop.setdefault(parcel.loop, []).append((parcel, None if outcomes is None else outcomes[start]))
+            start += 1
         else:
-            parcel.deliver(mine, _twin(error))
+            end = start + len(parcel.commands)
+            parcel.deliver(None if outcomes is None else outcomes[start:end], None if error is None else _twin(error))
+            start = end
     for loop, promises in by_loop.items():
         with suppress(RuntimeError):  # that loop was closed: its flows have given up what they asked for
             loop.call_soon_threadsafe(_settle_all, promises, error)
 
 
-def _settle_all(promises: list[tuple[_Promise, list[Outcome] | None]], error: HoldfastError | None) -> None:
-    for promise, outcomes in promises:
-        promise.settle(outcomes, _twin(error))
+def _settle_all(promises: list[tuple[_Promise, Outcome | None]], error: HoldfastError | None) -> None:
+    for promise, outcome in promises:
+        promise.settle(outcome, error)
