@@ -95,7 +95,7 @@ def send(command: Command, *, until: float | None = None, role: Role = "commands
 
 
 def _send_again(
-    command: Command, error: StoreUnavailable, patience: float, until: float | None, role: Role
+    command: Command, error: StoreUnavailable, patience: float, until: float | None, role: Role = "commands"
 ) -> Flow[tuple[out.Outcome, bool]]:
     """Try a few times more, for as long as there is patience, and not after `until`.
 
@@ -133,7 +133,10 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
         while True:
             hint.clear()
             sent = elapsed()
-            outcome, _ = yield from send(command, until=until)
+            try:  # as `send` does it; without a generator of its own, because this is what happens most
+                outcome = yield Submit(command)
+            except StoreUnavailable as error:
+                outcome, _ = yield from _send_again(command, error, sent + RESEND_FOR, until)
             known = True
             now = elapsed()
             if isinstance(outcome, (out.Granted, out.Queued, out.Busy)) and outcome.permits_before is not None:

@@ -103,6 +103,8 @@ class _Promise(_Parcel):
     def settle(self, outcome: Outcome | None, error: HoldfastError | None) -> None:
         if self.future.done():
             return
+        if type(outcome) is Failed:
+            error, outcome = outcome.error, None
         if outcome is not None:
             self.future.set_result(outcome)
         elif error is not None:
@@ -122,13 +124,6 @@ class _Mine(threading.local):
     """What each thread's event loop is about to post; weak, for only the loop itself keeps it."""
 
     outbox: weakref.ref[_Outbox] | None = None
-
-
-def answer(outcome: Outcome) -> Outcome:
-    """The outcome, unless it is the failure of this one command: then its error is raised."""
-    if type(outcome) is Failed:
-        raise copy.copy(outcome.error)
-    return outcome
 
 
 _THREAD = object()
@@ -157,7 +152,9 @@ class Lane:
     def run(self, command: Command) -> Outcome:
         """Send one command from this thread and wait for its outcome."""
         outcome = self.call((command,))[0]
-        return answer(outcome) if type(outcome) is Failed else outcome
+        if type(outcome) is Failed:
+            raise _twin(outcome.error)
+        return outcome
 
     def call(self, commands: Sequence[Command]) -> list[Outcome]:
         """Send commands from this thread and wait for their outcomes, be they failures or not."""
@@ -192,8 +189,8 @@ class Lane:
         if isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident():
             raise _would_wait_for_itself()
 
-    async def submit(self, command: Command) -> Outcome:
-        """Send one command from this event loop and await its outcome.
+    def submit(self, command: Command) -> asyncio.Future[Outcome]:
+        """Send one command from this event loop, which is to await its outcome.
 
         What a loop submits within one turn of its own goes out together.
         """
@@ -208,9 +205,7 @@ class Lane:
             self._mine.outbox = weakref.ref(outbox)
             loop.call_soon(self._post, outbox)
         outbox.append(promise)
-        del outbox
-        outcome = await promise.future
-        return answer(outcome) if type(outcome) is Failed else outcome
+        return promise.future
 
     def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
         """Send commands without waiting. `done` is called from another thread. False if the lane is closed.
@@ -320,8 +315,8 @@ class Lane:
     def _next_size(self) -> int:
         """How many parcels go next: all that there are, or on a swift store half of those that go round and round.
 
-        The tasks of a loop that are answered together ask together again: the store would wait for the loop and the loop
-        for the store. In two halves one is with the store while the loop works on the other.
+        Tasks of one loop that are answered together ask together again: then the store waits for the loop, and the loop
+        for the store. In two halves, one is with the store while the loop works on the other.
         """
         if not self._swift:
             return MAX_BATCH

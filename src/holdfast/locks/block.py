@@ -17,6 +17,7 @@ class Leaving:
     A loss is told, unless the block is being torn down. A store that cannot be reached is not: the work is done and
     was covered, and the keeper goes on giving the lease back.
     """
+
     __slots__ = ("_error",)
 
     def __init__(self, error: BaseException | None) -> None:

@@ -147,7 +147,7 @@ class BaseLease:
         terms, held = self._terms, self._held
         if terms.kind == "hold":  # it simply ends with its window
             return
-        held.when_over(_Teller(self))
+        held.when_over(_Teller(self, self._client, self._works, self._turn, terms))
         if self._turn is not None:
             self._turn.held, self._turn.lease = held, weakref.ref(self)
         self._kept = Kept(
@@ -357,14 +357,13 @@ class _Teller:
 
     __slots__ = ("_callbacks", "_client", "_events", "_kind", "_lease", "_loop", "_terms", "_turn")
 
-    def __init__(self, lease: BaseLease) -> None:
-        client = lease._client
+    def __init__(self, lease: BaseLease, client: BaseClient, works: Works, turn: Turn | None, terms: Terms) -> None:
         self._lease = weakref.ref(lease)
         self._client = weakref.ref(client)  # weak: the keeper has this, and must not keep a dropped client alive
         self._events = client.events
-        self._callbacks = lease._works.callbacks
-        self._turn = lease._turn
-        self._terms = lease._terms
+        self._callbacks = works.callbacks
+        self._turn = turn
+        self._terms = terms
         self._kind = type(lease)
         self._loop = running_loop()
 

@@ -81,7 +81,7 @@ class BaseLock(Generic[L]):
 
     def _enter(self, wait: Duration | _AsGiven | None) -> Flow[L]:
         patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
-        return (yield from take(self._client, self._terms, patience, self._lease_type))
+        return take(self._client, self._terms, patience, self._lease_type)
 
     def _leave(self) -> tuple[L, int | None]:
         """The lease of the innermost block that is left now, and which of its takings that block is.
