@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from ._platform import elapsed
 from .commands import Abandon, Acquire, Command, LockCommand
@@ -39,14 +41,14 @@ STAGGER = 0.05
 T = TypeVar("T")
 
 
-class Submit(NamedTuple):
+class Submit(msgspec.Struct, frozen=True):
     """Send this command; the answer is its outcome."""
 
     command: Command
     role: Role = "commands"
 
 
-class Wait(NamedTuple):
+class Wait(msgspec.Struct, frozen=True):
     """Wait until the flag is set, for at most so many seconds; the answer is whether it is set."""
 
     flag: Flag
@@ -78,7 +80,7 @@ class Desk(Protocol):
         """Somebody has waited for long."""
 
 
-class Grant(NamedTuple):
+class Grant(msgspec.Struct, frozen=True):
     """A grant, and the local moment before it was asked for: its ttl counts from there."""
 
     outcome: out.Granted
