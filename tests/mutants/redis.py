@@ -217,10 +217,17 @@ REDIS = [
     ),
     Mutant(
         "a grant is told to nobody",
+        "stores/redis.lua",
+        '  redis.pcall("PUBLISH", BASE',
+        '  redis.pcall("ECHO", BASE',
+        (WATCH + "test_a_grant_is_told_by_its_id[valkey]",),
+    ),
+    Mutant(
+        "a grant that took the long way is told to nobody",
         "stores/redis_rest.lua",
         "    publish()\n",
         "",
-        (WATCH + "test_a_grant_is_told_by_its_id[valkey]",),
+        (WATCH + "test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
     ),
     Mutant(
         "nobody is told to look after a break",

@@ -260,23 +260,19 @@ def test_a_damaged_label_is_refused_also_by_the_short_way(url, server, connectio
     assert server.get(name) == planted
 
 
-def waiting(id):
-    return c.Acquire(key="k", id=id, label=ME, ttl=30 * SECOND, queue=True, waiter_ttl=10 * SECOND)
-
-
 def test_who_has_another_token_hands_nothing_over(connection):
     (held,) = connection.execute([acquire()])
-    connection.execute([waiting("b.1")])
+    connection.execute([wait(id="b.1")])
     assert connection.execute([release(token=held.token - 1)]) == [out.NotHeld()]
     assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
 
 
 def test_an_offer_with_fields_of_a_newer_version_keeps_them_when_it_is_confirmed(url, server, connection):
     (held,) = connection.execute([acquire()])
-    connection.execute([waiting("b.1"), waiting("b.2"), release(token=held.token)])
+    connection.execute([wait(id="b.1"), wait(id="b.2"), release(token=held.token)])
     name = redis_layout(url, "default").lock("k")
     server.set(name, server.get(name).replace('"offered":true', '"offered":true,"newer":[7]'))
-    assert isinstance(connection.execute([waiting("b.1")])[0], out.Granted)
+    assert isinstance(connection.execute([wait(id="b.1")])[0], out.Granted)
     assert '"newer":[7]' in server.get(name)
 
 
