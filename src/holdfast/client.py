@@ -34,7 +34,7 @@ from .rules.lock import RETENTION
 from .rules.record import Label
 from .runners import Lanes
 from .stores import Handle, open_store, redacted
-from .stores.contract import Role, Store, Tied, Watch
+from .stores.contract import Role, Store, Swift, Tied, Watch
 from .values import MICROSECONDS, Duration, checked_key, seconds
 
 DEFAULT_URL = "sqlite:///holdfast.db"
@@ -49,7 +49,10 @@ class Works:
     def __init__(self, store: Store, events: Events, retention: int) -> None:
         self.store = store
         self.channel = secrets.token_hex(8)
-        self.lanes: Lanes = {role: Lane(partial(store.connect, role), role, store.identity) for role in ROLES}
+        swift = isinstance(store, Swift)
+        self.lanes: Lanes = {
+            role: Lane(partial(store.connect, role), role, place=store.identity, swift=swift) for role in ROLES
+        }
         self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
         self.callbacks = Callbacks()
         self._events = events

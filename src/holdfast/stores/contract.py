@@ -110,6 +110,13 @@ class Joinable(Protocol):
         """
 
 
+@runtime_checkable
+class Swift(Protocol):
+    """What a store is as well whose trips cost little of their own: two small batches as good as a large one."""
+
+    swift: Literal[True]
+
+
 class Store(Protocol):
     """Where the records of one namespace live."""
 

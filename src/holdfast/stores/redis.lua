@@ -2,9 +2,10 @@
 --
 -- This is the native form of holdfast/rules: every answer and every stored record is equal to what the Python rules
 -- say, which random histories check. This file reads the batch and answers the three commands that matter for speed by
--- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder. All other
--- cases are decided in redis_rest.lua and the files that it names; the client puts them in where a line says include.
--- They are made only when they are needed: a script is run from its first line every time, and making the functions
+-- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder; and in
+-- redis_queue.lua those of a hand-over. All other cases are decided in redis_rest.lua and the files that it names; the
+-- client puts them in where a line says include.
+-- Those are made only when they are needed: a script is run from its first line every time, and making the functions
 -- would cost more than most batches. For the same reason there is no function in this file.
 --
 -- KEYS[1] is the index of all keys of the namespace, `holdfast:{namespace}:keys`; every other name begins like it:
@@ -25,10 +26,12 @@
 
 local MAX = 9007199254740991
 local ACQUIRE, RENEW, RELEASE = 1, 2, 3
-local GRANTED, RENEWED, RELEASED = 1, 2, 3
+local GRANTED, RENEWED, RELEASED, QUEUED = 1, 2, 3, 5
 local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
 local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'
   .. '[^%c"\\\128-\255]*"([^{}]*)},"token":([1-9]%d*),"since":([1-9]%d*),)"ttl":([1-9]%d*),"expires_at":([1-9]%d*)}%]}$'
+local HOST = '^,"host":"[^%c"\\\128-\255]+"$' -- what may come in a label after the name
+local HOST_AND_PID = '^,"host":"[^%c"\\\128-\255]+","pid":[1-9]%d*$'
 local format, find, match, sub = string.format, string.find, string.match, string.sub
 
 if redis.replicate_commands then
@@ -44,18 +47,21 @@ if not now then
 end
 
 local BASE = sub(KEYS[1], 1, -5)
-local LOCK = BASE .. "lock:"
+local LOCK, DUE = BASE .. "lock:", BASE .. "due"
 local batch = cmsgpack.unpack(ARGV[1])
 local texts = {} -- key -> the text of its record as this batch leaves it; false: there is none
 local fresh = {} -- key -> whether it had no record when it was read
 local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
 local outcomes = {}
+-- Made where somebody waits:
+local was_due, dues -- key -> its place in the index of what is due as it is stored, and as it has to be; false: none
+local stored, woken -- texts that go with the answer; the attempts that were granted something
 local rest -- what decides all other cases, once it is needed
 
 for place = 1, #batch do
   local command = batch[place]
   local operation, key, id = command[1], command[2], command[3]
-  local outcome, text, after
+  local outcome, text, after, sane
 
   if operation <= RELEASE and type(key) == "string" and type(id) == "string" and not (rest and rest.knows(key)) then
     text = texts[key]
@@ -73,13 +79,13 @@ for place = 1, #batch do
     -- {ACQUIRE, key, id, label, kind, permits, weight, ttl, queue, waiter_ttl, delay}
     -- Granted where there is no record yet, or an idle one of the shape that is asked for.
     local permits, weight, ttl, delay = command[6], command[7], command[8], command[11]
-    if type(permits) == "number" and type(weight) == "number" and type(delay) == "number"
+    sane = type(permits) == "number" and type(weight) == "number" and type(delay) == "number"
       and (ttl == nil or (type(ttl) == "number" and ttl % 1 == 0 and ttl > 0 and ttl <= MAX - now))
       and permits % 1 == 0 and weight % 1 == 0 and delay % 1 == 0
       and weight >= 1 and weight <= permits and permits <= MAX and delay >= 0 and delay <= MAX
       and (command[10] == nil or type(command[10]) == "number")
       and find(id, PLAIN)
-    then
+    if sane then
       local shape = "{"
       if command[5] ~= "item" then
         shape = '{"kind":"' .. command[5] .. '",'
@@ -136,8 +142,7 @@ for place = 1, #batch do
       if token == command[4] and token <= MAX and version < MAX and ends > now and ends <= now + ttl
         and tonumber(since) <= MAX and fence and tonumber(fence) <= MAX and permits ~= "1" and tonumber(permits) <= MAX
         and (kind == "" or find(" hold semaphore rw lease run worker ", " " .. kind .. " ", 1, true))
-        and (label == "" or find(label, '^,"host":"[^%c"\\\128-\255]+","pid":[1-9]%d*$')
-          or find(label, '^,"host":"[^%c"\\\128-\255]+"$'))
+        and (label == "" or find(label, HOST_AND_PID) or find(label, HOST))
       then
         local longer = command[5]
         if operation == RELEASE then
@@ -155,6 +160,8 @@ for place = 1, #batch do
       end
     end
   end
+
+  --@include redis_queue.lua
 
   if after then
     texts[key] = after
@@ -181,8 +188,7 @@ if rest then
 end
 
 -- Indexes first: a name in an index without a record is passed over, a record without a name would never be listed.
--- No short way leaves anybody waiting, so nothing changes in the index of what is due.
-local index, values, wrote = {}, {}, #changed > 0
+local index, values, wrote = {}, {}, false
 for _, key in ipairs(changed) do
   if fresh[key] then
     index[#index + 1] = "0"
@@ -194,14 +200,23 @@ end
 for start = 1, #index, 1000 do
   local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + 999, #index)))
   if type(reply) == "table" and reply.err then
-    return redis.error_reply((start > 1 and "HALFWAY " or "") .. reply.err)
+    return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
   end
+  wrote = true
+end
+for key, due_at in pairs(dues or {}) do
+  local reply = due_at and redis.pcall("ZADD", DUE, format("%.0f", due_at), key) or redis.pcall("ZREM", DUE, key)
+  if type(reply) == "table" and reply.err then
+    return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
+  end
+  wrote = true
 end
 for start = 1, #values, 1000 do
   local reply = redis.pcall("MSET", unpack(values, start, math.min(start + 999, #values)))
   if type(reply) == "table" and reply.err then
-    return redis.error_reply((start > 1 and "HALFWAY " or "") .. reply.err)
+    return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
   end
+  wrote = true
 end
 if not wrote then
   -- A replica would answer what may be long past. It refuses to remove even what is not there. Up to Redis 6 a primary
@@ -212,4 +227,21 @@ if not wrote then
     return redis.error_reply(reply.err)
   end
 end
-return cmsgpack.pack({ now, outcomes })
+if not woken then
+  return cmsgpack.pack({ now, outcomes })
+end
+
+local messages = {} -- channel -> the attempts that are told there
+for _, told in ipairs(woken) do
+  local channel = match(told, "^[^.]*")
+  messages[channel] = messages[channel] and messages[channel] .. "\n" .. told or told
+end
+for channel, message in pairs(messages) do
+  redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) -- only a hint
+end
+local packed = cmsgpack.pack({ now, outcomes })
+if #stored == 0 then
+  return packed
+end
+table.insert(stored, 1, packed)
+return stored

@@ -322,7 +322,7 @@ class Worker:
                 answer(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
 
         try:
-            self._client.works.lanes["commands"].post(command).add_done_callback(answered)
+            self._client.works.lanes["commands"].submit(command).add_done_callback(answered)
         except HoldfastError as error:
             self._loop.call_soon(answer, error)
 
