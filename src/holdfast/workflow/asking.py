@@ -15,6 +15,7 @@ import msgspec
 from .._platform import elapsed
 from ..client import BaseClient
 from ..codec import decode_value, encode_value
+from ..commands import Failed
 from ..errors import (
     InvalidOption,
     InvalidValue,
@@ -26,10 +27,12 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..flows import Flow, Wait, send
+from ..rules.outcomes import Outcome
 from ..rules.run import ANY_VERSION, Event, NewRun, Run, Scalar, Status
 from ..rules.run_book import RunFilter
 from ..rules.run_outcomes import Claim, Posted, Refused, RunPage, RunSeen, RunTaken, Started
 from ..run_commands import ListRuns, PostEvent, ReviveRun, SeeRun, StartRun, WatchRun
+from ..stores.contract import Joinable
 from ..values import Duration, checked_count, checked_key, seconds
 from . import journal as j
 from .definition import Workflow
@@ -112,15 +115,20 @@ class Asking:
         outcome, _ = yield from send(StartRun(new=new, worker=worker))
         if worker and not isinstance(outcome, Started | RunTaken):
             outcome, _ = yield from send(StartRun(new=new))
-        if isinstance(outcome, RunTaken):
-            raise RunExists(
-                f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "
-                "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
-                run_id=new.id,
-                status=outcome.run.status,
+        return _started(new, outcome)
+
+    def start_within(self, connection: Any, new: NewRun) -> Started:
+        """Start a run within the caller's own transaction: rolled back, it never existed."""
+        store = self.client.works.store
+        if not isinstance(store, Joinable):
+            raise InvalidOption(
+                f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
+                f"{store.url}. Start the run after your commit, with an idempotency_key."
             )
-        assert isinstance(outcome, Started)  # noqa: S101
-        return outcome
+        (outcome,) = store.join(connection).execute([StartRun(new=new)])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return _started(new, outcome)
 
     def see(self, run_id: str, *, history: bool = False) -> Flow[tuple[Claim, RunSeen]]:
         """Look at a run, or raise `UnknownRun`."""
@@ -221,6 +229,18 @@ class Asking:
             )
         assert isinstance(outcome, Posted)  # noqa: S101
         return info(outcome.run)
+
+
+def _started(new: NewRun, outcome: Outcome) -> Started:
+    if isinstance(outcome, RunTaken):
+        raise RunExists(
+            f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "
+            "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
+            run_id=new.id,
+            status=outcome.run.status,
+        )
+    assert isinstance(outcome, Started)  # noqa: S101
+    return outcome
 
 
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 from ..client import BaseClient
 from ..codec import MAX_BYTES
-from ..errors import ClientClosed, InvalidOption, StoreUnusable, WorkflowTypeNotRegisteredError
+from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowTypeNotRegisteredError
 from ..events import Events
 from ..flows import Flow, send
 from ..observe import LoggingSink
@@ -208,8 +208,9 @@ class Engine:
         known = self._named(workflow)
         new = asking.new_run(known, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
         output = known.output_type if isinstance(known, Workflow) else Any
-        mine = new.type in self._workflows and worker.room > 0 and connection is None
-        if not mine:
+        if connection is not None:
+            return RunHandle(asking, asking.start_within(connection, new).run.id, output)
+        if new.type not in self._workflows or worker.room < 1:
             started = await self._run(asking.start(new))
             return RunHandle(asking, started.run.id, output)
         worker.expect(new.id)
@@ -261,6 +262,25 @@ class Engine:
     async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a living run. It is kept until the run reads it; with the same key it counts once."""
         await self._run(self._open()[0].signal(run_id, name, payload, idempotency_key))
+
+    async def start_or_signal(
+        self,
+        workflow: Workflow[Any, O] | str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[O]:
+        """Send a signal to the run with this id; if there is none, start it first."""
+        try:
+            handle: RunHandle[O] = await self.start(workflow, input, id=id)
+        except RunExists:
+            known = self._named(workflow)
+            handle = RunHandle(self._open()[0], id, known.output_type if isinstance(known, Workflow) else Any)
+        await handle.signal(name, payload, idempotency_key=idempotency_key)
+        return handle
 
     async def cancel(self, run_id: str) -> None:
         """Ask a run to stop, wherever it is; its `finally` blocks have half a minute."""
