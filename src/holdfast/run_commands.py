@@ -41,6 +41,8 @@ class StartRun(RunCommand, frozen=True, kw_only=True):
 class ClaimRuns(RunCommand, frozen=True, kw_only=True):
     """Take up to `limit` runs that are due, or those that are named. Answers `Claimed` or `WorkerGone`.
 
+    Only a worker that is enlisted and whose lease lives is given anything.
+
     `types` are the types that the worker can drive, each with the type that such a run has from then on. Runs of dead
     workers are set free first. A run whose workers died over and over is ended as failed. Of runs that are suspected to
     kill their workers at most `suspects` are given. What the worker has already is given again, under the same fence,

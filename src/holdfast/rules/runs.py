@@ -47,7 +47,7 @@ def start(book: Book, now: int, new: NewRun, worker: str) -> Outcome:
             return Started(run=known, fresh=False, now=now)
     if before is not None:
         return RunTaken(run=before)
-    if worker and not _lives(book, now, worker):
+    if worker and not _works(book, now, worker):
         return WorkerGone()
     run = rule.start(new, now, worker)
     book.save(run)
@@ -66,15 +66,16 @@ def claim(
     runs: Sequence[str],
 ) -> Outcome:
     """Give a worker the runs that it names, or up to `limit` that are due; each with a higher fence."""
-    if not _lives(book, now, worker):
+    if not _works(book, now, worker):
         return WorkerGone()
     _bury(book, now, worker)
     woken: tuple[str, ...] = ()
     becomes = dict(types)
     found: list[Run] = []
-    for run in _named(book, runs) if runs else _due(book, now, types, limit):
+    for seen in _named(book, runs) if runs else _due(book, now, tuple(becomes), limit):
         if len(found) >= limit:
             break
+        run = book.run(seen.id) or seen  # the end of another may have told it something just now
         if run.type not in becomes or (run.worker != worker and _lives(book, now, run.worker)):
             continue
         if (locked := book.lock(rule.run_key(run.workflow, run.id))) is not None and rule.holds(locked, now):
@@ -173,7 +174,7 @@ def revive(
         return Posted(number=before.length, fresh=True, run=before)
     if before is None or before.fence != fence or not _free(book, now, before):
         return Refused(run=before, holder=_holder(book, now, before))
-    after = rule.revived(before, now, keep=min(keep, before.length), request=request, fresh=fresh)
+    after = rule.revived(before, now, keep=max(1, min(keep, before.length)), request=request, fresh=fresh)
     book.cut(run, after.length)
     book.unpost(run, forget)
     book.save(after)
@@ -237,6 +238,11 @@ def _lives(book: Book, now: int, worker: str) -> bool:
     return bool(worker) and rule.holds(book.lock(rule.worker_key(worker)), now, worker)
 
 
+def _works(book: Book, now: int, worker: str) -> bool:
+    """Whether a worker may be given runs: one that is not enlisted would never be found dead."""
+    return _lives(book, now, worker) and any(one.id == worker for one in book.workers())
+
+
 def _holder(book: Book, now: int, run: Run | None) -> str:
     """Who drives a run, for people; empty if nobody living does."""
     if run is None or not _lives(book, now, run.worker):
@@ -255,9 +261,9 @@ def _named(book: Book, runs: Sequence[str]) -> list[Run]:
     return [run for run in found if run is not None and run.living]
 
 
-def _due(book: Book, now: int, types: Sequence[tuple[str, str]], limit: int) -> list[Run]:
+def _due(book: Book, now: int, types: Sequence[str], limit: int) -> list[Run]:
     """What is due of all the types, the longest due first. What is not free is postponed, and hides nobody."""
-    found = [run for kind, _ in types for run in book.due(kind, now, limit)]
+    found = [run for kind in types for run in book.due(kind, now, limit)]
     return sorted(found, key=lambda run: (rule.due_since(run), run.id))
 
 

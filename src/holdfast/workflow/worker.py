@@ -23,13 +23,24 @@ from .. import failpoints, lane
 from .._platform import elapsed
 from ..client import BaseClient
 from ..commands import Command, Failed
-from ..errors import HoldfastError, LeaseLost, StoreError, StoreUnavailable
+from ..errors import HoldfastError, LeaseLost, LockTimeout, StoreError, StoreUnavailable
 from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import checked_terms
 from ..rules.outcomes import Outcome
 from ..rules.run import SUSPECT, worker_key
-from ..rules.run_outcomes import Claim, Claimed, Outlook, Owned, Recorded, Refused, RunSeen, Started, WorkerGone
+from ..rules.run_outcomes import (
+    Claim,
+    Claimed,
+    Enlisted,
+    Outlook,
+    Owned,
+    Recorded,
+    Refused,
+    RunSeen,
+    Started,
+    WorkerGone,
+)
 from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RecordRun, RunsOutlook, SeeRun
 from ..runners import run_async
 from ..stores.contract import Joinable, Store
@@ -95,18 +106,29 @@ class Worker:
 
     async def _enlist(self) -> None:
         """Begin an incarnation: a new id, a new lease."""
-        works = self._client.works
-        attempt = works.new_attempt()
+        types = tuple(kind for kind, _ in self._types())
+        while not self.id:
+            attempt = self._client.works.new_attempt()
+            with suppress(LockTimeout):  # paused in the middle for longer than the lease lasts: once more
+                lease = await self._take_lease(attempt)
+                try:
+                    known = await self.ask(EnlistWorker(worker=attempt, name=self._name, types=types))
+                    outlook = await self.ask(RunsOutlook(types=types))
+                except BaseException:
+                    await _give_back(lease)
+                    raise
+                if isinstance(known, Enlisted) and isinstance(outlook, Outlook) and lease.valid:
+                    self._sync(outlook.now, force=True)
+                    self._lease, self.id = lease, attempt
+                else:
+                    await _give_back(lease)
+
+    async def _take_lease(self, attempt: str) -> AsyncLease:
         terms = checked_terms(
             worker_key(attempt), kind="worker", ttl=self._ttl, wait=0, owner=self._name, on_lost=self._lost_elsewhere
         )
-        self._lease = await run_async(take(self._client, terms, 0, AsyncLease, attempt=attempt), works.lanes)
-        types = tuple(kind for kind, _ in self._types())
-        await self.ask(EnlistWorker(worker=attempt, name=self._name, types=types))
-        outlook = await self.ask(RunsOutlook(types=types))
-        if isinstance(outlook, Outlook):
-            self._sync(outlook.now, force=True)
-        self.id = attempt
+        flow = take(self._client, terms, 0, AsyncLease, attempt=attempt)
+        return await run_async(flow, self._client.works.lanes)
 
     async def stop(self, grace: float) -> None:
         """Claim nothing more, let the runs that are driven come to a good place, give the rest back, and go."""
@@ -133,7 +155,7 @@ class Worker:
         for alarm in self._alarms.values():
             alarm.cancel()
         if self._lease is not None:
-            await self._lease.release()
+            await _give_back(self._lease)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _lost_elsewhere(self, lease: AsyncLease) -> None:
@@ -220,8 +242,7 @@ class Worker:
         lease = self._lease
         if lease is not None:
             self._lost(lease)
-            with suppress(LeaseLost, StoreError):
-                await lease.release()
+            await _give_back(lease)
 
     def drive(self, claim: Claim) -> Driver:
         """Begin to drive a run that is this worker's."""
@@ -365,6 +386,11 @@ class Worker:
             if driver.end is not None and len(self.drivers) == self._max_active - 1:
                 self._wake.set()  # there is room again
         driver.finished.set()
+
+
+async def _give_back(lease: AsyncLease) -> None:
+    with suppress(LeaseLost, StoreError):
+        await lease.release()
 
 
 def _tell(driver: Driver, answer: Outcome | HoldfastError) -> None:

@@ -104,6 +104,28 @@ class Runs(Suite):
         self.ask(r.EnlistWorker(worker="w.1", name="w", types=("order",)), WorkerGone)
         assert self.ask(r.SeeRun(run="b"), RunSeen).claim is None
 
+    def test_a_worker_that_is_not_enlisted_gets_nothing(self) -> None:
+        self.hire()
+        self.ask(r.DismissWorker(worker="w.1"), Enlisted)
+        self.ask(start(worker="w.1"), WorkerGone)
+        self.ask(r.ClaimRuns(worker="w.1", types=TYPES), WorkerGone)
+
+    def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(self) -> None:
+        child = NewRun(id="a", type="order", input="2", request="child", parent="r", root="r")
+        parent = self.ask(start(worker=self.hire("w.0", seconds=60)), Started).run
+        self.ask(record(parent, then=Park(None), children=(child,)), Recorded)
+        for life in range(rule.POISONED):
+            worker = self.hire(f"w.{life + 1}", seconds=0.5)
+            assert [run.id for run in self.claim(worker, runs=("a",))] == ["a"]
+            self.advance(0.6)
+        self.ask(signal(), Posted)
+        claimed = self.claim("w.0")
+        assert [(run.id, run.posted) for run in claimed] == [("r", 2)]
+        self.ask(signal(), Posted)
+        seen = self.ask(r.SeeRun(run="r", history=True), RunSeen)
+        assert seen.claim is not None
+        assert [event.number for event in seen.claim.events] == [1, 2, 3]
+
     def test_a_start_that_is_sent_again_is_the_same_and_another_with_its_id_is_refused(self) -> None:
         first = self.ask(start(worker=self.hire()), Started).run
         assert self.ask(start(worker="w.1"), Started).run == first
