@@ -75,3 +75,12 @@ def slot_name(address: Address) -> str:
     """
     scope, owner, key = address
     return ":".join((scope.translate(_SLOT_PARTS), owner.translate(_SLOT_PARTS), key))
+
+
+def run_key_name(workflow: str, key: str) -> str:
+    """The name of an idempotency key among those of all workflows. The key comes last and is free.
+
+    >>> run_key_name("a:b", "c:d")
+    'a%3Ab:c:d'
+    """
+    return f"{workflow.translate(_SLOT_PARTS)}:{key}"

@@ -1,0 +1,403 @@
+-- Runs as they are stored: how they are read, found and written. Put into redis_rest.lua, whose names it uses.
+--
+--   ...:run:<id>             a hash: what rules/run.py says of a run, field by field, numbers as digits. A field that is
+--                            missing or empty is as it is in the beginning (a result that is empty is a result).
+--   ...:journal:<id>         a list: the entries, the first of which is the input
+--   ...:inbox:<id>           a list: the events as JSON, the first is number 1. Empty: it was forgotten, its place stays.
+--   ...:inbox-keys:<id>      a hash: the key of an event -> its number
+--   ...:runs:age             a sorted set of all runs, by the moment of their start
+--   ...:runs:due:<type>      a sorted set of the runs of a type that may be claimed, by when
+--   ...:runs:of:<worker>     a sorted set of the runs of a worker, all at 0: in the order of their ids
+--   ...:runs:living:<type>   a set of the runs that have not ended; ...:runs:types names the types
+--   ...:runs:keys            a hash: <workflow>:<idempotency key> -> the run
+--   ...:workers              a hash: the id of a worker -> what it is, as JSON
+--
+-- How long a journal is and how many events came is asked of the lists themselves, so no count can be wrong. Texts of
+-- users (entries, inputs, payloads, results, attributes) are never taken apart here: they come back byte for byte.
+-- A command makes drafts and writes them when it has been decided (`commit`): one that fails has changed nothing.
+
+local RUN, JOURNAL, INBOX, INBOX_KEYS = BASE .. "run:", BASE .. "journal:", BASE .. "inbox:", BASE .. "inbox-keys:"
+local DUE_OF, OWNED_BY, LIVING = BASE .. "runs:due:", BASE .. "runs:of:", BASE .. "runs:living:"
+local AGE, TYPES, BY_KEY, WORKERS = BASE .. "runs:age", BASE .. "runs:types", BASE .. "runs:keys", BASE .. "workers"
+
+local LONG_AGO = 5000000000000000
+local AT_ONCE = format("%.0f", now - LONG_AGO)
+local LIVES = { pending = true, running = true, suspended = true }
+local ENDS = { completed = true, failed = true, cancelled = true, timed_out = true }
+local FIELDS = {
+  "type", "status", "created_at", "due_at", "worker", "fence", "lives", "deaths", "request", "last", "key", "parent",
+  "root", "started_at", "ended_at", "result", "attributes", "watchers",
+}
+local NUMBERS = { "created_at", "due_at", "fence", "lives", "deaths", "started_at", "ended_at" }
+-- A lock with one confirmed holder whose time runs, and with nothing after it: nearly every worker's lease.
+local LEASE = '"holders":%[{"id":"([^%c"\\\128-\255]*)","label":{[^{}]*},"token":%d+,"since":%d+,"ttl":(%d+),'
+  .. '"expires_at":(%d+)}%]}$'
+
+local drafts, before, saves, made_keys, writes -- of the command that is being decided
+local workers -- all that are enlisted, the latest last; nil: not known now
+local leases = {} -- key of a lock -> what was found out about its text
+
+local function begin()
+  drafts, before, saves, made_keys, writes = {}, {}, {}, {}, {}
+end
+
+local function digits(number)
+  return format("%.0f", number)
+end
+
+local function unreadable(what, name, why)
+  error({ unreadable = why, what = what, name = name }, 0)
+end
+
+local function ask(id, ...)
+  local reply = redis.pcall(...)
+  local refused = refusal(reply)
+  if refused and sub(refused, 1, 9) == "WRONGTYPE" then
+    unreadable("run", id, "there is something else in the place of a part of it")
+  elseif refused then
+    error({ server = refused }, 0)
+  end
+  return reply
+end
+
+-- As bytes, which is the order of sorted sets; Lua's own `<` is the order of the server's language.
+local function earlier(one, other)
+  local place = 1
+  while true do
+    local a, b = string.byte(one, place), string.byte(other, place)
+    if a ~= b or not a then
+      return (a or -1) < (b or -1)
+    end
+    place = place + 1
+  end
+end
+
+-- ------------------------------------------------------------------------------------------ one run
+
+local function text_in(run, name)
+  return run.fields[name] or ""
+end
+
+local function number_in(run, name)
+  return tonumber(run.fields[name]) or 0
+end
+
+local function moment_in(run, name)
+  return tonumber(run.fields[name]) or false -- empty: none
+end
+
+local function json_in(id, text)
+  local done, value = pcall(cjson.decode, text)
+  if not done or type(value) ~= "table" then
+    unreadable("run", id, "something in it should be JSON and is none")
+  end
+  return value
+end
+
+local function check(id, fields, flat)
+  if not (LIVES[fields.status] or ENDS[fields.status]) or not fields.type or not fields.created_at then
+    unreadable("run", id, "its type, its status or its beginning is not told")
+  end
+  for _, name in ipairs(NUMBERS) do
+    local value = fields[name]
+    if value and value ~= "" and not (find(value, "^%-?%d+$") and math.abs(tonumber(value)) <= MAX) then
+      unreadable("run", id, "a number in it is none")
+    end
+  end
+  for _, name in ipairs({ "attributes", "watchers" }) do
+    if fields[name] and fields[name] ~= "" then
+      json_in(id, fields[name])
+    end
+  end
+  if not is_utf8(table.concat(flat, "\n")) then
+    unreadable("run", id, "it is no text")
+  end
+end
+
+local function load_run(id)
+  local flat = ask(id, "HGETALL", RUN .. id)
+  local length, posted = ask(id, "LLEN", JOURNAL .. id), ask(id, "LLEN", INBOX .. id)
+  if #flat == 0 then
+    if length + posted > 0 then
+      unreadable("run", id, "its journal or its inbox is there without it")
+    end
+    return false
+  end
+  local fields = {}
+  for place = 1, #flat, 2 do
+    fields[flat[place]] = flat[place + 1]
+  end
+  check(id, fields, flat)
+  return { id = id, fields = fields, length = length, posted = posted }
+end
+
+-- The run as this command has left it; nil: there is none.
+local function run_of(id)
+  local run = drafts[id]
+  if run == nil then
+    run = load_run(id)
+    drafts[id], before[id] = run, run
+  end
+  return run or nil
+end
+
+local function save_run(run)
+  if not saves[run.id] then
+    saves[run.id] = true
+    saves[#saves + 1] = run.id
+  end
+  drafts[run.id] = run
+  return run
+end
+
+-- A copy with other fields.
+local function altered(run, fields)
+  local copy = { id = run.id, fields = {}, length = run.length, posted = run.posted }
+  for name, value in pairs(run.fields) do
+    copy.fields[name] = value
+  end
+  for name, value in pairs(fields) do
+    copy.fields[name] = value
+  end
+  return copy
+end
+
+-- How the client is told of a run.
+local function shown_run(run)
+  return keep(cmsgpack.pack({ run.fields, run.id, run.length, run.posted }))
+end
+
+local function workflow_of(kind)
+  return match(kind, "^[^@]*")
+end
+
+local function events_after(id, seen)
+  local found = {}
+  for _, text in ipairs(ask(id, "LRANGE", INBOX .. id, digits(math.max(0, seen)), "-1")) do
+    if text ~= "" then
+      found[#found + 1] = text
+    end
+  end
+  return found
+end
+
+local function kept_events(id, seen)
+  local found = events_after(id, seen)
+  return #found > 0 and keep(cmsgpack.pack(found))
+end
+
+local function run_with_key(name)
+  return made_keys[name] or call("HGET", BY_KEY, name) or nil
+end
+
+-- ------------------------------------------------------------------------------------------ locks and workers
+
+-- Whether somebody, or this attempt, holds a lock now, and until when (false: for ever). An offer is no holding yet.
+local function held(key, id)
+  local text = load(key)
+  if not text then
+    return false
+  end
+  local owner, _, ends = match(text, LEASE)
+  if owner then
+    ends = tonumber(ends)
+    return (not id or owner == id) and ends > now, ends
+  end
+  local done, record = pcall(cjson.decode, text)
+  local holders = done and type(record) == "table" and (record.holders or NOBODY)
+  if type(holders) ~= "table" then
+    unreadable("record of the lock", key, "it is no JSON of a lock")
+  end
+  for _, holder in ipairs(holders) do
+    if type(holder) ~= "table" then
+      unreadable("record of the lock", key, "a holder in it is none")
+    elseif (not id or holder.id == id) and holder.offered ~= true then
+      local last = holder.expires_at
+      if last == nil or last == cjson.null then
+        return true, false
+      elseif type(last) ~= "number" then
+        unreadable("record of the lock", key, "a number in it is none")
+      elseif last > now then
+        return true, last
+      end
+    end
+  end
+  return false
+end
+
+local function lives(worker)
+  if worker == "" then
+    return false
+  end
+  local key = "worker/" .. worker
+  local text, known = load(key), leases[key]
+  if not known or known.text ~= text then
+    known = { text = text }
+    known.lives, known.ends = held(key, worker)
+    leases[key] = known
+  end
+  return known.lives, known.ends
+end
+
+-- What time has done to a lease is written down: a clock that was set back must not keep the dead alive. One that is
+-- not ours to write is left as it is.
+local function settle_lease(worker)
+  local key = "worker/" .. worker
+  local text = load(key)
+  local _, ttl, ends = match(text or "", LEASE)
+  ends = tonumber(ends)
+  if text and not (ends and ends > now and ends <= now + tonumber(ttl)) then
+    rules = rules or make_rules()
+    local done, reason = pcall(rules, { 7, key })
+    if not done and not (type(reason) == "table" and reason.foreign) then
+      error(reason, 0)
+    end
+  end
+end
+
+local function run_key(run)
+  local function part(text)
+    return (string.gsub(string.gsub(text, "%%", "%%25"), "/", "%%2F"))
+  end
+  return "run/" .. part(workflow_of(run.fields.type)) .. "/" .. part(run.id)
+end
+
+local function read_worker(id, text)
+  local done, value = pcall(cjson.decode, text)
+  if not done or type(value) ~= "table" or type(value.name) ~= "string" or type(value.since) ~= "number"
+    or type(value.types) ~= "table" then
+    unreadable("worker", id, "it is no JSON of a worker")
+  end
+  local types = {}
+  for _, kind in ipairs(value.types) do
+    types[kind] = true
+  end
+  return { id = id, name = value.name, since = value.since, types = types }
+end
+
+local function all_workers()
+  if workers then
+    return workers
+  end
+  local flat, found, unknown = call("HGETALL", WORKERS), {}, {}
+  for place = 1, #flat, 2 do
+    found[#found + 1] = read_worker(flat[place], flat[place + 1])
+    local key = "worker/" .. flat[place]
+    if texts[key] == nil then
+      unknown[#unknown + 1] = key
+    end
+  end
+  for start = 1, #unknown, CHUNK do -- their leases at once; what is none, or no text, is looked at one by one
+    local names = {}
+    for place = start, math.min(start + CHUNK - 1, #unknown) do
+      names[#names + 1] = LOCK .. unknown[place]
+    end
+    for place, text in ipairs(call("MGET", unpack(names))) do
+      if text then
+        texts[unknown[start + place - 1]], fresh[unknown[start + place - 1]] = text, false
+      end
+    end
+  end
+  table.sort(found, function(one, other)
+    if one.since ~= other.since then
+      return one.since < other.since
+    end
+    return earlier(one.id, other.id)
+  end)
+  workers = found
+  return found
+end
+
+-- Who drives a run, for people; empty if nobody living does.
+local function driver_of(run)
+  if not run or not lives(text_in(run, "worker")) then
+    return ""
+  end
+  local id = run.fields.worker
+  for _, worker in ipairs(all_workers()) do
+    if worker.id == id and worker.name ~= "" then
+      return worker.name
+    end
+  end
+  return id
+end
+
+-- ------------------------------------------------------------------------------------------ writing
+
+local function put(...)
+  call(...)
+  wrote = true
+end
+
+-- Keep the orders in which a run is found.
+local function write_indexes(was, run)
+  local old, new, id = was and was.fields or NOBODY, run.fields, run.id
+  local due_before, due, owner_before, owner = old.due_at or "", new.due_at or "", old.worker or "", new.worker or ""
+  if not was then
+    put("ZADD", AGE, new.created_at, id)
+  end
+  if due_before ~= "" and (due == "" or old.type ~= new.type) then
+    put("ZREM", DUE_OF .. old.type, id)
+  end
+  if due ~= "" and (due ~= due_before or old.type ~= new.type) then
+    put("ZADD", DUE_OF .. new.type, due, id)
+  end
+  if owner_before ~= owner then
+    if owner_before ~= "" then
+      put("ZREM", OWNED_BY .. owner_before, id)
+    end
+    if owner ~= "" then
+      put("ZADD", OWNED_BY .. owner, "0", id)
+    end
+  end
+  local lived, living_now = LIVES[old.status], LIVES[new.status]
+  if lived and (not living_now or old.type ~= new.type) then
+    put("SREM", LIVING .. old.type, id)
+  end
+  if living_now and (not lived or old.type ~= new.type) then
+    put("SADD", TYPES, new.type)
+    put("SADD", LIVING .. new.type, id)
+  end
+end
+
+local function write_fields(was, run)
+  local old, values, gone = was and was.fields or NOBODY, {}, {}
+  for _, name in ipairs(FIELDS) do
+    local value = run.fields[name]
+    if value == nil and old[name] ~= nil then
+      gone[#gone + 1] = name
+    elseif value ~= old[name] then
+      values[#values + 1] = name
+      values[#values + 1] = value
+    end
+  end
+  if #values > 0 then
+    put("HSET", RUN .. run.id, unpack(values))
+  end
+  if #gone > 0 then
+    put("HDEL", RUN .. run.id, unpack(gone))
+  end
+end
+
+-- What came before in the batch first, then indexes, lists and, last of all, the runs themselves.
+local function commit()
+  if #saves == 0 and #writes == 0 then
+    return
+  end
+  if #changed > 0 or next(slots_changed) then
+    flush()
+  end
+  for _, id in ipairs(saves) do
+    write_indexes(before[id], drafts[id])
+  end
+  for _, write_it in ipairs(writes) do
+    write_it()
+  end
+  for _, id in ipairs(saves) do
+    write_fields(before[id], drafts[id])
+  end
+end
+
+local function later(write_it)
+  writes[#writes + 1] = write_it
+end
