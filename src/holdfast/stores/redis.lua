@@ -1,9 +1,10 @@
 -- One batch of commands, carried out by the server in one step.
 --
 -- This is the native form of holdfast/rules: every answer and every stored record is equal to what the Python rules
--- say, which random histories check. This file reads the batch and answers the three commands that matter for speed by
--- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder. All other
--- cases are decided in redis_rest.lua and the files that it names; the client puts them in where a line says include.
+-- say, which random histories check. This file reads the batch and answers the commands that matter for speed. Three by
+-- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder. And the
+-- entries that the driver of a run adds to its journal, where nothing else is to happen. All other cases are decided in
+-- redis_rest.lua and the files that it names; the client puts them in where a line says include.
 -- They are made only when they are needed: a script is run from its first line every time, and making the functions
 -- would cost more than most batches. For the same reason there is no function in this file.
 --
@@ -13,19 +14,22 @@
 --   ...:keys         a sorted set of the keys of all locks, in the order of their bytes
 --   ...:due          a sorted set of the keys that somebody waits for, by the moment at which time may change them
 --   ...:wake:<...>   channels; whoever was granted something hears of it there
+--   ...:run:<id> and others: see redis_runs.lua
 -- ARGV[1] is the batch (MessagePack), ARGV[2] the time for tests; without it, it is the server's TIME.
 -- The answer is the MessagePack of {now, outcomes}; texts that are stored somewhere follow it as strings of their own,
 -- because nobody knows what is in them. An outcome is a number where the command itself tells the rest.
 --
--- Nothing is written before all commands have been decided, and one that cannot be decided fails alone.
+-- No lock is written before all commands have been decided, a run as soon as its own command has been: what concerns it
+-- is read from its place every time. A command that cannot be decided fails alone.
 -- A record that is not exactly as this version writes it is left to the client ("foreign"): it may be a newer
 -- version's, with fields that must survive. After that, a command about many keys ends the batch here, so that it sees
 -- what the client has made of it; the client sends the rest again.
 -- Numbers are written by %.0f: tostring, `..` and cjson keep 14 digits, and tokens have 16.
 
 local MAX = 9007199254740991
-local ACQUIRE, RENEW, RELEASE = 1, 2, 3
-local GRANTED, RENEWED, RELEASED = 1, 2, 3
+local ACQUIRE, RENEW, RELEASE, RECORD = 1, 2, 3, 23
+local GRANTED, RENEWED, RELEASED, RECORDED = 1, 2, 3, 44
+local MANY = 1000 -- how many values unpack can take is limited
 local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
 local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'
   .. '[^%c"\\\128-\255]*"([^{}]*)},"token":([1-9]%d*),"since":([1-9]%d*),)"ttl":([1-9]%d*),"expires_at":([1-9]%d*)}%]}$'
@@ -49,7 +53,7 @@ local batch = cmsgpack.unpack(ARGV[1])
 local texts = {} -- key -> the text of its record as this batch leaves it; false: there is none
 local fresh = {} -- key -> whether it had no record when it was read
 local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
-local outcomes = {}
+local outcomes, wrote = {}, false
 local rest -- what decides all other cases, once it is needed
 
 for place = 1, #batch do
@@ -156,6 +160,42 @@ for place = 1, #batch do
     end
   end
 
+  if operation == RECORD and not (rest and rest.waits()) then
+    -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes}
+    -- By the driver, who knows of everything that came, and with nothing but entries.
+    local entries, seen = command[6], command[7]
+    if type(key) == "string" and type(id) == "number" and type(command[5]) == "string" and type(entries) == "table"
+      and #entries <= MANY and type(seen) == "number" and command[8] == nil and #command[9] == 0 and command[10] == nil
+    then
+      local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
+      local found = redis.pcall("HMGET", run, "status", "fence", "last", "deaths")
+      local posted = redis.pcall("LLEN", BASE .. "inbox:" .. key)
+      if found[1] == "running" and found[2] == format("%.0f", id) and (found[3] or "") ~= command[5]
+        and type(posted) == "number" and posted <= seen and redis.pcall("LLEN", journal) == command[4]
+      then
+        local texts_only = true
+        for n = 1, #entries do
+          texts_only = texts_only and type(entries[n]) == "string"
+        end
+        if texts_only then
+          local reply
+          if #entries > 0 then
+            reply = redis.pcall("RPUSH", journal, unpack(entries))
+          end
+          if type(reply) ~= "table" and #entries > 0 and found[4] and find(found[4], "[1-9]") then
+            reply = redis.pcall("HSET", run, "last", command[5], "deaths", "")
+          elseif type(reply) ~= "table" then
+            reply = redis.pcall("HSET", run, "last", command[5])
+          end
+          if type(reply) == "table" then
+            return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
+          end
+          outcome, wrote = RECORDED, true
+        end
+      end
+    end
+  end
+
   if after then
     texts[key] = after
     if not changes[key] then
@@ -182,7 +222,7 @@ end
 
 -- Indexes first: a name in an index without a record is passed over, a record without a name would never be listed.
 -- No short way leaves anybody waiting, so nothing changes in the index of what is due.
-local index, values, wrote = {}, {}, #changed > 0
+local index, values = {}, {}
 for _, key in ipairs(changed) do
   if fresh[key] then
     index[#index + 1] = "0"
@@ -191,17 +231,18 @@ for _, key in ipairs(changed) do
   values[#values + 1] = LOCK .. key
   values[#values + 1] = texts[key]
 end
-for start = 1, #index, 1000 do
-  local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + 999, #index)))
+for start = 1, #index, MANY do
+  local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + MANY - 1, #index)))
   if type(reply) == "table" and reply.err then
-    return redis.error_reply((start > 1 and "HALFWAY " or "") .. reply.err)
+    return redis.error_reply(((wrote or start > 1) and "HALFWAY " or "") .. reply.err)
   end
 end
-for start = 1, #values, 1000 do
-  local reply = redis.pcall("MSET", unpack(values, start, math.min(start + 999, #values)))
+for start = 1, #values, MANY do
+  local reply = redis.pcall("MSET", unpack(values, start, math.min(start + MANY - 1, #values)))
   if type(reply) == "table" and reply.err then
-    return redis.error_reply((start > 1 and "HALFWAY " or "") .. reply.err)
+    return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
   end
+  wrote = true
 end
 if not wrote then
   -- A replica would answer what may be long past. It refuses to remove even what is not there. Up to Redis 6 a primary

@@ -8,7 +8,7 @@ rest = (function()
   local INDEX, DUE, SLOT, WAKE = KEYS[1], BASE .. "due", BASE .. "slot:", BASE .. "wake:"
   local INSPECT, FIRST_OF_MANY, LAST_OF_MANY, READ_SLOT, SWAP_SLOT, FIRST_OF_RUNS = 8, 9, 11, 12, 13, 21
   local NOT_HELD, FOREIGN, BAD, UNREADABLE, SEEN = 4, 30, 31, 32, 33
-  local CHUNK = 1000 -- how many values unpack can take is limited
+  local CHUNK = MANY
   local NOBODY = {}
   local NOW = format("%.0f", now)
 
@@ -17,7 +17,7 @@ rest = (function()
   local slots_read, slots_changed = {}, {} -- name -> the slot, and how to write it
   local stored, woken = {}, {} -- texts that go with the answer; the attempts that were granted something
   local foreign, left = false, {} -- whether anything was left to the client, and the keys of it
-  local wrote, problem = false, nil
+  local problem
 
   -- The server's refusal without the place in the script, which old servers put before it; nil: it has not refused.
   local function refusal(reply)
@@ -282,5 +282,9 @@ rest = (function()
     return records[key] ~= nil
   end
 
-  return { decide = answer, finish = finish, knows = knows }
+  local function waits()
+    return foreign
+  end
+
+  return { decide = answer, finish = finish, knows = knows, waits = waits }
 end)()

@@ -36,16 +36,19 @@ local function indexed_run(index, id)
   return done and run or nil, not done
 end
 
+-- The first runs of a worker by id, and how many names that took.
 local function owned(worker, limit)
   local index, found = OWNED_BY .. worker, {}
-  local ids = call("ZRANGE", index, "0", digits(limit - 1))
-  for _, id in ipairs(ids) do
-    local run = indexed_run(index, id)
+  local ids = call("ZRANGE", index, "0", "-1")
+  local count = math.min(#ids, limit)
+  table.sort(ids, earlier)
+  for place = 1, count do
+    local run = indexed_run(index, ids[place])
     if run and text_in(run, "worker") == worker then
       found[#found + 1] = run
     end
   end
-  return found, #ids
+  return found, count
 end
 
 local function forget_worker(worker)
@@ -222,7 +225,8 @@ local function tell_claims(outcome)
   local start, found = #stored, outcome[3]
   for _, run in ipairs(found) do
     local entries = ask(run.id, "LRANGE", JOURNAL .. run.id, "0", "-1")
-    keep(cmsgpack.pack({ run.fields, run.id, run.length, run.posted, entries, events_after(run.id, 0) }))
+    local events = run_of(run.id).posted > 0 and events_after(run.id, 0) or NOBODY
+    keep(cmsgpack.pack({ run.fields, run.id, run.length, run.posted, entries, events }))
   end
   return { CLAIMED, outcome[2], start, #found, next_due(outcome[4]) }
 end

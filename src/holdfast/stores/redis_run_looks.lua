@@ -4,7 +4,7 @@
 -- LOOKED_AT of them: then the page may be short, even empty, and says where the next one begins.
 
 local RUN_SEEN, RUN_PAGE, CENSUS, OWNED, OUTLOOK = 47, 48, 49, 50, 51
-local WATCHERS_MOST, LOOKED_AT, STRIDE = 64, 10000, 200
+local WATCHERS_MOST, LOOKED_AT, STRIDE = 64, 2000, 200
 
 local function seen_run(run, history)
   local id = run.id
@@ -154,14 +154,7 @@ end
 
 -- {30, worker}
 local function owned_runs(command)
-  local worker, found = text_of(command[2]), {}
-  for _, id in ipairs(call("ZRANGE", OWNED_BY .. worker, "0", "-1")) do
-    local fence = ask(id, "HGET", RUN .. id, "fence")
-    if fence then
-      found[#found + 1] = id
-      found[#found + 1] = fence
-    end
-  end
+  local found = call("ZRANGE", OWNED_BY .. text_of(command[2]), "0", "-1", "WITHSCORES")
   return { OWNED, NOBODY, keep(cmsgpack.pack(found)) }
 end
 

@@ -185,33 +185,6 @@ local function start_run(command)
   return { STARTED, told, shown_run(run), is_fresh }
 end
 
--- What nearly every record is: entries by the driver, and nothing else. Nil: it is another, or it may not be made.
-local function record_shortly(id, fence, at, request, entries, seen)
-  local found = redis.pcall("HMGET", RUN .. id, "status", "fence", "last", "deaths")
-  local length, posted = redis.pcall("LLEN", JOURNAL .. id), redis.pcall("LLEN", INBOX .. id)
-  if found.err or type(length) == "table" or type(posted) == "table" or found[1] ~= "running"
-    or found[2] ~= digits(fence) or (found[3] or "") == request or length ~= at then
-    return nil
-  end
-  if #changed > 0 or next(slots_changed) then
-    flush()
-  end
-  if #entries == 1 then
-    put("RPUSH", JOURNAL .. id, entries[1])
-  else
-    write_many("RPUSH", JOURNAL .. id, entries)
-  end
-  if #entries > 0 and found[4] and found[4] ~= "" and found[4] ~= "0" then
-    put("HSET", RUN .. id, "last", request, "deaths", "")
-  else
-    put("HSET", RUN .. id, "last", request)
-  end
-  if posted <= seen then
-    return RECORDED
-  end
-  return { RECORDED, NOBODY, true, NOBODY, kept_events(id, seen) }
-end
-
 local function check_record(entries, ending, attributes)
   for _, entry in ipairs(entries) do
     text_of(entry)
@@ -241,18 +214,13 @@ local function recorded_again(run, fence, seen, ending, children)
   return { RECORDED, NOBODY, done, others, kept_events(run.id, seen) }
 end
 
--- {23, run, fence, at, request, entries, seen, ending, children, attributes}
+-- {23, run, fence, at, request, entries, seen, ending, children, attributes}: what nearly every record is has been done
+-- in redis.lua already.
 local function record(command)
   local id, fence, at = text_of(command[2]), whole(command[3], -MAX, MAX), whole(command[4], -MAX, MAX)
   local request, entries, seen = text_of(command[5]), command[6], whole(command[7], -MAX, MAX)
   local ending, children, attributes = command[8], command[9], command[10]
   check_record(entries, ending, attributes)
-  if not ending and #children == 0 and attributes == nil then
-    local outcome = record_shortly(id, fence, at, request, entries, seen)
-    if outcome then
-      return outcome
-    end
-  end
   local run = run_of(id)
   if run and text_in(run, "last") == request then
     return recorded_again(run, fence, seen, ending, children)

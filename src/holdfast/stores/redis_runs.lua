@@ -7,7 +7,7 @@
 --   ...:inbox-keys:<id>      a hash: the key of an event -> its number
 --   ...:runs:age             a sorted set of all runs, by the moment of their start
 --   ...:runs:due:<type>      a sorted set of the runs of a type that may be claimed, by when
---   ...:runs:of:<worker>     a sorted set of the runs of a worker, all at 0: in the order of their ids
+--   ...:runs:of:<worker>     a sorted set of the runs of a worker, by their fences
 --   ...:runs:living:<type>   a set of the runs that have not ended; ...:runs:types names the types
 --   ...:runs:keys            a hash: <workflow>:<idempotency key> -> the run
 --   ...:workers              a hash: the id of a worker -> what it is, as JSON
@@ -35,6 +35,7 @@ local LEASE = '"holders":%[{"id":"([^%c"\\\128-\255]*)","label":{[^{}]*},"token"
 
 local drafts, before, saves, made_keys, writes -- of the command that is being decided
 local workers -- all that are enlisted, the latest last; nil: not known now
+local known_types = {} -- those that have been written down by this batch
 local leases = {} -- key of a lock -> what was found out about its text
 
 local function begin()
@@ -347,7 +348,7 @@ local function write_indexes(was, run)
       put("ZREM", OWNED_BY .. owner_before, id)
     end
     if owner ~= "" then
-      put("ZADD", OWNED_BY .. owner, "0", id)
+      put("ZADD", OWNED_BY .. owner, new.fence, id)
     end
   end
   local lived, living_now = LIVES[old.status], LIVES[new.status]
@@ -355,7 +356,10 @@ local function write_indexes(was, run)
     put("SREM", LIVING .. old.type, id)
   end
   if living_now and (not lived or old.type ~= new.type) then
-    put("SADD", TYPES, new.type)
+    if not known_types[new.type] then
+      put("SADD", TYPES, new.type)
+      known_types[new.type] = true
+    end
     put("SADD", LIVING .. new.type, id)
   end
 end
