@@ -92,8 +92,8 @@ REDIS = [
     Mutant(
         "a look after a foreign record does not wait for the client",
         "stores/redis_rest.lua",
-        "if foreign and command[1] >= FIRST_OF_MANY and command[1] <= LAST_OF_MANY then",
-        "if foreign and command[1] > LAST_OF_MANY and command[1] < FIRST_OF_MANY then",
+        "(operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY)) then",
+        "(operation > LAST_OF_MANY and operation < FIRST_OF_MANY)) then",
         (NEWER,),
     ),
     Mutant(

@@ -96,7 +96,8 @@ local function json_in(id, text)
 end
 
 local function check(id, fields, flat)
-  if not (LIVES[fields.status] or ENDS[fields.status]) or not fields.type or not fields.created_at then
+  if not (LIVES[fields.status] or ENDS[fields.status]) or not fields.type
+    or (fields.created_at or "") == "" then
     unreadable("run", id, "its type, its status or its beginning is not told")
   end
   for _, name in ipairs(NUMBERS) do
