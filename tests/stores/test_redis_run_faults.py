@@ -182,6 +182,16 @@ def test_a_lease_of_a_newer_version_counts_and_keeps_its_fields(server, base, co
     assert '"newer":[1]' in server.get(name)
 
 
+def test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease(server, base, connection):
+    hire(connection)
+    name = base + "lock:worker/w.1"
+    server.set(name, server.get(name).replace('"fence"', '"newer":[1],"fence"', 1))
+    release = c.Release(key="worker/w.1", id="w.1", token=START)
+    outcomes = connection.execute([release, claim(), lease(), claim(), start(worker="w.1")])
+    names = [type(outcome).__name__ for outcome in outcomes]
+    assert names == ["Released", "WorkerGone", "Granted", "Claimed", "Started"]
+
+
 def test_a_damaged_lease_is_named(server, base, connection):
     hire(connection)
     server.set(base + "lock:worker/w.1", "{")
@@ -196,19 +206,19 @@ def test_a_damaged_lease_is_named(server, base, connection):
 AGAIN = {
     "StartRun": lambda _: start("new", worker="w.1", key="k"),
     "RecordRun": lambda run: record(run, "x", attributes={"a": 1}),
-    "RecordRun, only entries": lambda run: record(run, "x", "y"),
-    "RecordRun, Park": lambda run: record(run, "x", then=Park(0)),
-    "RecordRun, Finish": lambda run: record(run, "x", then=Finish("failed", "{}")),
-    "RecordRun, children": lambda run: record(
+    "RecordRun-only-entries": lambda run: record(run, "x", "y"),
+    "RecordRun-Park": lambda run: record(run, "x", then=Park(0)),
+    "RecordRun-Finish": lambda run: record(run, "x", then=Finish("failed", "{}")),
+    "RecordRun-children": lambda run: record(
         run, "x", children=(NewRun(id="c", type="order", input="2", request="q.2", parent="r"),)
     ),
     "PostEvent": lambda _: signal(key="k"),
-    "PostEvent, cancel": lambda _: r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel")),
+    "PostEvent-cancel": lambda _: r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel")),
     "ReviveRun": lambda _: r.ReviveRun(run="ended", fence=START, keep=1, request="q.3", forget=(1,)),
     "WatchRun": lambda _: r.WatchRun(run="r", id="x.1"),
     "EnlistWorker": lambda _: r.EnlistWorker(worker="w.1", name="w", types=("order",)),
     "DismissWorker": lambda _: r.DismissWorker(worker="w.1"),
-    "ClaimRuns, named": lambda _: claim(runs=("r", "idle")),
+    "ClaimRuns-named": lambda _: claim(runs=("r", "idle")),
     "SeeRun": lambda _: r.SeeRun(run="r", history=True),
     "ListRuns": lambda _: r.ListRuns(),
     "CountRuns": lambda _: r.CountRuns(),

@@ -192,12 +192,13 @@ def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, 
     """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
     clock.now += 123_457
     hire(connection)
+    ask(connection, start(), Started)
     fences = []
-    batch = [start(), claim(), r.DismissWorker(worker="w.1")]
-    fences.append(connection.execute(batch)[1].claims[0].run.fence)
-    for _ in range(4):
+    for _ in range(5):
+        claimed, _ = connection.execute([claim(), r.DismissWorker(worker="w.1")])
+        assert isinstance(claimed, Claimed)
+        fences += [one.run.fence for one in claimed.claims]
         clock.now -= 1
-        fences.append(connection.execute([claim(), r.DismissWorker(worker="w.1")])[0].claims[0].run.fence)
     assert fences == [START + 123_457 + n for n in range(5)]
     assert server.hget(base + "run:r", "fence") == str(fences[-1])
     (run,) = (one.run for one in ask(connection, claim(), Claimed).claims)

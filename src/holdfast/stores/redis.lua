@@ -160,7 +160,7 @@ for place = 1, #batch do
     end
   end
 
-  if operation == RECORD and not (rest and rest.waits()) then
+  if operation == RECORD then
     -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes}
     -- By the driver, who knows of everything that came, and with nothing but entries.
     local entries, seen = command[6], command[7]

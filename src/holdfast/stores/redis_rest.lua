@@ -202,9 +202,6 @@ rest = (function()
 
   local function make_runs()
     --@include redis_runs.lua
-    --@include redis_run_rules.lua
-    --@include redis_run_claims.lua
-    --@include redis_run_looks.lua
   end
 
   local function decide(command)
@@ -282,9 +279,5 @@ rest = (function()
     return records[key] ~= nil
   end
 
-  local function waits()
-    return foreign
-  end
-
-  return { decide = answer, finish = finish, knows = knows, waits = waits }
+  return { decide = answer, finish = finish, knows = knows }
 end)()

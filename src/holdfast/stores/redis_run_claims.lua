@@ -1,10 +1,10 @@
--- Claims, and the runs of workers that die or go: rules/runs.py. Put into redis_rest.lua after redis_run_rules.lua.
+-- Claims, and the runs of workers that die or go: rules/runs.py. Put into redis_runs.lua, whose names it uses.
 --
 -- What is due is read as lists of {moment, id}, each in order, and put together; a run itself is read when its turn
 -- comes. One that cannot be read is left as it is and looked at again a little later, as one is that is locked:
 -- otherwise it would hide those that come after it.
 
-local CLAIMED = 42
+local add, wake, claimed, buried, finish = stories.add, stories.wake, stories.claimed, stories.buried, stories.finish
 local POISONED, SUSPECT, POSTPONED, BURIED_AT_ONCE = 5, 2, 1000000, 1000
 local POISON = '{"type":"RunPoisoned","message":"its worker died %.0f times in a row while it drove this run"}'
 
@@ -149,18 +149,6 @@ local function candidates(becomes, named, free, limit)
   return ids
 end
 
-local function next_due(kinds)
-  local first = false
-  for _, kind in ipairs(kinds) do
-    local found = call("ZRANGE", DUE_OF .. text_of(kind), "0", "0", "WITHSCORES")
-    local due_at = tonumber(found[2])
-    if due_at and (not first or due_at < first) then
-      first = due_at
-    end
-  end
-  return first
-end
-
 -- Decide about one run. Returns it if it is the worker's now, and whether it used up a suspect's place.
 local function take(id, worker, becomes, spare, told)
   local run = run_of(id)
@@ -241,3 +229,5 @@ local function dismiss(command)
   end
   return #told > 0 and { ENLISTED, told } or ENLISTED
 end
+
+return { [22] = claim, [33] = dismiss, tell = tell_claims }

@@ -1,4 +1,4 @@
--- Looks at runs, and which story answers which command. Put into redis_rest.lua after the stories.
+-- Looks at runs. Put into redis_runs.lua, whose names it uses.
 --
 -- A page is looked for in the order of age, from the newest on. However many there are, one call looks at no more than
 -- LOOKED_AT of them: then the page may be short, even empty, and says where the next one begins.
@@ -168,20 +168,6 @@ local function outlook(command)
   return { OUTLOOK, NOBODY, next_due(command[2]) }
 end
 
-local STORIES = {
-  [21] = start_run, [22] = claim, [23] = record, [24] = post, [25] = revive, [26] = watch, [27] = see,
-  [28] = list_runs, [29] = count_runs, [30] = owned_runs, [31] = outlook, [32] = enlist, [33] = dismiss,
+return {
+  [26] = watch, [27] = see, [28] = list_runs, [29] = count_runs, [30] = owned_runs, [31] = outlook,
 }
-
-return function(command)
-  begin()
-  local outcome = STORIES[command[1]](command)
-  commit()
-  if type(outcome) == "table" then
-    tell(outcome[2])
-    if outcome[1] == CLAIMED then
-      return tell_claims(outcome)
-    end
-  end
-  return outcome
-end

@@ -1,9 +1,9 @@
--- The stories about one run: rules/runs.py and rules/run.py, line by line. Put into redis_rest.lua after redis_runs.lua.
+-- The stories about one run: rules/runs.py and rules/run.py, line by line. Put into redis_runs.lua.
 --
 -- Read those for what they mean; this says only how they are done here. A story returns its outcome, whose second place
 -- tells whom to wake; nothing is written before it has returned.
 
-local STARTED, RUN_TAKEN, WORKER_GONE, RECORDED, REFUSED, POSTED, ENLISTED = 40, 41, 43, 44, 45, 46, 52
+local STARTED, RUN_TAKEN, RECORDED, REFUSED, POSTED = 40, 41, 44, 45, 46
 local PARK, FINISH = 1, 2
 local CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
 
@@ -319,3 +319,8 @@ local function enlist(command)
   end)
   return ENLISTED
 end
+
+return {
+  [21] = start_run, [23] = record, [24] = post, [25] = revive, [32] = enlist,
+  add = add, wake = wake, claimed = claimed, buried = buried, finish = finish,
+}

@@ -171,8 +171,8 @@ def _run_at(place: int, texts: Texts) -> Run:
 
 
 def _claim_at(place: int, texts: Texts) -> out.Claim:
-    *run, entries, events = _claim.decode(texts[place])
-    return out.Claim(run=_made(*run), entries=entries, events=tuple(map(_event.decode, events)))
+    fields, name, length, posted, entries, events = _claim.decode(texts[place])
+    return out.Claim(run=_made(fields, name, length, posted), entries=entries, events=tuple(map(_event.decode, events)))
 
 
 def _events_at(place: int | bool, texts: Texts) -> tuple[Event, ...]:  # noqa: FBT001  (false is the script's None)
