@@ -22,6 +22,7 @@ from holdfast.testing.suite.runs import record, signal, start
 from providers import PROVIDERS, redis_layout
 from stores.runs_asking import ask, claim, driven, everything, hire, lease
 from stores.test_redis_faults import refused, user
+from waiting import eventually
 
 KINDS = ["valkey", "redis"]
 AT_ONCE = START - rule.LONG_AGO
@@ -367,6 +368,29 @@ def test_a_page_begins_after_any_cursor_also_one_that_nobody_is_at(connection, c
     for cursor, first in (((START, "r5x"), "r5"), ((START, "r5"), "r4"), ((START, ""), None), ((START + 1, ""), "r9")):
         page = ask(connection, r.ListRuns(after=cursor, limit=1), RunPage)
         assert [run.id for run in page.runs] == ([first] if first else [])
+
+
+# ---------------------------------------------------------------- hints
+
+
+def test_workers_and_watchers_are_told_by_name(opened, url):
+    """A worker that could drive it, its driver, and whoever waits for its end."""
+    store = opened(url)
+    connection, heard = store.connect("commands"), {"w": [], "x": []}
+    watches = [store.watch(channel, told.append) for channel, told in heard.items()]
+    try:
+        eventually(lambda: all(heard.values()))  # the subscriptions have begun
+        hire(connection)
+        ask(connection, start(), Started)
+        eventually(lambda: heard["w"][1:] == [["w.run/r"]])
+        (one,) = ask(connection, claim(), Claimed).claims
+        connection.execute([r.WatchRun(run="r", id="x.7"), signal()])
+        eventually(lambda: heard["w"][2:] == [["w.run/r"]])
+        ask(connection, record(one.run, seen=1, then=Finish("completed", "1")), Recorded)
+        eventually(lambda: heard["x"][1:] == [["x.7"]])
+    finally:
+        for watch in watches:
+            watch.close()
 
 
 # ---------------------------------------------------------------- what it costs

@@ -239,6 +239,15 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         claim(limit=1.5),
         start(7),
         r.ListRuns(after=(1.5, "r")),
+        record(run, None, "x"),
+        record(run, b"x"),
+        r.PostEvent(run="r", event=Event(kind="dance")),
+        r.PostEvent(run="r", event=Event(kind="signal", payload=None)),
+        r.EnlistWorker(worker="w.1", name=None, types=("order",)),
+        r.EnlistWorker(worker="w.1", name="w", types=(7,)),
+        claim(runs=(None, "r")),
+        start("s", attributes={"a": 1.5}),
+        start("s", attributes={"a": None}),
     ]
     assert [type(outcome).__name__ for outcome in connection.execute(bad)] == ["Failed"] * len(bad)
     assert ask(connection, r.SeeRun(run="r", history=True), RunSeen) == before

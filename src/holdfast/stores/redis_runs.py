@@ -6,7 +6,7 @@ script never takes it apart. Numbers go as numbers, whole and below 2^53, or the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from ..commands import Command
 from ..errors import RecordUnreadable
 from ..rules import run_outcomes as out
 from ..rules.outcomes import Outcome
-from ..rules.run import Event, NewRun, Park, Run, Scalar, Then, workflow_of
+from ..rules.run import Event, NewRun, Park, Run, Scalar, Then, Worker, workflow_of
 from . import redis_script as s
 from .redis_keys import run_key_name
 
@@ -28,6 +28,7 @@ Texts = Any
 
 _json = msgspec.json.Encoder()
 _event = msgspec.json.Decoder(Event)
+_worker = msgspec.json.Decoder(Worker)
 _attributes = msgspec.json.Decoder(dict[str, Scalar])
 _names = msgspec.json.Decoder(tuple[str, ...])
 _run = msgspec.msgpack.Decoder(tuple[dict[str, str], str, int, int])
@@ -51,6 +52,14 @@ def _scalars(attributes: dict[str, Scalar]) -> str:
     return text
 
 
+def _all(kind: type, values: Sequence[Any]) -> Sequence[Any]:
+    """A list as it is. Nothing would be the end of it for Lua, and the rest of it would be lost without a word."""
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} is no {kind.__name__}")
+    return values
+
+
 def _new(new: NewRun) -> Row:
     workflow = workflow_of(new.type)
     name = run_key_name(workflow, new.key)
@@ -71,7 +80,7 @@ def _record(command: r.RecordRun) -> Row:
         command.fence,
         command.at,
         command.request,
-        command.entries,
+        _all(str, command.entries),
         command.seen,
         _ending(command.then),
         [_new(child) for child in command.children],
@@ -80,31 +89,33 @@ def _record(command: r.RecordRun) -> Row:
 
 
 def _claim_runs(command: r.ClaimRuns) -> Row:
-    types = [name for pair in command.types for name in pair]
-    return s.CLAIM_RUNS, command.worker, types, max(1, command.limit), command.suspects, command.runs
+    types = _all(str, [name for pair in command.types for name in pair])
+    return s.CLAIM_RUNS, command.worker, types, max(1, command.limit), command.suspects, _all(str, command.runs)
 
 
 def _post(command: r.PostEvent) -> Row:
     event = command.event
-    body = replace(event, number=0, at=0) if event.number or event.at else event
-    return s.POST_EVENT, command.run, _text(body), event.key, event.kind
+    body = _text(replace(event, number=0, at=0) if event.number or event.at else event)
+    _event.decode(body)  # one that cannot be read again would be in the way of every claim
+    return s.POST_EVENT, command.run, body, event.key, event.kind
 
 
 def _revive(command: r.ReviveRun) -> Row:
-    row = (command.run, command.fence, command.keep, command.request, command.forget, command.fresh)
+    row = (command.run, command.fence, command.keep, command.request, _all(int, command.forget), command.fresh)
     return s.REVIVE_RUN, *row
 
 
 def _list(command: r.ListRuns) -> Row:
     wanted = command.wanted
-    texts = (wanted.statuses, wanted.workflow, wanted.prefix)
+    texts = (_all(str, wanted.statuses), wanted.workflow, wanted.prefix)
     attributes = _text(wanted.attributes) if wanted.attributes else ""
     return s.LIST_RUNS, max(1, command.limit), command.after, *texts, wanted.since, wanted.until, attributes
 
 
 def _enlist(command: r.EnlistWorker) -> Row:
-    text = _text({"id": command.worker, "name": command.name, "types": command.types})
-    return s.ENLIST_WORKER, command.worker, text
+    text = _text(Worker(id=command.worker, name=command.name, types=command.types, since=0))
+    _worker.decode(text)  # likewise
+    return s.ENLIST_WORKER, command.worker, text.removesuffix(',"since":0}') + "}"
 
 
 ROWS: dict[type[Command], Callable[[Any], Row]] = {
@@ -118,7 +129,7 @@ ROWS: dict[type[Command], Callable[[Any], Row]] = {
     r.ListRuns: _list,
     r.CountRuns: lambda _: (s.COUNT_RUNS,),
     r.OwnedRuns: lambda command: (s.OWNED_RUNS, command.worker),
-    r.RunsOutlook: lambda command: (s.RUNS_OUTLOOK, command.types),
+    r.RunsOutlook: lambda command: (s.RUNS_OUTLOOK, _all(str, command.types)),
     r.EnlistWorker: _enlist,
     r.DismissWorker: lambda command: (s.DISMISS_WORKER, command.worker),
 }
@@ -222,7 +233,7 @@ def _page(command: r.ListRuns, answer: Answer, texts: Texts, now: int) -> Outcom
 
 def _pairs(answer: Answer, texts: Texts) -> dict[str, int]:
     flat = _texts.decode(texts[answer[2]])
-    return {name: int(number) for name, number in zip(flat[::2], flat[1::2], strict=True)}
+    return {name: int(float(number)) for name, number in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _outlook(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:  # noqa: ARG001
