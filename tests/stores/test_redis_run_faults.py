@@ -133,6 +133,34 @@ def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, 
     assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["a", "c"]
 
 
+def test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody(server, base, connection):
+    hire(connection)
+    connection.execute([start("a"), start("b")])
+    server.set(base + "lock:run/order/a", "{")
+    assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["b"]
+    (named,) = connection.execute([claim(runs=("a",))])
+    assert "run/order/a" in str(named.error)
+
+
+def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, connection, clock):
+    hire(connection)
+    connection.execute([start("p", type="mail"), start("c", parent="p"), start("d")])
+    server.hset(base + "run:c", "deaths", "5")
+    server.set(base + "inbox-keys:p", "mine")
+    before = everything(server, base)
+    assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["d"]
+    after = everything(server, base)
+    assert {name for name in after if after[name] != before.get(name)} == {"run:d", "runs:of:w.1", "runs:due:order"}
+    server.delete(base + "inbox-keys:p")
+    server.set(base + "lock:worker/v.1", "{")
+    server.hset(base + "workers", "v.1", '{"id":"v.1","name":"v","types":["mail"],"since":1}')
+    clock.pass_by(2)
+    before = everything(server, base)
+    (outcome,) = connection.execute([claim()])
+    assert "worker/v.1" in str(outcome.error)
+    assert everything(server, base) == before
+
+
 def test_a_journal_without_its_run_is_not_written_to(server, base, connection):
     server.rpush(base + "journal:r", "old")
     (outcome,) = connection.execute([start()])

@@ -1,8 +1,8 @@
 -- Claims, and the runs of workers that die or go: rules/runs.py. Put into redis_runs.lua, whose names it uses.
 --
 -- What is due is read as lists of {moment, id}, each in order, and put together; a run itself is read when its turn
--- comes. One that cannot be read is left as it is and looked at again a little later, as one is that is locked:
--- otherwise it would hide those that come after it.
+-- comes. One that cannot be read, or whose parent or lock cannot be, is left as it is and looked at again a little
+-- later, as one is that is locked: otherwise it would hide those that come after it.
 
 local add, wake, claimed, buried, finish = stories.add, stories.wake, stories.claimed, stories.buried, stories.finish
 local POISONED, SUSPECT, POSTPONED, BURIED_AT_ONCE = 5, 2, 1000000, 1000
@@ -33,7 +33,7 @@ local function indexed_run(index, id)
       put("ZREM", index, id)
     end)
   end
-  return done and run or nil, not done
+  return done and run or nil
 end
 
 -- The first runs of a worker by id, and how many names that took.
@@ -194,9 +194,11 @@ local function claim(command)
     if #found >= limit then
       break
     end
+    local so_far = #saves + #writes
     local done, run, suspect = pcall(take, id, worker, becomes, suspects > 0 or #named > 0, told)
     if not done then
-      if type(run) ~= "table" or not run.unreadable or #named > 0 then
+      -- It, its parent or its lock cannot be read. Whoever has named it is told; and nothing of it is left half done.
+      if type(run) ~= "table" or not run.unreadable or #named > 0 or #saves + #writes > so_far then
         error(run, 0)
       end
       put_off(becomes, id)

@@ -64,7 +64,7 @@ end
 local function has_attributes(text, wanted)
   local done, attributes = pcall(cjson.decode, text ~= "" and text or "{}")
   for name, value in pairs(wanted) do
-    if not done or attributes[name] ~= value then
+    if not done or type(attributes) ~= "table" or attributes[name] ~= value then
       return false
     end
   end

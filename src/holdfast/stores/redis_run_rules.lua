@@ -53,9 +53,10 @@ local function claimed(run, worker, kind)
   if text_in(run, "worker") == worker then
     return run
   end
+  local begun = moment_in(run, "started_at")
   return altered(run, {
     status = "running", type = kind, worker = worker, fence = next_fence(run), due_at = "",
-    lives = digits(number_in(run, "lives") + 1), started_at = moment_in(run, "started_at") and run.fields.started_at or NOW,
+    lives = digits(number_in(run, "lives") + 1), started_at = begun and digits(begun) or NOW,
   })
 end
 
@@ -154,7 +155,9 @@ local function start(new, worker)
   elseif worker ~= "" and not lives(worker) then
     return WORKER_GONE
   end
-  local fields = { type = kind, status = "pending", created_at = NOW, due_at = AT_ONCE, request = request, root = new[8] }
+  local fields = {
+    type = kind, status = "pending", created_at = NOW, due_at = AT_ONCE, request = request, root = new[8],
+  }
   for name, value in pairs({ key = key, parent = new[7], attributes = new[9] }) do
     if value ~= "" then
       fields[name] = value

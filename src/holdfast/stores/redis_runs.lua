@@ -1,9 +1,9 @@
 -- Runs as they are stored: how they are read, found and written. Put into redis_rest.lua, whose names it uses.
 --
---   ...:run:<id>             a hash: what rules/run.py says of a run, field by field, numbers as digits. A field that is
---                            missing or empty is as it is in the beginning (a result that is empty is a result).
+--   ...:run:<id>             a hash: what rules/run.py says of a run, field by field, numbers in digits. What is absent
+--                            or empty is as in the beginning (but a result that is empty is a result)
 --   ...:journal:<id>         a list: the entries, the first of which is the input
---   ...:inbox:<id>           a list: the events as JSON, the first is number 1. Empty: it was forgotten, its place stays.
+--   ...:inbox:<id>           a list: the events as JSON, the first is number 1. Empty: forgotten, and its place stays
 --   ...:inbox-keys:<id>      a hash: the key of an event -> its number
 --   ...:runs:age             a sorted set of all runs, by the moment of their start
 --   ...:runs:due:<type>      a sorted set of the runs of a type that may be claimed, by when

@@ -1,5 +1,5 @@
--- Who lives: leases of workers, locks of runs, and the workers that are enlisted. Put into redis_runs.lua, whose names it
--- uses.
+-- Who lives: leases of workers, locks of runs, and the workers that are enlisted. Put into redis_runs.lua, whose names
+-- it uses.
 --
 -- A worker lives while it holds the lock worker/<its id>. Locks are read as this batch has left them. One that is not
 -- exactly as this version writes it is looked at all the same: who holds it can be told by any version.
