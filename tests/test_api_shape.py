@@ -18,30 +18,37 @@ from holdfast import (
     AsyncReadWriteLock,
     AtomicState,
     Client,
+    Context,
     DurableMutex,
     DurableSemaphore,
+    Engine,
     Leader,
     Lease,
     Lock,
     NoopLeaseProvider,
     ReadWriteLock,
+    RunHandle,
 )
 from holdfast.locks.admin import AsyncLocks, Locks
 from holdfast.locks.leases import AsyncLeases, Leases
 from holdfast.locks.run_locks import AsyncRunLocks, RunLocks
 from holdfast.state.states import AsyncStates, States
+from holdfast.workflow.runs import AsyncRuns, Runs
 
 NAMES = [
     "AcquireAttempt", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",
     "AsyncLeaseProvider", "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
-    "AtomicStateConflictError", "Client", "ClientClosed", "DurableMutex", "DurableSemaphore", "EVENTS", "Event",
-    "Events", "FencedScript", "HoldNotReleasable", "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey",
-    "InvalidOption", "InvalidValue", "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider",
-    "LeaseResult", "Lock", "LockInfo", "LockRecord", "LockTimeout", "NeverFits", "NoopLeaseProvider", "NotHeld",
-    "ReadWriteLock", "RecordUnreadable", "RunLock", "RunLocked", "StaleToken", "StoreError",
-    "StoreContended", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "WaiterInfo", "WouldDeadlock",
+    "AtomicStateConflictError", "ChildHandle", "Client", "ClientClosed", "Context", "DurableMutex",
+    "DurableSemaphore", "EVENTS", "Engine", "Event", "Events", "FencedScript", "HoldNotReleasable", "HolderInfo",
+    "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption", "InvalidValue", "InvalidWorkflow",
+    "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider", "LeaseResult", "Lock", "LockInfo", "LockRecord",
+    "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow",
+    "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLock",
+    "RunLocked", "RunResultTimeout", "RunsPage", "StaleToken", "Step", "StepFailed", "StepInfo", "StepTimeout",
+    "StoreContended", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "UnknownRun",
+    "WaiterInfo", "Workflow", "WorkflowFailed", "WorkflowTypeNotRegisteredError", "WouldDeadlock", "current_step",
     "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async", "initial_lock_record",
-    "is_lease_provider",
+    "is_lease_provider", "step", "workflow",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -79,8 +86,25 @@ def test_both_clients_have_the_same_words(kind):
     for name, signature in SIGNATURES.items():
         assert bare(getattr(kind, name)) == signature
     assert public(kind) == [
-        "close", "hold", "label", "leader", "leases", "lock", "locks", "namespace", "run_locks", "rwlock", "semaphore",
-        "state", "url", "works",
+        "close", "hold", "label", "leader", "leases", "lock", "locks", "namespace", "run_locks", "runs", "rwlock",
+        "semaphore", "state", "url", "works",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Runs, AsyncRuns])
+def test_both_kinds_of_runs_have_the_same_words(kind):
+    assert public(kind) == ["cancel", "get", "list", "restart", "result", "retry", "signal", "start"]
+
+
+def test_the_engine_the_context_and_the_handle_have_these_words():
+    assert public(Engine) == [
+        "cancel", "close", "drain", "get", "handle", "list", "open", "recover_all", "restart", "resume", "retry",
+        "signal", "start", "start_or_signal", "sweep", "unclaimed",
+    ]  # fmt: skip
+    assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
+    assert public(Context) == [
+        "call", "child", "now", "random", "set_attributes", "sleep", "sleep_until", "start_child", "step",
+        "transaction", "uuid4", "wait_for_signal",
     ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ ROWS = (
     ("rules", "observe"),
     ("commands", "run_commands"),
     ("stores",),
-    ("lane",),
+    ("failpoints", "lane"),
     ("flows", "runners", "keeper", "held"),
     ("client",),
     ("locks", "state"),

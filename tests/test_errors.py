@@ -16,7 +16,14 @@ KINDS = sorted(
     (kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, HoldfastError)),
     key=lambda kind: kind.__name__,
 )
-SAMPLES = {"str": "sample", "int": 7, "float": 1.5, "bool": True, "datetime": datetime(2026, 1, 1, tzinfo=UTC)}
+SAMPLES = {
+    "str": "sample",
+    "int": 7,
+    "float": 1.5,
+    "bool": True,
+    "datetime": datetime(2026, 1, 1, tzinfo=UTC),
+    "dict[str, int]": {"order": 3},
+}
 
 
 def options(kind):
@@ -100,6 +107,7 @@ def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_n
         errors.StoreContended,
         errors.StoreUnavailable,
         errors.RunLocked,
+        errors.RunResultTimeout,
         errors.AtomicStateConflictError,
     }
 

@@ -26,6 +26,10 @@ def ask(number):
     return Inspect(key=str(number))
 
 
+async def submitted(lane, number):
+    return await lane.submit(ask(number))
+
+
 BAD = Acquire(key="bad", id="bad.1", label=Label(name="bad"), ttl="soon")  # no rule can add that to a time
 
 
@@ -155,9 +159,26 @@ def test_what_a_loop_submits_in_one_turn_goes_out_together(lane, keeper):
     assert keeper.batches == [list(range(20))]
 
 
+@pytest.mark.parametrize(("tasks", "first"), [(20, 20), (100, 50), (3_000, 1_000)])
+def test_on_a_swift_store_a_crowd_goes_in_halves_and_everybody_is_answered(keeper, tasks, first):
+    lane = Lane(lambda: keeper, "swift", swift=True)
+
+    async def going_round(number):
+        return [await lane.submit(ask(number)) for _ in range(5)]
+
+    async def main():
+        return await asyncio.gather(*(going_round(number) for number in range(tasks)))
+
+    answers = list(itertools.chain(*asyncio.run(main())))
+    lane.close()
+    assert [type(answer) for answer in answers] == [Seen] * 5 * tasks
+    assert len(keeper.batches[0]) == first
+    assert sorted(itertools.chain(*keeper.batches)) == sorted(5 * list(range(tasks)))
+
+
 def test_a_cancelled_submission_that_was_not_sent_is_never_sent(lane, keeper):
     async def main():
-        task = asyncio.ensure_future(lane.submit(ask(1)))
+        task = asyncio.ensure_future(submitted(lane, 1))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -170,7 +191,7 @@ def test_a_cancelled_submission_that_was_not_sent_is_never_sent(lane, keeper):
 
 def test_a_loop_that_is_closed_before_it_posts_leaves_nothing_alive(lane, keeper):
     loop = asyncio.new_event_loop()
-    task = loop.create_task(lane.submit(ask(1)))
+    task = loop.create_task(submitted(lane, 1))
     task._log_destroy_pending = False
     loop.call_soon(loop.stop)
     loop.run_forever()  # one turn: submitted, not yet posted

@@ -220,7 +220,7 @@ async def test_work_is_stopped_before_the_store_can_give_the_term_to_another(url
     """The keeper cannot reach the store: at its local deadline the work ends, before the lease does."""
     async with AsyncClient(url) as client:
         ended = []
-        async for term in client.leader("scheduler", ttl=0.8):
+        async for term in client.leader("scheduler", ttl=2):
             plan.refuse = Renew
             async with term:
                 try:

@@ -20,6 +20,7 @@ from holdfast import (
     StoreUnavailable,
 )
 from holdfast.commands import Acquire, Release, Renew
+from holdfast.flag import Flag
 from waiting import eventually
 
 RUN = ("import", "run-7")
@@ -115,6 +116,28 @@ def test_renew_may_give_another_ttl_longer_or_shorter_and_the_heartbeat_follows(
     assert 20 < kept.held.remaining() <= 30
     assert kept.interval == 10
     assert colour.do(locks.get(*RUN)).expires_at - datetime.now(UTC) <= timedelta(seconds=30)
+
+
+def test_an_answer_is_judged_by_the_ttl_that_was_sent_although_another_is_asked_for_meanwhile(
+    locks, hf, colour, monkeypatch
+):
+    colour.do(locks.try_acquire(*RUN, 60))
+    keeper = hf.works.keeper
+    (kept,) = keeper._kept.values()
+    judge, judged = keeper._judge, []
+
+    def meanwhile(*args):
+        if not judged:
+            keeper._changes.append((kept, 3_600_000_000, 1_200.0, Flag()))
+            keeper._look_around()
+            judge(*args)
+            judged.append(kept.held.remaining())
+        else:
+            judge(*args)
+
+    monkeypatch.setattr(keeper, "_judge", meanwhile)
+    assert colour.do(locks.renew(*RUN)) is True
+    assert judged[0] <= 60
 
 
 def test_a_shorter_ttl_counts_from_the_moment_it_was_asked_for_even_if_the_answer_never_comes(

@@ -28,6 +28,7 @@ from .runners import run, run_async
 from .state.states import AsyncStates, States
 from .stores import Handle
 from .values import Duration, checked_key
+from .workflow.runs import AsyncRuns, Runs
 
 LockT = TypeVar("LockT", bound=BaseLock[Any])
 RwT = TypeVar("RwT", bound=BaseReadWriteLock[Any])
@@ -225,6 +226,11 @@ class Client(_Words[Lock, ReadWriteLock, Leader]):
         """One driver a run, for those who bring their own workflow engine."""
         return RunLocks(self)
 
+    @property
+    def runs(self) -> Runs:
+        """Runs of workflows: start, look, signal, cancel, wait for the result; an engine drives them."""
+        return Runs(self)
+
     def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> Lease | None:
         """Take the key for a whole window, or None while somebody has it. Never released early.
 
@@ -283,6 +289,11 @@ class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader]):
     def run_locks(self) -> AsyncRunLocks:
         """One driver a run, for those who bring their own workflow engine."""
         return AsyncRunLocks(self)
+
+    @property
+    def runs(self) -> AsyncRuns:
+        """Runs of workflows: start, look, signal, cancel, wait for the result; an engine drives them."""
+        return AsyncRuns(self)
 
     async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
         """Take the key for a whole window, or None while somebody has it. Never released early."""

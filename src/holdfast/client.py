@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from .rules.lock import RETENTION
 from .rules.record import Label
 from .runners import Lanes
 from .stores import Handle, open_store, redacted
-from .stores.contract import Role, Store, Tied, Watch
+from .stores.contract import Role, Store, Swift, Tied, Watch
 from .values import MICROSECONDS, Duration, checked_key, seconds
 
 DEFAULT_URL = "sqlite:///holdfast.db"
@@ -49,7 +49,10 @@ class Works:
     def __init__(self, store: Store, events: Events, retention: int) -> None:
         self.store = store
         self.channel = secrets.token_hex(8)
-        self.lanes: Lanes = {role: Lane(partial(store.connect, role), role) for role in ROLES}
+        swift = isinstance(store, Swift)
+        self.lanes: Lanes = {
+            role: Lane(partial(store.connect, role), role, place=store.identity, swift=swift) for role in ROLES
+        }
         self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
         self.callbacks = Callbacks()
         self._events = events
@@ -58,6 +61,8 @@ class Works:
         self._waiting: dict[str, tuple[str, weakref.ref[Flag]]] = {}
         self._taking: dict[str, str] = {}  # from before it is asked for until the keeper has it: its key
         self.runs: dict[str, object] = {}  # the leases of runs that this client holds, by key
+        self.on_hint: Callable[[Collection[str] | None], None] | None = None  # for an engine, which waits for runs
+        self._flags: dict[str, weakref.ref[Flag]] = {}
         self._watch: Watch | None = None
         self._watching = threading.Lock()
         self.severings = 0  # how often everything that the store had granted has ended at once
@@ -89,6 +94,17 @@ class Works:
             raise ClientClosed
         return flag
 
+    def flag(self, id: str) -> Flag:
+        """A flag that is set when there is a hint for this id, which is no attempt to take anything."""
+        self.keeper.start()
+        flag = Flag()
+        self._flags[id] = weakref.ref(flag)
+        return flag
+
+    def unflag(self, id: str) -> None:
+        """Nobody waits for this any more."""
+        self._flags.pop(id, None)
+
     def taking(self, command: Acquire) -> None:
         """The attempt is on its way: closing gives it back, also in the moment before the keeper has it."""
         self._taking[command.id] = command.key
@@ -99,6 +115,12 @@ class Works:
 
     def expect(self, id: str, *, eager: bool) -> bool:
         """The attempt waits. True if hints begin to flow only now."""
+        watch, fresh = self.watched()
+        watch.expect(id, eager=eager)
+        return fresh
+
+    def watched(self) -> tuple[Watch, bool]:
+        """The watch on this client's channel, and whether it was opened just now."""
         fresh = False
         if self._watch is None:
             with self._watching:
@@ -107,8 +129,7 @@ class Works:
                 if self._watch is None:
                     self._watch = self.store.watch(self.channel, self._hinted)
                     fresh = True
-        self._watch.expect(id, eager=eager)
-        return fresh
+        return self._watch, fresh
 
     def forget(self, id: str) -> None:
         """The attempt waits no longer. May run in a finaliser, so the watch is told by the keeper."""
@@ -143,8 +164,10 @@ class Works:
         self.keeper.soon(lambda: self.keeper.lose_all(reason))
 
     def _hinted(self, ids: Collection[str] | None) -> None:
-        for attempt in list(self._waiting) if ids is None else ids:
-            _key, waiting = self._waiting.get(attempt, ("", None))
+        if self.on_hint is not None:
+            self.on_hint(ids)
+        for attempt in [*self._waiting, *self._flags] if ids is None else ids:
+            _key, waiting = self._waiting.get(attempt, ("", self._flags.get(attempt)))
             flag = None if waiting is None else waiting()
             if flag is not None:
                 flag.set()

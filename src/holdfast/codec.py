@@ -6,6 +6,7 @@ back as a list, unless a type says otherwise.) Never pickle.
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -21,7 +22,7 @@ MAX_INTEGER = 2**63 - 1
 """Numbers beyond this lose their last digits in half of the programs that read JSON, and in some stores."""
 
 
-def encode_value(value: object, type: Any = Any, *, what: str) -> str:
+def encode_value(value: object, type: Any = Any, *, what: str, max_bytes: int = MAX_BYTES) -> str:
     """Write a value as JSON, or raise `InvalidValue` with the place in it that cannot be written.
 
     Without a type only what JSON itself has is taken; with one, whatever comes back as that type.
@@ -30,18 +31,18 @@ def encode_value(value: object, type: Any = Any, *, what: str) -> str:
     '{"n":[1,2.5,null]}'
     """
     try:
-        plain = value if type in PLAIN else msgspec.to_builtins(value, str_keys=True)
+        plain = value if type in PLAIN else msgspec.to_builtins(value, str_keys=True, enc_hook=_write)
         _check(plain, "")
         text = msgspec.json.encode(plain)
     except _Unfit as unfit:
         raise InvalidValue(f"{what} cannot hold this value: {unfit}") from None
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidValue(f"{what} cannot hold this value: {error}") from error
-    if len(text) > MAX_BYTES:
-        raise InvalidValue(f"{what} cannot hold this value: it has {len(text):,} bytes and may have {MAX_BYTES:,}")
+    if len(text) > max_bytes:
+        raise InvalidValue(f"{what} cannot hold this value: it has {len(text):,} bytes and may have {max_bytes:,}")
     if type not in PLAIN:
         try:
-            msgspec.json.decode(text, type=type)
+            msgspec.json.decode(text, type=type, dec_hook=_read)
         except msgspec.MsgspecError as error:
             raise InvalidValue(f"{what} cannot hold this value: it is not {_name(type)} ({error})") from error
     return text.decode()
@@ -50,9 +51,47 @@ def encode_value(value: object, type: Any = Any, *, what: str) -> str:
 def decode_value(text: str, type: Any, *, what: str) -> Any:
     """Read a value, as the type that was asked for."""
     try:
-        return msgspec.json.decode(text, type=type)
+        return msgspec.json.decode(text, type=Any if type in PLAIN else type, dec_hook=_read)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidValue(f"{what} holds something that is not {_name(type)}: {error}") from error
+
+
+def hints_of(function: Any) -> dict[str, Any]:
+    """The annotations of a function, as far as they can be understood; one that cannot is left out.
+
+    >>> def greet(name: "str", mood: "Unknown") -> bool: ...
+    >>> hints_of(greet)
+    {'name': <class 'str'>, 'return': <class 'bool'>}
+    """
+    function = inspect.unwrap(function)
+    names = getattr(function, "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, hint in getattr(function, "__annotations__", {}).items():
+        try:
+            while isinstance(hint, str):
+                hint = eval(hint, names)  # noqa: PLW2901, S307  (the user's own code)
+            hints[name] = hint
+        except Exception:  # noqa: S112  (imported for type checkers only, or not there yet)
+            continue
+        if hints[name] is None:
+            hints[name] = type(None)
+    return hints
+
+
+def _write(value: Any) -> Any:
+    """Models of pydantic, which msgspec does not know."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{value.__class__.__name__} is not something that JSON has: convert it")
+
+
+def _read(type: Any, plain: Any) -> Any:
+    if hasattr(type, "model_validate"):
+        try:
+            return type.model_validate(plain)
+        except ValueError as error:
+            raise msgspec.ValidationError(str(error)) from error
+    raise msgspec.ValidationError(f"{_name(type)} cannot be made from JSON")
 
 
 def _name(type: Any) -> str:

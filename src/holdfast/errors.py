@@ -181,3 +181,105 @@ class RecordUnreadable(StoreError):
     def __init__(self, message: str | None = None, *, key: str = "") -> None:
         super().__init__(message)
         self.key = key
+
+
+class NotInWorkflow(HoldfastError, RuntimeError):
+    """This is not for workflow code. Do it in a step."""
+
+
+class NonDeterminismError(HoldfastError):
+    """The workflow's code does something else than what the history of this run says.
+
+    It was changed while the run was under way, or it decides by something that is not recorded. Nothing was recorded.
+    Run it with the code that it was started with, or give the changed workflow a new version.
+    """
+
+
+class InvalidWorkflow(HoldfastError, TypeError):
+    """This function cannot be a workflow or a step."""
+
+
+class UnknownRun(HoldfastError, LookupError):
+    """There is no run with this id."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+
+class RunExists(HoldfastError):
+    """There is a run with this id already. Nothing was changed. Choose another id, or use an idempotency key."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", status: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.status = status
+
+
+class RunEnded(HoldfastError):
+    """The run has ended: nothing can be sent to it any more, and nothing was changed."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", status: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.status = status
+
+
+class WorkflowFailed(HoldfastError):
+    """The run did not complete. `kind` is the type of what went wrong, `traceback` where it did, as text."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        run_id: str = "",
+        status: str = "failed",
+        kind: str = "",
+        detail: str = "",
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.traceback = traceback
+
+
+class StepFailed(HoldfastError):
+    """A step failed for good. `kind` is the type of what it raised, `traceback` where it did, as text."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        step: str = "",
+        kind: str = "",
+        detail: str = "",
+        traceback: str = "",
+        attempts: int = 1,
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.kind = kind
+        self.detail = detail
+        self.traceback = traceback
+        self.attempts = attempts
+
+
+class StepTimeout(HoldfastError, TimeoutError):
+    """A step took longer than it may."""
+
+
+class WorkflowTypeNotRegisteredError(HoldfastError, LookupError):
+    """The store holds living runs of workflows that this engine does not know. They are left as they are."""
+
+    def __init__(self, message: str | None = None, *, types: dict[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.types = types or {}
+
+
+class RunResultTimeout(HoldfastError, TimeoutError):
+    """The run has not ended within the time that the caller was ready to wait. It goes on."""
+
+    retryable = True

@@ -64,6 +64,19 @@ EVENTS: dict[str, Kind] = {
     "campaign_failed": Kind(
         "warning", "a candidate for leadership cannot reach the store and will try again", ("key", "owner", "error")
     ),
+    "worker_lost": Kind(
+        "error", "a worker lost its lease: others may drive its runs; it comes back as another", ("worker", "runs")
+    ),
+    "types_unknown": Kind(
+        "warning", "the store holds living runs of workflows that this engine does not know", ("worker", "types")
+    ),
+    "claim_failed": Kind("warning", "a worker cannot reach the store and will try again", ("worker", "error")),
+    "record_failed": Kind("warning", "a record is sent again: the store was away", ("run", "error")),
+    "run_refused": Kind(
+        "error",
+        "the journal refused what this process wanted to record, and it drives the run no more",
+        ("run", "workflow", "reason", "holder"),
+    ),
     "records_removed": Kind("debug", "records that nobody used for long were removed", ("removed",)),
     "callback_failed": Kind("error", "a callback of the user's raised", ("key", "callback", "error")),
 }

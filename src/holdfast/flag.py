@@ -35,6 +35,10 @@ class Flag:
     def set(self) -> None:
         """Set it and wake everyone who waits. Interrupted, it is finished by whoever sets it again."""
         self._set = True
+        if self._watchers:
+            self._wake()
+
+    def _wake(self) -> None:
         for watcher in tuple(self._watchers):
             watcher()  # first: one that was taken out and not woken would wait for ever
             self._unwatch(watcher)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from ._platform import elapsed
 from .commands import Abandon, Acquire, Command, LockCommand
@@ -39,14 +41,14 @@ STAGGER = 0.05
 T = TypeVar("T")
 
 
-class Submit(NamedTuple):
+class Submit(msgspec.Struct, frozen=True):
     """Send this command; the answer is its outcome."""
 
     command: Command
     role: Role = "commands"
 
 
-class Wait(NamedTuple):
+class Wait(msgspec.Struct, frozen=True):
     """Wait until the flag is set, for at most so many seconds; the answer is whether it is set."""
 
     flag: Flag
@@ -78,7 +80,7 @@ class Desk(Protocol):
         """Somebody has waited for long."""
 
 
-class Grant(NamedTuple):
+class Grant(msgspec.Struct, frozen=True):
     """A grant, and the local moment before it was asked for: its ttl counts from there."""
 
     outcome: out.Granted
@@ -95,7 +97,7 @@ def send(command: Command, *, until: float | None = None, role: Role = "commands
 
 
 def _send_again(
-    command: Command, error: StoreUnavailable, patience: float, until: float | None, role: Role
+    command: Command, error: StoreUnavailable, patience: float, until: float | None, role: Role = "commands"
 ) -> Flow[tuple[out.Outcome, bool]]:
     """Try a few times more, for as long as there is patience, and not after `until`.
 
@@ -133,7 +135,10 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
         while True:
             hint.clear()
             sent = elapsed()
-            outcome, _ = yield from send(command, until=until)
+            try:  # as `send` does it; without a generator of its own, because this is what happens most
+                outcome = yield Submit(command)
+            except StoreUnavailable as error:
+                outcome, _ = yield from _send_again(command, error, sent + RESEND_FOR, until)
             known = True
             now = elapsed()
             if isinstance(outcome, (out.Granted, out.Queued, out.Busy)) and outcome.permits_before is not None:

@@ -112,9 +112,11 @@ class Held:
 
     def judge(self) -> bool:
         """Whether it is held; past its deadline it is lost, by whoever looks first."""
+        if self.valid:
+            return True
         if self.state == "held" and elapsed() >= self.deadline:
             self.lose("its time ran out before a renewal was answered")
-        return self.valid
+        return False
 
     def lose(self, reason: str) -> bool:
         """It is lost. True for the first one to say so."""

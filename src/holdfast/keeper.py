@@ -390,9 +390,11 @@ class Keeper:
         commands = [Renew(key=kept.held.key, id=kept.held.id, token=kept.held.token, ttl=kept.held.ttl) for kept in due]
 
         def done(outcomes: list[out.Outcome] | None, error: HoldfastError | None) -> None:
-            self._renewing = False
-            for place, kept in enumerate(due):
-                self._judge(kept, sent, None if outcomes is None else outcomes[place], error)
+            try:
+                for place, kept in enumerate(due):
+                    self._judge(kept, sent, None if outcomes is None else outcomes[place], error)
+            finally:
+                self._renewing = False  # last: a ttl that changed in between would be taken for the one that was sent
             if outcomes is not None:
                 self._events.emit("leases_renewed", leases=len(due), seconds=elapsed() - sent)
             self._mail.put(None)

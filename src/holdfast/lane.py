@@ -13,17 +13,23 @@ import asyncio
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from queue import SimpleQueue
-from weakref import WeakValueDictionary
 
-from .commands import Command, Failed
+from . import failpoints
+from .commands import READS, Command, Failed
 from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable, WouldDeadlock
 from .rules.outcomes import Outcome
+from .run_commands import RUN_READS
 from .stores.contract import Connection
 
 MAX_BATCH = 1_000
+ALL_READS = READS + RUN_READS
+LEAST_HALF = 32
+"""A batch of fewer is not worth a trip of its own."""
 JOIN_SECONDS = 15.0
 
 Done = Callable[[list[Outcome] | None, HoldfastError | None], None]
@@ -94,46 +100,66 @@ class _Promise(_Parcel):
     __slots__ = ("future", "loop")
 
     def __init__(self, command: Command, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__((command,), None)
+        self.commands = (command,)
         self.loop = loop
         self.future: asyncio.Future[Outcome] = loop.create_future()
 
-    def settle(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+    def settle(self, outcome: Outcome | None, error: HoldfastError | None) -> None:
         if self.future.done():
             return
-        if error is not None:
-            self.future.set_exception(error)
-        elif outcomes is not None:
-            self.future.set_result(outcomes[0])
+        if type(outcome) is Failed:
+            error, outcome = outcome.error, None
+        if outcome is not None:
+            self.future.set_result(outcome)
+        elif error is not None:
+            self.future.set_exception(_twin(error))
 
 
 class _Outbox(list[_Promise]):
     """What a loop has submitted within one turn of its own. If the loop is closed before it posts it, it is gone."""
 
+    __slots__ = ("__weakref__", "loop")
 
-def answer(outcome: Outcome) -> Outcome:
-    """The outcome, unless it is the failure of this one command: then its error is raised."""
-    if type(outcome) is Failed:
-        raise copy.copy(outcome.error)
-    return outcome
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+
+class _Mine(threading.local):
+    """What each thread's event loop is about to post; weak, for only the loop itself keeps it."""
+
+    outbox: weakref.ref[_Outbox] | None = None
 
 
 _THREAD = object()
+_within: ContextVar[str] = ContextVar("holdfast_transaction", default="")
+
+
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """In this block a transaction of the user's is open on a store that has one writer: others would wait for it."""
+    before = _within.set(place)
+    try:
+        yield
+    finally:
+        _within.reset(before)
 
 
 class Lane:
     """One queue, at most one batch under way, one connection."""
 
-    def __init__(self, connect: Callable[[], Connection], name: str) -> None:
+    def __init__(self, connect: Callable[[], Connection], name: str, *, place: str = "-", swift: bool = False) -> None:
         self._connect = connect
+        self._place = place
         self._name = name
+        self._swift = swift
+        self._sent = 0  # how many parcels went with the last batch
         self._connection: Connection | None = None
         self._mutex = threading.RLock()  # a signal handler may come in while its thread has it
         self._queue: list[_Parcel] = []
         self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
         self._thread: threading.Thread | None = None
         self._wake: SimpleQueue[None] = SimpleQueue()
-        self._outboxes: WeakValueDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakValueDictionary()
+        self._mine = _Mine()
         self._closed = False
         self._ended = threading.Event()
 
@@ -142,12 +168,15 @@ class Lane:
     def run(self, command: Command) -> Outcome:
         """Send one command from this thread and wait for its outcome."""
         outcome = self.call((command,))[0]
-        return answer(outcome) if type(outcome) is Failed else outcome
+        if type(outcome) is Failed:
+            raise _twin(outcome.error)
+        return outcome
 
     def call(self, commands: Sequence[Command]) -> list[Outcome]:
         """Send commands from this thread and wait for their outcomes, be they failures or not."""
         call = _Call(commands)
         batch: list[_Parcel] = []
+        self._refuse_within(commands)
         if self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  (as threading.Condition asks it)
             raise _would_wait_for_itself()
         try:
@@ -172,27 +201,36 @@ class Lane:
         call.wait()
         return call.answers()
 
+    def _refuse_within(self, commands: Sequence[Command]) -> None:
+        if _within.get() == self._place and not all(isinstance(command, ALL_READS) for command in commands):
+            raise WouldDeadlock(
+                "this is the body of a transaction on the same store, which has one writer at a time: what it asks for "
+                "would wait for the transaction to end. Do it in a step before or after."
+            )
+
     def _refuse_itself(self) -> None:
         """A signal handler or a finaliser that runs inside this thread's own batch would wait for itself."""
         if isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident():
             raise _would_wait_for_itself()
 
-    async def submit(self, command: Command) -> Outcome:
-        """Send one command from this event loop and await its outcome.
+    def submit(self, command: Command) -> asyncio.Future[Outcome]:
+        """Send one command from this event loop, which is to await its outcome.
 
-        What a loop submits within one turn of its own goes out together.
+        What a loop sends within one turn of its own goes out together.
         """
         if self._closed:
             raise ClientClosed
+        self._refuse_within((command,))
         loop = asyncio.get_running_loop()
         promise = _Promise(command, loop)
-        outbox = self._outboxes.get(loop)
-        if outbox is None:
-            outbox = self._outboxes[loop] = _Outbox()
-            loop.call_soon(self._post, loop, outbox)
+        mine = self._mine.outbox
+        outbox = None if mine is None else mine()
+        if outbox is None or outbox.loop is not loop:
+            outbox = _Outbox(loop)
+            self._mine.outbox = weakref.ref(outbox)
+            loop.call_soon(self._post, outbox)
         outbox.append(promise)
-        del outbox
-        return answer(await promise.future)
+        return promise.future
 
     def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
         """Send commands without waiting. `done` is called from another thread. False if the lane is closed.
@@ -223,8 +261,8 @@ class Lane:
 
     # -- the work -----------------------------------------------------------------------------------
 
-    def _post(self, loop: asyncio.AbstractEventLoop, outbox: _Outbox) -> None:
-        self._outboxes.pop(loop, None)
+    def _post(self, outbox: _Outbox) -> None:
+        self._mine.outbox = None
         promises = [promise for promise in outbox if not promise.future.done()]
         with self._mutex:
             closed = self._closed
@@ -289,7 +327,8 @@ class Lane:
                         if self._ended.is_set():
                             return
                         break
-                    batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+                    size = self._next_size()
+                    batch, self._queue = self._queue[:size], self._queue[size:]
                     if not batch:
                         self._runner = None
                         if self._closed:
@@ -297,6 +336,18 @@ class Lane:
                             return
                         break
                 self._send(batch)
+
+    def _next_size(self) -> int:
+        """How many parcels go next: all that there are, or on a swift store half of those that go round and round.
+
+        Tasks of one loop that are answered together ask together again: then the store waits for the loop, and the loop
+        for the store. In two halves, one is with the store while the loop works on the other.
+        """
+        if not self._swift:
+            return MAX_BATCH
+        around = len(self._queue) + self._sent
+        self._sent = min(len(self._queue), MAX_BATCH, max(LEAST_HALF, (around + 1) // 2))
+        return self._sent
 
     def _send(self, batch: list[_Parcel]) -> None:
         """Execute the batch and deliver every answer. Nothing that happens leaves a parcel without one."""
@@ -306,7 +357,11 @@ class Lane:
             commands = batch[0].commands if len(batch) == 1 else [one for parcel in batch for one in parcel.commands]
             if self._connection is None:
                 self._connection = self._connect()
+            if failpoints.reached is not None:
+                failpoints.reach("before", commands)
             outcomes = self._connection.execute(commands)
+            if failpoints.reached is not None:
+                failpoints.reach("after", commands)
         except StoreError as raised:
             error = raised
         except Exception as raised:  # (a driver's surprise must reach the callers, not end the lane)
@@ -348,10 +403,8 @@ def _interrupted() -> StoreUnavailable:
     )
 
 
-def _twin(error: HoldfastError | None) -> HoldfastError | None:
+def _twin(error: HoldfastError) -> HoldfastError:
     """The same error for one more caller: two threads must not share one traceback."""
-    if error is None:
-        return None
     twin = copy.copy(error)
     twin.__cause__ = error.__cause__
     return twin
@@ -361,21 +414,21 @@ def _deliver(batch: list[_Parcel], outcomes: list[Outcome] | None, error: Holdfa
     if len(batch) == 1 and not isinstance(batch[0], _Promise):
         batch[0].deliver(outcomes, error)
         return
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Promise, list[Outcome] | None]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Promise, Outcome | None]]] = {}
     start = 0
     for parcel in batch:
-        end = start + len(parcel.commands)
-        mine = None if outcomes is None else outcomes[start:end]
-        start = end
         if isinstance(parcel, _Promise):
-            by_loop.setdefault(parcel.loop, []).append((parcel, mine))
+            by_loop.setdefault(parcel.loop, []).append((parcel, None if outcomes is None else outcomes[start]))
+            start += 1
         else:
-            parcel.deliver(mine, _twin(error))
+            end = start + len(parcel.commands)
+            parcel.deliver(None if outcomes is None else outcomes[start:end], None if error is None else _twin(error))
+            start = end
     for loop, promises in by_loop.items():
         with suppress(RuntimeError):  # that loop was closed: its flows have given up what they asked for
             loop.call_soon_threadsafe(_settle_all, promises, error)
 
 
-def _settle_all(promises: list[tuple[_Promise, list[Outcome] | None]], error: HoldfastError | None) -> None:
-    for promise, outcomes in promises:
-        promise.settle(outcomes, _twin(error))
+def _settle_all(promises: list[tuple[_Promise, Outcome | None]], error: HoldfastError | None) -> None:
+    for promise, outcome in promises:
+        promise.settle(outcome, error)

@@ -29,9 +29,16 @@ ABOVE = [
     Mutant(
         "each submission of a loop goes out alone",
         "lane.py",
-        "    batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]",
+        "    batch, self._queue = self._queue[:size], self._queue[size:]",
         "    batch, self._queue = self._queue[:1], self._queue[1:]",
         (LANE + "test_what_a_loop_submits_in_one_turn_goes_out_together",),
+    ),
+    Mutant(
+        "on a swift store a crowd goes all at once",
+        "lane.py",
+        "        if not self._swift:\n            return MAX_BATCH\n",
+        "        if self._name:\n            return MAX_BATCH\n",
+        (LANE + "test_on_a_swift_store_a_crowd_goes_in_halves_and_everybody_is_answered",),
     ),
     Mutant(
         "a lost reply is not asked for again",

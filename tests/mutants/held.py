@@ -133,6 +133,13 @@ HELD = [
         (RUNS + "test_a_longer_ttl_is_not_undone_by_a_heartbeat_that_was_under_way",),
     ),
     Mutant(
+        "a heartbeat counts as over before its answer was judged",
+        "keeper.py",
+        "            try:\n                for place, kept in enumerate(due):",
+        "            self._renewing = False\n            try:\n                for place, kept in enumerate(due):",
+        (RUNS + "test_an_answer_is_judged_by_the_ttl_that_was_sent_although_another_is_asked_for_meanwhile",),
+    ),
+    Mutant(
         "a writer that was forgotten is taken for a new one",
         "rules/slot.py",
         "number if past.forgotten else 0",

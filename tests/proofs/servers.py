@@ -91,14 +91,16 @@ def main(
     full: SizeT,
     work: Callable[[dict[str, Any]], None] | None = None,
     kinds: tuple[str, ...] = KINDS,
+    here: Callable[[SizeT, int, Path, Report], None] | None = None,
 ) -> None:
-    """Run the proof on the stores that the command line names, or one of its workers."""
+    """Run the proof on the stores that the command line names, or one of its workers. `here` is for a SQLite file."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--store", choices=[*kinds, "all"], help="one kind of server, or all (default at full size)")
+    kinds = kinds if here is None else ("sqlite", *kinds)
+    parser.add_argument("--store", choices=[*kinds, "all"], help="one kind of store, or all (default at full size)")
 
     def prove_all(size: SizeT, seed: int, folder: Path, report: Report) -> None:
         options = parser.parse_args()
-        wanted = SMALL_KINDS if options.store is None and not options.full else kinds
+        wanted = ("sqlite", *SMALL_KINDS) if options.store is None and not options.full else kinds
         wanted = wanted if options.store in (None, "all") else (options.store,)
         proofs = []
         for kind in [kind for kind in kinds if kind in wanted]:
@@ -107,6 +109,9 @@ def main(
                 continue
             home = folder / kind
             home.mkdir()
+            if kind == "sqlite" and here is not None:
+                here(size, seed, home, report)
+                continue
             settings = None if options.full else real_servers.SETTINGS.get(kind)
             goes = partial(prove, size, seed, home, report)
             proofs.append(threading.Thread(target=_on, args=(kind, settings, report, goes)))
@@ -115,7 +120,8 @@ def main(
                 proofs[-1].join()
         for proof in proofs:
             proof.join()
-        report.at_least("kinds of server", len(proofs), 1)
+        if here is None:
+            report.at_least("kinds of server", len(proofs), 1)
 
     common.main(script, prove_all, small=small, full=full, work=work, parser=parser)
 

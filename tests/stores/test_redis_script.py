@@ -184,6 +184,21 @@ def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monke
             keep = c.Renew(key=kind, id="c0ffee.1", token=granted.token, ttl=30 * SECOND)
             assert isinstance(connection.execute([keep])[0], out.Renewed)
             assert connection.execute([release(kind, "c0ffee.1", token=granted.token)]) == [out.Released()]
+    attempts = [
+        c.Acquire(key="handed", id=f"c0ffee.{n}", label=me, ttl=30 * SECOND, queue=True, waiter_ttl=10 * SECOND)
+        for n in range(6)
+    ]
+    (granted,) = connection.execute(attempts[:1])
+    for place, outcome in enumerate(connection.execute(attempts[1:3])):
+        assert isinstance(outcome, out.Queued)
+        assert outcome.position == place
+    for holder, waiter, late in zip(attempts, attempts[1:], attempts[3:], strict=False):
+        clock.pass_by(1)
+        released = connection.execute([release("handed", holder.id, token=granted.token)])
+        assert released == [out.Released(woken=(waiter.id,))]
+        assert isinstance(connection.execute([late])[0], out.Queued)
+        (granted,) = connection.execute([waiter])
+        assert isinstance(granted, out.Granted)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +261,22 @@ def test_a_damaged_label_is_refused_also_by_the_short_way(url, server, connectio
         assert isinstance(outcome, c.Failed)
         assert isinstance(outcome.error, RecordUnreadable)
     assert server.get(name) == planted
+
+
+def test_who_has_another_token_hands_nothing_over(connection):
+    (held,) = connection.execute([acquire()])
+    connection.execute([wait(id="b.1")])
+    assert connection.execute([release(token=held.token - 1)]) == [out.NotHeld()]
+    assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
+
+
+def test_an_offer_with_fields_of_a_newer_version_keeps_them_when_it_is_confirmed(url, server, connection):
+    (held,) = connection.execute([acquire()])
+    connection.execute([wait(id="b.1"), wait(id="b.2"), release(token=held.token)])
+    name = redis_layout(url, "default").lock("k")
+    server.set(name, server.get(name).replace('"offered":true', '"offered":true,"newer":[7]'))
+    assert isinstance(connection.execute([wait(id="b.1")])[0], out.Granted)
+    assert '"newer":[7]' in server.get(name)
 
 
 def test_a_newer_record_that_somebody_changes_meanwhile_is_decided_anew(url, server, opened, clock, monkeypatch):

@@ -70,6 +70,16 @@ def test_a_grant_is_told_by_its_id(url, opened, watching, heard):
     assert heard == [["b.1"], ["b.2"]]
 
 
+def test_a_grant_that_takes_the_long_way_is_told_as_well(url, opened, watching, heard):
+    watching(url)
+    connection = opened(url).connect("commands")
+    (grant,) = connection.execute([acquire("s", kind="semaphore", permits=2, weight=2)])
+    connection.execute([wait("s", "b.1", kind="semaphore", permits=2)])
+    connection.execute([release("s", token=grant.token)])
+    eventually(lambda: heard)
+    assert heard == [["b.1"]]
+
+
 def test_many_grants_of_one_batch_come_in_one_message(url, opened, watching, heard):
     watching(url)
     connection = opened(url).connect("commands")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from ..errors import LeaseLost, StoreError
@@ -12,31 +11,41 @@ from ..held import Held
 from .lease import AsyncLease
 
 
-@contextmanager
-def leaving(error: BaseException | None) -> Iterator[None]:
+class Leaving:
     """Give a lease back at the end of its block, which the given error leaves.
 
     A loss is told, unless the block is being torn down. A store that cannot be reached is not: the work is done and
     was covered, and the keeper goes on giving the lease back.
     """
-    try:
-        yield
-    except LeaseLost:
-        if error is None or isinstance(error, Exception):
-            raise
-    except StoreError:
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self._error = error
+
+    def __enter__(self) -> None:
         pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Whether what came of giving it back is kept from the caller."""
+        if isinstance(error, LeaseLost):
+            return self._error is not None and not isinstance(self._error, Exception)
+        return isinstance(error, StoreError)
 
 
 class Block:
     """The inside of an `async with`: cancelled when its lease is lost, as `asyncio.timeout` does it."""
+
+    __slots__ = ("_cancelling", "_fired", "_inside", "_lease", "_loop", "_task", "depth")
 
     def __init__(self, lease: AsyncLease) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  (we are inside a coroutine)
         self.depth = 0
         self._task: asyncio.Task[Any] = task
-        self._loop = asyncio.get_running_loop()
+        self._loop = task.get_loop()
         self._cancelling = task.cancelling()
         self._inside = True
         self._fired = False

@@ -7,10 +7,9 @@ caller goes to the store like anyone else, behind the waiters of other processes
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
-from collections import deque
+from asyncio import current_task
 from collections.abc import Callable
 
 from .._platform import after_fork_in_child
@@ -24,7 +23,7 @@ Context = object
 
 def current_context() -> Context:
     """The running task, or else this thread."""
-    task = asyncio.current_task(loop) if (loop := running_loop()) is not None else None
+    task = current_task(loop) if (loop := running_loop()) is not None else None
     return task if task is not None else threading.current_thread()
 
 
@@ -75,7 +74,7 @@ class Gates:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may come in while its thread has it
-        self._queues: dict[tuple[str, str], deque[Turn]] = {}  # the first of each is inside
+        self._queues: dict[tuple[str, str], list[Turn]] = {}  # the first of each is inside
 
     def inside(self, address: tuple[str, str]) -> Turn | None:
         """Whose turn it is."""
@@ -94,7 +93,7 @@ class Gates:
                 self.leave(queue[0])
                 queue = self._queues.get(turn.address)
             if not queue:
-                queue = self._queues[turn.address] = deque()
+                queue = self._queues[turn.address] = []
             elif queue[0].context() is turn.context() and not queue[0].forgotten:
                 return 0, queue[0]
             before = len(queue)

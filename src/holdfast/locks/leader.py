@@ -25,7 +25,7 @@ from ..flag import Flag, running_loop
 from ..flows import Flow, Wait
 from ..runners import run, run_async
 from ..values import MICROSECONDS, Duration, checked_key
-from .block import Block, leaving
+from .block import Block, Leaving
 from .gate import Context, current_context
 from .lease import AsyncLease, BaseLease, Lease
 from .taking import take
@@ -289,7 +289,7 @@ class Leader(BaseLeader[Term]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         term = self._leave()
-        with leaving(error):
+        with Leaving(error):
             term.release()
 
 
@@ -347,5 +347,5 @@ class AsyncLeader(BaseLeader[AsyncTerm]):
         term = self._leave()
         if term.block is not None:
             term.block.leave(error)
-        with leaving(error):
+        with Leaving(error):
             await term.release()

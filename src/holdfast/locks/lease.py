@@ -147,7 +147,7 @@ class BaseLease:
         terms, held = self._terms, self._held
         if terms.kind == "hold":  # it simply ends with its window
             return
-        held.when_over(_teller(weakref.ref(self), self._client, self._turn, terms))
+        held.when_over(_Teller(self, self._client, self._works, self._turn, terms))
         if self._turn is not None:
             self._turn.held, self._turn.lease = held, weakref.ref(self)
         self._kept = Kept(
@@ -352,48 +352,55 @@ def _lose_track(works: Works, held: Held, to_id: str) -> None:
     works.give_back(Abandon(key=held.key, id=to_id, ttl=held.ttl))
 
 
-def _teller(
-    lease: weakref.ref[BaseLease], client: BaseClient, turn: Turn | None, terms: Terms
-) -> Callable[[Held], None]:
+class _Teller:
     """What happens when a lease is over: the gate opens; if it was lost, that is told and the user called."""
-    loop, callbacks, events = running_loop(), client.works.callbacks, client.events
-    owner = weakref.ref(client)  # weak: the keeper has this, and must not keep alive a client that was dropped
-    kind: type[BaseLease] = type(lease())  # type: ignore[assignment]
 
-    def call_back(held: Held, handle: BaseLease | None) -> None:
-        try:
-            client = owner()
-            if handle is None and client is not None:
-                handle = kind(client, terms, held, turn)
-            result: Any = terms.on_lost(handle) if terms.on_lost and handle is not None else None
-            if asyncio.iscoroutine(result) and loop is not None:
-                task = loop.create_task(_awaited(result, failed, held))
-                _callbacks.add(task)
-                task.add_done_callback(_callbacks.discard)
-        except BaseException as error:  # whatever it raises, SystemExit too, it is called on our thread
-            failed(held, error)
+    __slots__ = ("_callbacks", "_client", "_events", "_kind", "_lease", "_loop", "_terms", "_turn")
 
-    def failed(held: Held, error: BaseException) -> None:
-        events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
+    def __init__(self, lease: BaseLease, client: BaseClient, works: Works, turn: Turn | None, terms: Terms) -> None:
+        self._lease = weakref.ref(lease)
+        self._client = weakref.ref(client)  # weak: the keeper has this, and must not keep a dropped client alive
+        self._events = client.events
+        self._callbacks = works.callbacks
+        self._turn = turn
+        self._terms = terms
+        self._kind = type(lease)
+        self._loop = running_loop()
 
-    def tell(held: Held) -> None:
+    def __call__(self, held: Held) -> None:
+        turn = self._turn
         if turn is not None and turn.held is held:
             gates.leave(turn)
         if held.state != "lost":
             return
-        events.emit("lease_lost", key=held.key, owner=held.owner, token=held.token, reason=held.reason)
-        if terms.on_lost is None:
+        self._events.emit("lease_lost", key=held.key, owner=held.owner, token=held.token, reason=held.reason)
+        if self._terms.on_lost is None:
             return
-        handle = lease()  # it must not be gone before the user is called with it
-        if loop is not None and issubclass(kind, AsyncLease):
+        handle = self._lease()  # it must not be gone before the user is called with it
+        if self._loop is not None and issubclass(self._kind, AsyncLease):
             try:
-                loop.call_soon_threadsafe(call_back, held, handle)
+                self._loop.call_soon_threadsafe(self._call_back, held, handle)
             except RuntimeError:  # the loop is closed: nobody is left to be told
                 return
         else:
-            callbacks.add(lambda: call_back(held, handle))
+            self._callbacks.add(lambda: self._call_back(held, handle))
 
-    return tell
+    def _call_back(self, held: Held, handle: BaseLease | None) -> None:
+        terms = self._terms
+        try:
+            client = self._client()
+            if handle is None and client is not None:
+                handle = self._kind(client, terms, held, self._turn)
+            result: Any = terms.on_lost(handle) if terms.on_lost and handle is not None else None
+            if asyncio.iscoroutine(result) and self._loop is not None:
+                task = self._loop.create_task(_awaited(result, self._failed, held))
+                _callbacks.add(task)
+                task.add_done_callback(_callbacks.discard)
+        except BaseException as error:  # whatever it raises, SystemExit too, it is called on our thread
+            self._failed(held, error)
+
+    def _failed(self, held: Held, error: BaseException) -> None:
+        self._events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
 
 
 async def _awaited(

@@ -18,7 +18,7 @@ from ..errors import LockTimeout, NotHeld, WouldDeadlock
 from ..flows import Flow
 from ..runners import run, run_async
 from ..values import Duration
-from .block import Block, leaving
+from .block import Block, Leaving
 from .decorating import guarded
 from .gate import Context, current_context
 from .lease import AsyncLease, BaseLease, Lease
@@ -81,7 +81,7 @@ class BaseLock(Generic[L]):
 
     def _enter(self, wait: Duration | _AsGiven | None) -> Flow[L]:
         patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
-        return (yield from take(self._client, self._terms, patience, self._lease_type))
+        return take(self._client, self._terms, patience, self._lease_type)
 
     def _leave(self) -> tuple[L, int | None]:
         """The lease of the innermost block that is left now, and which of its takings that block is.
@@ -150,7 +150,7 @@ class Lock(BaseLock[Lease]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lease, grip = self._leave()
-        with leaving(error):
+        with Leaving(error):
             run(lease._give(grip), lease._works.lanes)  # noqa: SLF001
 
 
@@ -196,5 +196,5 @@ class AsyncLock(BaseLock[AsyncLease]):
         if not block.depth:
             del self._blocks[lease]
             block.leave(error)
-        with leaving(error):
+        with Leaving(error):
             await run_async(lease._give(grip), lease._works.lanes)  # noqa: SLF001

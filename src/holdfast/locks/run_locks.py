@@ -20,6 +20,9 @@ from ..errors import LeaseLost, LockTimeout, RunLocked, StoreUnavailable
 from ..flows import RESEND_FOR, Flow, Wait, send
 from ..held import Held
 from ..rules import outcomes as out
+from ..rules import run as rule
+from ..rules.run_outcomes import RunSeen
+from ..run_commands import SeeRun
 from ..runners import run, run_async
 from ..values import MICROSECONDS, Duration, checked_key, checked_ttl
 from .lease import AsyncLease, BaseLease, Lease
@@ -48,8 +51,9 @@ def run_key(workflow_name: str, run_id: str) -> str:
     >>> run_key("import", "run/7")
     'run/import/run%2F7'
     """
-    parts = (checked_key(workflow_name, what="workflow name"), checked_key(run_id, what="run id"))
-    return checked_key("/".join(["run", *(part.replace("%", "%25").replace("/", "%2F") for part in parts)]))
+    checked_key(workflow_name, what="workflow name")
+    checked_key(run_id, what="run id")
+    return checked_key(rule.run_key(workflow_name, run_id))
 
 
 def _terms(workflow_name: str, run_id: str, ttl: Duration | None, renew_every: Duration | None) -> Terms:
@@ -74,10 +78,15 @@ class BaseRunLocks(Generic[L]):
         lease = self._client.works.runs.get(key)
         return lease if isinstance(lease, BaseLease) and lease.valid else None
 
-    def _try(self, terms: Terms) -> Flow[bool]:
+    def _try(self, workflow_name: str, run_id: str, terms: Terms) -> Flow[bool]:
         try:
             lease = yield from take(self._client, terms, 0, self._lease_type)
         except LockTimeout:
+            return False
+        # Looked at while the lock is held: an engine that claims the run from here on sees the lock and leaves it.
+        if (yield from driven(self._client, workflow_name, run_id)) is not None:
+            lease._in_hand = True  # noqa: SLF001
+            yield from lease._give()  # noqa: SLF001
             return False
         _remember(self._client, lease)
         if lease._kept is not None:  # noqa: SLF001
@@ -110,20 +119,33 @@ class BaseRunLocks(Generic[L]):
             with suppress(LeaseLost):
                 yield from lease._give()  # noqa: SLF001
 
-    def _get(self, key: str) -> Flow[RunLock | None]:
-        seen, _ = yield from send(Inspect(key=key), role="queries")
+    def _get(self, workflow_name: str, run_id: str) -> Flow[RunLock | None]:
+        seen, _ = yield from send(Inspect(key=run_key(workflow_name, run_id)), role="queries")
         assert isinstance(seen, out.Seen)  # noqa: S101  (the command's only answer)
         if seen.record is None or seen.record.kind != "run" or not seen.record.holders:
-            return None
+            return (yield from driven(self._client, workflow_name, run_id))
         holder = seen.record.holders[0]
-        return RunLock(
-            holder=str(holder.label),
-            expires_at=None
-            if holder.expires_at is None
-            else datetime.fromtimestamp(holder.expires_at / MICROSECONDS, UTC),
-            backend=self._client.url.partition("://")[0],
-            token=holder.token,
-        )
+        return _run_lock(self._client, str(holder.label), holder.expires_at, holder.token)
+
+
+def _run_lock(client: BaseClient, holder: str, expires_at: int | None, token: int) -> RunLock:
+    return RunLock(
+        holder=holder,
+        expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at / MICROSECONDS, UTC),
+        backend=client.url.partition("://")[0],
+        token=token,
+    )
+
+
+def driven(client: BaseClient, workflow_name: str, run_id: str) -> Flow[RunLock | None]:
+    """Which engine drives a run, as a lock; None if none that lives does."""
+    if not client.works.store.capabilities.workflows:
+        return None
+    seen, _ = yield from send(SeeRun(run=run_id), role="queries")
+    assert isinstance(seen, RunSeen)  # noqa: S101  (the command's only answer)
+    if seen.claim is None or not seen.holder or seen.claim.run.workflow != workflow_name:
+        return None
+    return _run_lock(client, seen.holder, seen.expires_at, seen.claim.run.fence)
 
 
 def _remember(client: BaseClient, lease: BaseLease) -> None:
@@ -161,6 +183,10 @@ class _Guard(BaseLock[L]):
             lease = yield from super()._enter(wait)
         except LockTimeout as error:
             _refused(*self._run, error)
+        engine = yield from driven(self._client, *self._run)
+        if engine is not None:
+            yield from lease._give()  # noqa: SLF001
+            _refused(*self._run, LockTimeout(holder=engine.holder, expires_at=engine.expires_at))
         _remember(self._client, lease)
         return lease
 
@@ -194,7 +220,9 @@ class RunLocks(BaseRunLocks[Lease]):
         self, workflow_name: str, run_id: str, ttl: Duration | None = None, *, renew_every: Duration | None = None
     ) -> bool:
         """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
-        return run(self._try(_terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes)
+        return run(
+            self._try(workflow_name, run_id, _terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes
+        )
 
     def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
         """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
@@ -207,7 +235,7 @@ class RunLocks(BaseRunLocks[Lease]):
 
     def get(self, workflow_name: str, run_id: str) -> RunLock | None:
         """Who drives the run now, or None."""
-        return run(self._get(run_key(workflow_name, run_id)), self._client.works.lanes)
+        return run(self._get(workflow_name, run_id), self._client.works.lanes)
 
     def token(self, workflow_name: str, run_id: str) -> int | None:
         """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""
@@ -230,7 +258,9 @@ class AsyncRunLocks(BaseRunLocks[AsyncLease]):
         self, workflow_name: str, run_id: str, ttl: Duration | None = None, *, renew_every: Duration | None = None
     ) -> bool:
         """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
-        return await run_async(self._try(_terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes)
+        return await run_async(
+            self._try(workflow_name, run_id, _terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes
+        )
 
     async def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
         """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
@@ -243,7 +273,7 @@ class AsyncRunLocks(BaseRunLocks[AsyncLease]):
 
     async def get(self, workflow_name: str, run_id: str) -> RunLock | None:
         """Who drives the run now, or None."""
-        return await run_async(self._get(run_key(workflow_name, run_id)), self._client.works.lanes)
+        return await run_async(self._get(workflow_name, run_id), self._client.works.lanes)
 
     async def token(self, workflow_name: str, run_id: str) -> int | None:
         """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""

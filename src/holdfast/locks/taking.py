@@ -23,12 +23,17 @@ LOOK_AGAIN = 3.0
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
 
-def take(client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT]) -> Flow[LeaseT]:
-    """Take the lock, or raise `LockTimeout`, `WouldDeadlock` or what the store refuses it with."""
+def take(
+    client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT], *, attempt: str | None = None
+) -> Flow[LeaseT]:
+    """Take the lock, or raise `LockTimeout`, `WouldDeadlock` or what the store refuses it with.
+
+    `attempt` is the id of this attempt, for one whose key is made from it.
+    """
     if not isinstance(terms.key, str):
         raise InvalidOption("a key that is a function of the arguments is for decorators; here it must be text")
     if not terms.exclusive:
-        return (yield from _take_from_store(client, terms, wait, kind, None, told=False))
+        return (yield from _take_from_store(client, terms, wait, kind, None, told=False, attempt=attempt))
     see_to_left_over()
     works = client.works  # a client that is closed meanwhile must not keep its callers from leaving the gate
     turn = Turn((works.store.identity, terms.key), current_context(), client.label(terms.owner), elapsed())
@@ -103,14 +108,21 @@ def _not_in_time(terms: Terms, inside: Turn | None, before: int, *, tried_once: 
 
 
 def _take_from_store(
-    client: BaseClient, terms: Terms, wait: float | None, kind: type[LeaseT], turn: Turn | None, *, told: bool
+    client: BaseClient,
+    terms: Terms,
+    wait: float | None,
+    kind: type[LeaseT],
+    turn: Turn | None,
+    *,
+    told: bool,
+    attempt: str | None = None,
 ) -> Flow[LeaseT]:
     works = client.works
     label = client.label(terms.owner)
     started = elapsed()
     command = Acquire(
         key=str(terms.key),
-        id=works.new_attempt(),
+        id=attempt or works.new_attempt(),
         label=label,
         kind=terms.kind,
         permits=terms.permits,

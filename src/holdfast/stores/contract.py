@@ -38,6 +38,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """`now` comes from one clock for all clients, not from the clients' hosts."""
     notifies: bool
     """Waiters are told of a grant; without it they only ask again from time to time."""
+    one_writer: bool = False
+    """Whoever has a transaction open keeps all others from writing."""
     workflows: bool = False
     """It understands the commands of `run_commands.py`: workflows can run on it."""
 
@@ -106,6 +108,13 @@ class Joinable(Protocol):
         Raises `InvalidOption` for what is no connection to this store's own database. No hints are sent: whether the
         transaction is ever committed is not known here. Closing it leaves the caller's connection as it is.
         """
+
+
+@runtime_checkable
+class Swift(Protocol):
+    """What a store is as well whose trips cost little of their own: two small batches as good as a large one."""
+
+    swift: Literal[True]
 
 
 class Store(Protocol):

@@ -1,11 +1,12 @@
 -- One batch of commands, carried out by the server in one step.
 --
 -- This is the native form of holdfast/rules: every answer and every stored record is equal to what the Python rules
--- say, which random histories check. This file reads the batch and answers the commands that matter for speed. Three by
--- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder. And the
--- entries that the driver of a run adds to its journal, where nothing else is to happen. All other cases are decided in
--- redis_rest.lua and the files that it names; the client puts them in where a line says include.
--- They are made only when they are needed: a script is run from its first line every time, and making the functions
+-- say, which random histories check. This file reads the batch and answers the commands that matter for speed by
+-- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder; in
+-- redis_queue.lua those of a hand-over; in redis_entries.lua the entries that the driver of a run adds to its journal.
+-- All other cases are decided in redis_rest.lua and the files that it names; the client puts them in where a line says
+-- include.
+-- Those are made only when they are needed: a script is run from its first line every time, and making the functions
 -- would cost more than most batches. For the same reason there is no function in this file.
 --
 -- KEYS[1] is the index of all keys of the namespace, `holdfast:{namespace}:keys`; every other name begins like it:
@@ -22,17 +23,19 @@
 -- No lock is written before all commands have been decided, a run as soon as its own command has been: what concerns it
 -- is read from its place every time. A command that cannot be decided fails alone.
 -- A record that is not exactly as this version writes it is left to the client ("foreign"): it may be a newer
--- version's, with fields that must survive. After that, a command about many keys ends the batch here, so that it sees
--- what the client has made of it; the client sends the rest again.
+-- version's, with fields that must survive. After that, a command about many keys or about runs ends the batch here, so
+-- that it sees what the client has made of it; the client sends the rest again.
 -- Numbers are written by %.0f: tostring, `..` and cjson keep 14 digits, and tokens have 16.
 
 local MAX = 9007199254740991
 local ACQUIRE, RENEW, RELEASE, RECORD = 1, 2, 3, 23
-local GRANTED, RENEWED, RELEASED, RECORDED = 1, 2, 3, 44
+local GRANTED, RENEWED, RELEASED, QUEUED, RECORDED = 1, 2, 3, 5, 44
 local MANY = 1000 -- how many values unpack can take is limited
 local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
 local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'
   .. '[^%c"\\\128-\255]*"([^{}]*)},"token":([1-9]%d*),"since":([1-9]%d*),)"ttl":([1-9]%d*),"expires_at":([1-9]%d*)}%]}$'
+local HOST = '^,"host":"[^%c"\\\128-\255]+"$' -- what may come in a label after the name
+local HOST_AND_PID = '^,"host":"[^%c"\\\128-\255]+","pid":[1-9]%d*$'
 local format, find, match, sub = string.format, string.find, string.match, string.sub
 
 if redis.replicate_commands then
@@ -48,18 +51,21 @@ if not now then
 end
 
 local BASE = sub(KEYS[1], 1, -5)
-local LOCK = BASE .. "lock:"
+local LOCK, DUE = BASE .. "lock:", BASE .. "due"
 local batch = cmsgpack.unpack(ARGV[1])
 local texts = {} -- key -> the text of its record as this batch leaves it; false: there is none
 local fresh = {} -- key -> whether it had no record when it was read
 local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
 local outcomes, wrote = {}, false
+-- Made where somebody waits:
+local was_due, dues -- key -> its place in the index of what is due as it is stored, and as it has to be; false: none
+local stored, woken -- texts that go with the answer; the attempts that were granted something
 local rest -- what decides all other cases, once it is needed
 
 for place = 1, #batch do
   local command = batch[place]
   local operation, key, id = command[1], command[2], command[3]
-  local outcome, text, after
+  local outcome, text, after, sane
 
   if operation <= RELEASE and type(key) == "string" and type(id) == "string" and not (rest and rest.knows(key)) then
     text = texts[key]
@@ -77,13 +83,13 @@ for place = 1, #batch do
     -- {ACQUIRE, key, id, label, kind, permits, weight, ttl, queue, waiter_ttl, delay}
     -- Granted where there is no record yet, or an idle one of the shape that is asked for.
     local permits, weight, ttl, delay = command[6], command[7], command[8], command[11]
-    if type(permits) == "number" and type(weight) == "number" and type(delay) == "number"
+    sane = type(permits) == "number" and type(weight) == "number" and type(delay) == "number"
       and (ttl == nil or (type(ttl) == "number" and ttl % 1 == 0 and ttl > 0 and ttl <= MAX - now))
       and permits % 1 == 0 and weight % 1 == 0 and delay % 1 == 0
       and weight >= 1 and weight <= permits and permits <= MAX and delay >= 0 and delay <= MAX
       and (command[10] == nil or type(command[10]) == "number")
       and find(id, PLAIN)
-    then
+    if sane then
       local shape = "{"
       if command[5] ~= "item" then
         shape = '{"kind":"' .. command[5] .. '",'
@@ -140,8 +146,7 @@ for place = 1, #batch do
       if token == command[4] and token <= MAX and version < MAX and ends > now and ends <= now + ttl
         and tonumber(since) <= MAX and fence and tonumber(fence) <= MAX and permits ~= "1" and tonumber(permits) <= MAX
         and (kind == "" or find(" hold semaphore rw lease run worker ", " " .. kind .. " ", 1, true))
-        and (label == "" or find(label, '^,"host":"[^%c"\\\128-\255]+","pid":[1-9]%d*$')
-          or find(label, '^,"host":"[^%c"\\\128-\255]+"$'))
+        and (label == "" or find(label, HOST_AND_PID) or find(label, HOST))
       then
         local longer = command[5]
         if operation == RELEASE then
@@ -160,41 +165,8 @@ for place = 1, #batch do
     end
   end
 
-  if operation == RECORD then
-    -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes}
-    -- By the driver, who knows of everything that came, and with nothing but entries.
-    local entries, seen = command[6], command[7]
-    if type(key) == "string" and type(id) == "number" and type(command[5]) == "string" and type(entries) == "table"
-      and #entries <= MANY and type(seen) == "number" and command[8] == nil and #command[9] == 0 and command[10] == nil
-    then
-      local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
-      local found = redis.pcall("HMGET", run, "status", "fence", "last", "deaths")
-      local posted = redis.pcall("LLEN", BASE .. "inbox:" .. key)
-      if found[1] == "running" and found[2] == format("%.0f", id) and (found[3] or "") ~= command[5]
-        and type(posted) == "number" and posted <= seen and redis.pcall("LLEN", journal) == command[4]
-      then
-        local texts_only = true
-        for n = 1, #entries do
-          texts_only = texts_only and type(entries[n]) == "string"
-        end
-        if texts_only then
-          local reply
-          if #entries > 0 then
-            reply = redis.pcall("RPUSH", journal, unpack(entries))
-          end
-          if type(reply) ~= "table" and #entries > 0 and found[4] and find(found[4], "[1-9]") then
-            reply = redis.pcall("HSET", run, "last", command[5], "deaths", "")
-          elseif type(reply) ~= "table" then
-            reply = redis.pcall("HSET", run, "last", command[5])
-          end
-          if type(reply) == "table" then
-            return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
-          end
-          outcome, wrote = RECORDED, true
-        end
-      end
-    end
-  end
+  --@include redis_queue.lua
+  --@include redis_entries.lua
 
   if after then
     texts[key] = after
@@ -221,7 +193,6 @@ if rest then
 end
 
 -- Indexes first: a name in an index without a record is passed over, a record without a name would never be listed.
--- No short way leaves anybody waiting, so nothing changes in the index of what is due.
 local index, values = {}, {}
 for _, key in ipairs(changed) do
   if fresh[key] then
@@ -234,8 +205,16 @@ end
 for start = 1, #index, MANY do
   local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + MANY - 1, #index)))
   if type(reply) == "table" and reply.err then
-    return redis.error_reply(((wrote or start > 1) and "HALFWAY " or "") .. reply.err)
+    return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
   end
+  wrote = true
+end
+for key, due_at in pairs(dues or {}) do
+  local reply = due_at and redis.pcall("ZADD", DUE, format("%.0f", due_at), key) or redis.pcall("ZREM", DUE, key)
+  if type(reply) == "table" and reply.err then
+    return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
+  end
+  wrote = true
 end
 for start = 1, #values, MANY do
   local reply = redis.pcall("MSET", unpack(values, start, math.min(start + MANY - 1, #values)))
@@ -253,4 +232,21 @@ if not wrote then
     return redis.error_reply(reply.err)
   end
 end
-return cmsgpack.pack({ now, outcomes })
+if not woken then
+  return cmsgpack.pack({ now, outcomes })
+end
+
+local messages = {} -- channel -> the attempts that are told there
+for _, told in ipairs(woken) do
+  local channel = match(told, "^[^.]*")
+  messages[channel] = messages[channel] and messages[channel] .. "\n" .. told or told
+end
+for channel, message in pairs(messages) do
+  redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) -- only a hint
+end
+local packed = cmsgpack.pack({ now, outcomes })
+if #stored == 0 then
+  return packed
+end
+table.insert(stored, 1, packed)
+return stored

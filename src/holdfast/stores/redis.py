@@ -8,7 +8,7 @@ Options in the URL: `?prefix=holdfast` (what all names begin with), `?cluster=tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._platform import host_clock
 from ..commands import Command
@@ -46,6 +46,8 @@ def adopt_redis(handle: Any, *, namespace: str, clock: Clock, options: Mapping[s
 
 class RedisStore:
     """The records of one namespace in one server or cluster."""
+
+    swift: Literal[True] = True
 
     def __init__(self, place: Place, layout: Layout, *, url: str, clock: Clock) -> None:
         self.url = url

@@ -5,7 +5,7 @@
 -- the rest as well; nothing has been written then, unless the answer says HALFWAY.
 
 rest = (function()
-  local INDEX, DUE, SLOT, WAKE = KEYS[1], BASE .. "due", BASE .. "slot:", BASE .. "wake:"
+  local INDEX, SLOT, WAKE = KEYS[1], BASE .. "slot:", BASE .. "wake:"
   local INSPECT, FIRST_OF_MANY, LAST_OF_MANY, READ_SLOT, SWAP_SLOT, FIRST_OF_RUNS = 8, 9, 11, 12, 13, 21
   local NOT_HELD, FOREIGN, BAD, UNREADABLE, SEEN = 4, 30, 31, 32, 33
   local CHUNK = MANY
@@ -13,9 +13,10 @@ rest = (function()
   local NOW = format("%.0f", now)
 
   local records = {} -- key -> the record behind its text, where the rules have read it
-  local was_due, dues = {}, {} -- key -> its place in DUE as it is stored, and as it has to be; false: none
+  if not dues then
+    was_due, dues, stored, woken = {}, {}, {}, {}
+  end
   local slots_read, slots_changed = {}, {} -- name -> the slot, and how to write it
-  local stored, woken = {}, {} -- texts that go with the answer; the attempts that were granted something
   local foreign, left = false, {} -- whether anything was left to the client, and the keys of it
   local problem
 

@@ -12,8 +12,9 @@ import os
 import sqlite3
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl, quote, unquote
 
 from .._platform import elapsed, network_file_system
@@ -27,6 +28,7 @@ from .contract import Capabilities, Clock, Finding, Hint, Role
 from .shared import woken_by_channel
 from .sqlite_batch import Batch
 from .sqlite_file import MIN_SQLITE, SCHEMA_VERSION, Handle, is_busy, prepare, store_error, version_of
+from .sqlite_join import Joined, transaction
 from .turns import PATIENCE_SECONDS, Turn, pause, turn_for
 from .wakeup import Post
 
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
 
 ALL_READS = READS + RUN_READS
-CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=False, notifies=True, workflows=True)
+CAPABILITIES = Capabilities(
+    durable=True, shared=True, server_clock=False, notifies=True, one_writer=True, workflows=True
+)
 
 _warned: set[Path] = set()
 
@@ -141,6 +145,15 @@ class SqliteStore:
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Listen for hints on a socket beside the file, or by polling where there are no sockets."""
         return self._open_post().watch(channel, on_hint)
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A block with a connection of its own, in one transaction, which is the writer's turn."""
+        self._open_post()
+        return transaction(self.path, self._turn, patience=self._patience)
+
+    def join(self, connection: Any) -> Connection:
+        """Carry commands out within the transaction that is open on this connection."""
+        return Joined(connection, self.path, namespace=self._namespace, clock=self._clock)
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Look at the schema, the settings that durability rests on, and the disk; through a read-only connection."""

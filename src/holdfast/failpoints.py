@@ -1,0 +1,71 @@
+"""Named points just before and just after each commit about a run, at which a test can end the process.
+
+The names are made from the commands, so a new kind of commit is a new name, and a test that goes through all of them
+fails when one was never reached. Nothing here costs anything unless a test has asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from .commands import Command
+from .rules.run import Finish, Park
+from .run_commands import (
+    ClaimRuns,
+    DismissWorker,
+    EnlistWorker,
+    PostEvent,
+    RecordRun,
+    ReviveRun,
+    StartRun,
+    WatchRun,
+)
+
+When = Literal["before", "after"]
+
+KINDS = (
+    "start", "claim", "record", "record children", "park", "finish", "signal", "cancel", "revive", "watch", "enlist",
+    "dismiss", "transaction",
+)  # fmt: skip
+NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
+
+_PLAIN: dict[type[Command], str] = {
+    StartRun: "start",
+    ClaimRuns: "claim",
+    ReviveRun: "revive",
+    WatchRun: "watch",
+    EnlistWorker: "enlist",
+    DismissWorker: "dismiss",
+}
+
+reached: Callable[[str], None] | None = None
+"""What a test wants to do at each point; it is given the point's name."""
+
+
+def kind_of(command: Command) -> str | None:
+    """The kind of commit that a command is; None if it is none about a run."""
+    if isinstance(command, RecordRun):
+        if isinstance(command.then, Finish):
+            return "finish"
+        if isinstance(command.then, Park):
+            return "park"
+        return "record children" if command.children else "record"
+    if isinstance(command, PostEvent):
+        return "cancel" if command.event.kind == "cancel" else "signal"
+    return _PLAIN.get(type(command))
+
+
+def reach(when: When, commands: Sequence[Command]) -> None:
+    """These commands are about to be committed, or have been."""
+    if reached is not None:
+        for command in commands:
+            kind = kind_of(command)
+            if kind is not None:
+                reached(f"{when} {kind}")
+
+
+def reach_transaction(when: When) -> None:
+    """A transaction of the user's with a record in it is about to be committed, or has been."""
+    if reached is not None:
+        reached(f"{when} transaction")

@@ -1,0 +1,364 @@
+"""What anybody can ask about runs, without driving them: the flows of the engine and of both clients.
+
+Like all flows they do no I/O themselves. A start or a signal whose answer was lost is sent again and recognised.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from .._platform import elapsed
+from ..client import BaseClient
+from ..codec import decode_value, encode_value
+from ..commands import Failed
+from ..errors import (
+    InvalidOption,
+    InvalidValue,
+    RunEnded,
+    RunExists,
+    RunLocked,
+    RunResultTimeout,
+    UnknownRun,
+    WorkflowFailed,
+)
+from ..flows import Flow, Wait, send
+from ..rules.outcomes import Outcome
+from ..rules.run import ANY_VERSION, Event, NewRun, Run, Scalar, Status
+from ..rules.run_book import RunFilter
+from ..rules.run_outcomes import Claim, Posted, Refused, RunPage, RunSeen, RunTaken, Started
+from ..run_commands import ListRuns, PostEvent, ReviveRun, SeeRun, StartRun, WatchRun
+from ..stores.contract import Joinable
+from ..values import Duration, checked_count, checked_key, seconds
+from . import journal as j
+from .definition import Workflow
+
+LOOK_SECONDS = 1.0
+"""How often somebody who waits for a run's end looks by itself."""
+STATUSES = ("pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it was when somebody looked. `holder` is the worker that drives it, if one lives."""
+
+    id: str
+    workflow: str
+    version: str | None
+    status: Status
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    due_at: datetime | None = None
+    parent: str | None = None
+    idempotency_key: str | None = None
+    attributes: dict[str, Scalar]
+    holder: str | None = None
+    entries: int = 0
+    unread: int = 0
+    result: Any = None
+    error: j.Failure | None = None
+
+    @property
+    def living(self) -> bool:
+        """Whether it has not ended."""
+        return self.status in {"pending", "running", "suspended"}
+
+
+class RunsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some runs, the newest first, and the cursor of the next page (None: that was all)."""
+
+    runs: tuple[RunInfo, ...]
+    next: str | None
+
+
+class Asking:
+    """The flows, for one client."""
+
+    def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
+        self.client, self.max_bytes = client, max_bytes
+
+    def new_run(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any,
+        *,
+        id: str | None,
+        idempotency_key: str | None,
+        attributes: Mapping[str, Scalar] | None = None,
+    ) -> NewRun:
+        """Check what is to be started, and write its input."""
+        if isinstance(workflow, Workflow):
+            kind, input_type, name = workflow.type, workflow.input_type, workflow.name
+            if not workflow.takes_input and input is not None:
+                raise InvalidValue(f"the workflow {name!r} takes no input, and was given {input!r}")
+        elif isinstance(workflow, str):
+            name = checked_key(workflow, what="workflow name")
+            kind, input_type = (name if "@" in name else name + ANY_VERSION), Any
+        else:
+            raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow, or give its name")
+        return NewRun(
+            id=secrets.token_hex(8) if id is None else checked_key(id, what="run id"),
+            type=kind,
+            input=encode_value(input, input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes),
+            request=secrets.token_hex(8),
+            key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
+            attributes=checked_attributes(attributes or {}),
+        )
+
+    def start(self, new: NewRun, worker: str = "") -> Flow[Started]:
+        """Start a run. If its worker is gone, it is for whoever claims it."""
+        outcome, _ = yield from send(StartRun(new=new, worker=worker))
+        if worker and not isinstance(outcome, Started | RunTaken):
+            outcome, _ = yield from send(StartRun(new=new))
+        return _started(new, outcome)
+
+    def start_within(self, connection: Any, new: NewRun) -> Started:
+        """Start a run within the caller's own transaction: rolled back, it never existed."""
+        store = self.client.works.store
+        if not isinstance(store, Joinable):
+            raise InvalidOption(
+                f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
+                f"{store.url}. Start the run after your commit, with an idempotency_key."
+            )
+        (outcome,) = store.join(connection).execute([StartRun(new=new)])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return _started(new, outcome)
+
+    def see(self, run_id: str, *, history: bool = False) -> Flow[tuple[Claim, RunSeen]]:
+        """Look at a run, or raise `UnknownRun`."""
+        outcome, _ = yield from send(SeeRun(run=checked_key(run_id, what="run id"), history=history))
+        assert isinstance(outcome, RunSeen)  # noqa: S101
+        if outcome.claim is None:
+            raise _unknown(run_id)
+        return outcome.claim, outcome
+
+    def get(self, run_id: str) -> Flow[RunInfo]:
+        """Look at a run."""
+        claim, seen = yield from self.see(run_id)
+        return info(claim.run, holder=seen.holder)
+
+    def list(self, wanted: RunFilter, *, after: str | None, limit: int) -> Flow[RunsPage]:
+        """Look at a page of runs."""
+        cursor = None if after is None else _read_cursor(after)
+        command = ListRuns(wanted=wanted, after=cursor, limit=checked_count(limit, what="limit"))
+        outcome, _ = yield from send(command)
+        assert isinstance(outcome, RunPage)  # noqa: S101
+        runs = tuple(info(run) for run in outcome.runs)
+        return RunsPage(runs=runs, next=None if outcome.next is None else f"{outcome.next[0]}:{outcome.next[1]}")
+
+    def post(self, run_id: str, event: Event) -> Flow[Posted]:
+        """Send an event to a living run."""
+        outcome, _ = yield from send(PostEvent(run=checked_key(run_id, what="run id"), event=event))
+        if isinstance(outcome, Refused):
+            if outcome.run is None:
+                raise _unknown(run_id)
+            raise RunEnded(
+                f"the run {run_id!r} has ended ({outcome.run.status}): nothing can be sent to it. Nothing was changed.",
+                run_id=run_id,
+                status=outcome.run.status,
+            )
+        assert isinstance(outcome, Posted)  # noqa: S101
+        return outcome
+
+    def signal(self, run_id: str, name: str, payload: Any, idempotency_key: str | None) -> Flow[None]:
+        """Send a signal. Sent again with the same key it counts once."""
+        key = secrets.token_hex(8) if idempotency_key is None else checked_key(idempotency_key, what="idempotency key")
+        text = encode_value(payload, what=f"the signal {name!r}", max_bytes=self.max_bytes)
+        name = checked_key(name, what="signal name")
+        yield from self.post(run_id, Event(kind="signal", name=name, payload=text, key=f"signal/{key}"))
+
+    def cancel(self, run_id: str) -> Flow[None]:
+        """Ask a run to stop. Twice is harmless."""
+        try:
+            yield from self.post(run_id, Event(kind="cancel", key="cancel"))
+        except RunEnded as error:
+            if error.status != "cancelled":
+                raise
+
+    def result(self, run_id: str, output: Any, timeout: float | None) -> Flow[Any]:
+        """Wait for a run's end, and return its result or raise what it failed with."""
+        works = self.client.works
+        checked_key(run_id, what="run id")
+        attempt = works.new_attempt()
+        flag = works.flag(attempt)
+        deadline = None if timeout is None else elapsed() + timeout
+        works.watched()
+        try:
+            while True:
+                flag.clear()
+                outcome, _ = yield from send(WatchRun(run=run_id, id=attempt))
+                assert isinstance(outcome, RunSeen)  # noqa: S101
+                if outcome.claim is None:
+                    raise _unknown(run_id)
+                run = outcome.claim.run
+                if not run.living:
+                    return result_of(run, output)
+                left = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - elapsed())
+                if left <= 0:
+                    raise RunResultTimeout(f"the run {run_id!r} is {run.status} after {timeout:g} s, and goes on")
+                yield Wait(flag, left)
+        finally:
+            works.unflag(attempt)
+
+    def revive(self, run_id: str, *, restart: bool) -> Flow[RunInfo]:
+        """Let a run go on after its failure, or begin anew with a new history."""
+        claim, seen = yield from self.see(run_id, history=True)
+        run = claim.run
+        if not restart and run.status not in {"failed", "timed_out", "cancelled"}:
+            raise InvalidOption(
+                f"the run {run_id!r} is {run.status}: only one that failed, was cancelled or timed out can be retried. "
+                "restart() begins a run anew."
+            )
+        keep, forget = cut(claim, restart=restart)
+        outcome, _ = yield from send(
+            ReviveRun(
+                run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=restart, request=secrets.token_hex(8)
+            )
+        )
+        if isinstance(outcome, Refused):
+            holder = outcome.holder or seen.holder
+            raise RunLocked(
+                f"the run {run_id!r} is driven by {holder or 'somebody else'}: cancel it first, or leave it to them",
+                holder=holder or None,
+            )
+        assert isinstance(outcome, Posted)  # noqa: S101
+        return info(outcome.run)
+
+
+def _started(new: NewRun, outcome: Outcome) -> Started:
+    if isinstance(outcome, RunTaken):
+        raise RunExists(
+            f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "
+            "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
+            run_id=new.id,
+            status=outcome.run.status,
+        )
+    assert isinstance(outcome, Started)  # noqa: S101
+    return outcome
+
+
+def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...]]:
+    """How many entries a run keeps that goes on or begins anew, and which events it forgets."""
+    cancels = [event.number for event in claim.events if event.kind == "cancel"]
+    entries = [j.decode_entry(text) for text in claim.entries[1:]]
+    if restart:
+        read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
+        children = [event.number for event in claim.events if event.kind == "child"]
+        return 1, tuple(sorted({*cancels, *read, *children}))
+    keep = len(entries)
+    for place in range(len(entries) - 1, -1, -1):
+        entry = entries[place]
+        if isinstance(entry, j.BegunAgain):
+            break
+        if isinstance(entry, j.StepLost):
+            keep = min(keep, place)
+            break
+        if isinstance(entry, j.CancelAsked):
+            keep = place
+    return keep + 1, tuple(cancels)
+
+
+def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Attributes are names with text, whole numbers or booleans."""
+    for name, value in attributes.items():
+        checked_key(name, what="attribute's name")
+        if not isinstance(value, str | int | bool):
+            raise InvalidValue(f"the attribute {name!r} is {value!r}: attributes are text, whole numbers or booleans")
+    encode_value(dict(attributes), what="the attributes")
+    return dict(attributes)
+
+
+def wanted_runs(
+    *,
+    status: str | tuple[str, ...] | list[str] | None,
+    workflow: Workflow[Any, Any] | str | None,
+    since: datetime | None,
+    until: datetime | None,
+    attributes: Mapping[str, Scalar] | None,
+    prefix: str,
+) -> RunFilter:
+    """Check which runs are to be listed."""
+    statuses = () if status is None else (status,) if isinstance(status, str) else tuple(status)
+    for one in statuses:
+        if one not in STATUSES:
+            raise InvalidOption(f"there is no status {one!r}: it is one of {', '.join(STATUSES)}")
+    name = workflow.name if isinstance(workflow, Workflow) else workflow
+    return RunFilter(
+        statuses=statuses,
+        workflow="" if name is None else checked_key(name, what="workflow name"),
+        prefix=prefix,
+        since=None if since is None else _microseconds(since),
+        until=None if until is None else _microseconds(until),
+        attributes=checked_attributes(attributes or {}),
+    )
+
+
+def info(run: Run, holder: str = "") -> RunInfo:
+    """What people see of a run."""
+    completed = run.status == "completed" and run.result is not None
+    failed = run.result is not None and not completed
+    version = run.type.partition("@")[2]
+    return RunInfo(
+        id=run.id,
+        workflow=run.workflow,
+        version=version if version not in {"", "*"} else None,
+        status=run.status,
+        created_at=_time(run.created_at),
+        started_at=None if run.started_at is None else _time(run.started_at),
+        ended_at=None if run.ended_at is None else _time(run.ended_at),
+        due_at=None if run.due_at is None or run.due_at < 0 else _time(run.due_at),
+        parent=run.parent or None,
+        idempotency_key=run.key or None,
+        attributes=run.attributes,
+        holder=holder or None,
+        entries=run.length,
+        result=msgspec.json.decode(run.result or "null") if completed else None,
+        error=j.read_failure(run.result or "") if failed else None,
+    )
+
+
+def result_of(run: Run, output: Any) -> Any:
+    """The result of a run that has ended, or what it failed with."""
+    if run.status == "completed":
+        return decode_value(run.result or "null", output, what=f"the result of the run {run.id!r}")
+    failure = j.read_failure(run.result or "")
+    raise WorkflowFailed(
+        f"the run {run.id!r} of {run.workflow!r} is {run.status}: {failure.type}: {failure.message}",
+        run_id=run.id,
+        status=run.status,
+        kind=failure.type,
+        detail=failure.message,
+        traceback=failure.traceback,
+    )
+
+
+def _unknown(run_id: str) -> UnknownRun:
+    return UnknownRun(f"there is no run with the id {run_id!r} in this namespace", run_id=run_id)
+
+
+def _time(microseconds: int) -> datetime:
+    return EPOCH + timedelta(microseconds=microseconds)
+
+
+def _microseconds(when: datetime) -> int:
+    if when.tzinfo is None:
+        raise InvalidOption(f"a time needs a time zone, such as datetime.now(UTC), and {when!r} has none")
+    return (when - EPOCH) // timedelta(microseconds=1)
+
+
+def _read_cursor(text: str) -> tuple[int, str]:
+    created_at, separator, run = text.partition(":")
+    if not separator or not created_at.lstrip("-").isdigit():
+        raise InvalidOption(f"after={text!r} is not the `next` of a page of runs")
+    return int(created_at), run
+
+
+def checked_timeout(timeout: Duration | None) -> float | None:
+    """How long to wait for a result; None: for ever."""
+    return None if timeout is None else seconds(timeout, what="timeout")

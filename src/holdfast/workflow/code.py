@@ -1,0 +1,300 @@
+"""A workflow's code in one life of a run: what it waits for, and the delivery of what has come.
+
+Delivering the same entries in the same order to the same code leads to the same place; where it does not, that is a
+`NonDeterminismError` that tells both sides. Nothing here speaks to the store or begins an effect: what the code asks
+for is told to the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from functools import lru_cache
+from typing import Any, Protocol
+
+from ..codec import decode_value, hints_of
+from ..errors import NonDeterminismError, WorkflowFailed
+from ..rules.run import End, Event, NewRun, Run, Scalar
+from . import journal as j
+from .context import Context, StepCall
+from .definition import Workflow, current_context
+from .failures import step_failed
+from .loop import WorkflowLoop
+
+GRACE = 30_000_000
+"""Microseconds that `finally` blocks have after a run was cancelled."""
+
+
+class RunLeft(BaseException):
+    """This process drives the run no more: what its code still does on the way out changes nothing."""
+
+
+class Effects(Protocol):
+    """Whoever carries out what the code asks for."""
+
+    def called(self, call: StepCall) -> None:
+        """A step was called."""
+
+    def dropped(self, call: StepCall) -> None:
+        """Nobody waits for a step any more."""
+
+    def cancel_child(self, id: str) -> None:
+        """A child is to be told to stop."""
+
+
+class Code:
+    """The code of one run, and everything that it waits for."""
+
+    def __init__(
+        self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
+    ) -> None:
+        self.run, self.workflow, self.max_bytes, self.transactional = run, workflow, max_bytes, transactional
+        self.loop = WorkflowLoop(run.created_at)  # type: ignore[abstract]
+        self.root: asyncio.Task[Any] | None = None
+        self.replaying = True
+        self.attempt = 1
+        self.over = False
+        self.calls: dict[str, StepCall] = {}
+        self.tries: dict[str, j.Attempted] = {}
+        self.inbox: dict[int, Event] = {}
+        self.unstarted: list[NewRun] = []
+        self.attributes: dict[str, Scalar] | None = None
+        self.end_as: End | None = None
+        self.stop_at: int | None = None  # the end of the grace after a cancel
+        self._effects = effects
+        self._signal_waits: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        self._child_waits: dict[str, asyncio.Future[Any]] = {}
+        self._children: dict[str, NewRun] = {}  # those that are not known to have ended
+
+    # -- for the driver ---------------------------------------------------------------------------------
+
+    def replay(self, texts: tuple[str, ...], events: tuple[Event, ...]) -> None:
+        """Begin the code, and deliver its history. The first entry is its input."""
+        entries = [j.decode_entry(text) for text in texts[1:]]
+        again = [place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
+        start = again[-1] + 1 if again else 0
+        if again:
+            self.loop.now = entries[again[-1]].at
+        self.attempt = 1 + len(again)
+        self.inbox = {event.number: event for event in events}
+        self._begin(texts[0])
+        for place in range(start, len(entries)):
+            self.deliver(entries[place])
+        self.unstarted = [new for new in self.unstarted if new.id in self._children]
+        if self.attributes == self.run.attributes:
+            self.attributes = None
+
+    def _begin(self, text: str) -> None:
+        run = self.run
+        context = Context(self, seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}")
+        value = decode_value(text, self.workflow.input_type, what=f"the input of the run {run.id!r}")
+        scope = copy_context()
+        scope.run(current_context.set, context)
+        self.root = self.loop.create_task(self._main(context, value), name=self.workflow.name, context=scope)
+        self.loop.run_until_quiet()
+
+    async def _main(self, context: Context, value: Any) -> Any:
+        return await self.workflow(context, value)
+
+    @property
+    def done(self) -> bool:
+        """Whether the code has ended."""
+        return self.root is None or self.root.done()
+
+    def deliver(self, entry: j.AnyEntry) -> None:
+        """Let the code have it, and run until it is quiet again."""
+        self.loop.now = max(self.loop.now, entry.at)
+        match entry:
+            case j.StepDone():
+                call = self._call_of(entry.id, entry.args)
+                what = f"the result of the step {call.id!r}"
+                _resolve(call.future, decode_value(bytes(entry.value).decode(), call.output, what=what))
+            case j.StepLost():
+                if (waits := self._child_waits.get(entry.id)) is None:
+                    waits = self._call_of(entry.id, entry.args).future
+                _resolve(waits, None, step_failed(entry.id, entry.error, entry.attempts))
+            case j.Attempted():
+                self.tries[entry.id] = entry
+            case j.TimerEnded():
+                if not self.loop.fire(entry.number):
+                    raise self._differs(f"the timer {entry.number} ended", f"{len(self.loop.timers)} timers")
+            case j.Signalled():
+                waiting = self._signal_waits.get(entry.id)
+                event = self.inbox.pop(entry.event, None)
+                if waiting is None or event is None:
+                    raise self._differs(f"{entry.id!r} was delivered", f"signals {sorted(self._signal_waits)}")
+                _resolve(waiting[1], event.payload)
+            case j.ChildEnded():
+                self._child_ended(entry)
+            case j.CancelAsked():
+                self._cancelled(entry)
+            case _:
+                raise self._differs(f"an entry {type(entry).__name__} follows", "nothing of the kind")
+        self.loop.run_until_quiet()
+
+    def next_event(self, now: int) -> j.AnyEntry | None:
+        """What of the inbox can be delivered: in order of arrival, to whoever has waited for longest."""
+        for number, event in self.inbox.items():
+            if event.kind == "cancel":
+                if self.end_as is None:
+                    return j.CancelAsked(at=now, event=number)
+            elif event.kind == "child":
+                if event.name in self._child_waits:
+                    return j.ChildEnded(at=now, id=event.name, event=number)
+            else:
+                for place, (name, future) in self._signal_waits.items():
+                    if name == event.name and not future.done():
+                        return j.Signalled(at=now, id=place, event=number)
+        return None
+
+    def next_time(self) -> int | None:
+        """When the first timer ends, or a step is to be tried again."""
+        times = [call.again_at for call in self.calls.values() if call.again_at]
+        timer = self.loop.next_timer()
+        if timer is not None:
+            times.append(round(timer.when() * 1_000_000))
+        return min(times, default=None)
+
+    def waits_for_child(self, id: str) -> bool:
+        """Whether the code waits for the end of this child."""
+        return id in self._child_waits
+
+    def forget_child(self, id: str) -> None:
+        """There is no such child."""
+        self._children.pop(id, None)
+
+    def leave(self) -> None:
+        """End it here and now. On the way out everything that it asks for raises."""
+        self.over = True
+        self.loop.abandon()
+
+    # -- for the context --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise when this process drives the run no more."""
+        if self.over:
+            raise RunLeft
+
+    def new_call(self, *, function: Any, args: Any, options: Any, **more: Any) -> StepCall:
+        """A step is called."""
+        self.check()
+        call = StepCall(
+            function=function,
+            args=args,
+            options=options,
+            arguments=j.arguments_hash(args, options),
+            output=_output_of(function),
+            future=self.loop.create_future(),
+            **more,
+        )
+        self.calls[call.id] = call
+        if not self.replaying:
+            self._effects.called(call)
+        return call
+
+    def drop_call(self, call: StepCall) -> None:
+        """Nobody waits for this step any more."""
+        self.calls.pop(call.id, None)
+        self._effects.dropped(call)
+
+    async def wait_for_signal(self, name: str, id: str) -> Any:
+        """Wait for the next signal of this name."""
+        self.check()
+        future = self.loop.create_future()
+        self._signal_waits[id] = (name, future)
+        try:
+            payload = await future
+        finally:
+            self._signal_waits.pop(id, None)
+        return decode_value(payload, Any, what=f"the signal {name!r}")
+
+    def start_child(self, new: NewRun) -> None:
+        """A child is started with the next record. Once more in another life: that is recognised."""
+        self._children[new.id] = new
+        self.unstarted.append(new)
+
+    async def wait_for_child(self, id: str) -> str:
+        """Wait for a child's end."""
+        self.check()
+        future = self._child_waits[id] = self.loop.create_future()
+        try:
+            result: str = await future
+        finally:
+            self._child_waits.pop(id, None)
+        return result
+
+    def cancel_child(self, id: str) -> None:
+        """Tell a child to stop."""
+        if id in self._children and not self.over:
+            self._effects.cancel_child(id)
+
+    def set_attributes(self, attributes: dict[str, Scalar]) -> None:
+        """Written with the next record."""
+        self.check()
+        before = self.run.attributes if self.attributes is None else self.attributes
+        self.attributes = before | attributes
+
+    # -- parts of the delivery --------------------------------------------------------------------------
+
+    def _call_of(self, id: str, arguments: str) -> StepCall:
+        call = self.calls.pop(id, None)
+        if call is None:
+            raise self._differs(f"the step {id!r} ended", f"the steps {sorted(self.calls)}")
+        if call.arguments != arguments:
+            raise self._differs(
+                f"the step {id!r} was called with arguments that hash to {arguments or 'nothing'}",
+                f"the same step with arguments that hash to {call.arguments or 'nothing'}",
+            )
+        return call
+
+    def _differs(self, history: str, code: str) -> NonDeterminismError:
+        return NonDeterminismError(
+            f"the run {self.run.id!r} of {self.workflow.type!r} does not follow its history. There {history}; the code "
+            + ("has ended. " if self.done else f"waits for {code}. ")
+            + "The workflow was changed while the run was under way, or decides by something that is not recorded "
+            "(time, chance, a global). Give the changed workflow a new version, or use ctx.now(), ctx.random(), steps."
+        )
+
+    def _child_ended(self, entry: j.ChildEnded) -> None:
+        future = self._child_waits.get(entry.id)
+        event = self.inbox.pop(entry.event, None)
+        if future is None or event is None:
+            raise self._differs(f"the child {entry.id!r} ended", f"the children {sorted(self._child_waits)}")
+        self._children.pop(entry.id, None)
+        end = j.read_end(event.payload)
+        if end.status == "completed":
+            _resolve(future, bytes(end.result).decode())
+            return
+        failure = j.read_failure(end.result)
+        error = WorkflowFailed(
+            f"the child {entry.id!r} is {end.status}: {failure.type}: {failure.message}",
+            run_id=entry.id,
+            status=end.status,
+            kind=failure.type,
+            detail=failure.message,
+            traceback=failure.traceback,
+        )
+        _resolve(future, None, error)
+
+    def _cancelled(self, entry: j.CancelAsked) -> None:
+        self.inbox.pop(entry.event, None)
+        self.end_as = "cancelled" if entry.event else "timed_out"
+        self.stop_at = entry.at + GRACE
+        for child in list(self._children):
+            self.cancel_child(child)
+        if self.root is not None:
+            self.root.cancel()
+
+
+def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
+
+
+@lru_cache(maxsize=1_000)
+def _output_of(function: Any) -> Any:
+    return hints_of(function).get("return", Any)

@@ -1,0 +1,302 @@
+"""What workflow code holds: `ctx`. What it does goes through here, and is the same in every life of its run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import uuid
+from collections.abc import Callable, Coroutine, MutableMapping
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import msgspec
+
+from ..codec import decode_value, encode_value
+from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
+from ..rules.run import NewRun, Scalar, workflow_of
+from ..values import Duration, checked_key, seconds
+from .definition import ONCE, Retry, Step, Workflow, current_context
+
+if TYPE_CHECKING:
+    from .code import Code
+
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+R = TypeVar("R")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class StepInfo(msgspec.Struct, frozen=True):
+    """What a step can know of itself. The idempotency key is the same whenever this step of this run is tried."""
+
+    run_id: str
+    step_id: str
+    attempt: int
+
+    @property
+    def idempotency_key(self) -> str:
+        """Hand this to whoever carries out an effect, so that it is carried out once."""
+        return f"{self.run_id}:{self.step_id}"
+
+
+_current_step: ContextVar[StepInfo | None] = ContextVar("holdfast_step", default=None)
+
+
+def step_scope(info: StepInfo) -> None:
+    """From here on this is the body of a step, and not workflow code."""
+    _current_step.set(info)
+    current_context.set(None)
+
+
+def current_step() -> StepInfo:
+    """What is known of the step whose body is running."""
+    info = _current_step.get()
+    if info is None:
+        raise InvalidOption("there is no step here: current_step() is for the body of a step")
+    return info
+
+
+class StepCall:
+    """A step that workflow code waits for."""
+
+    __slots__ = (
+        "again_at", "args", "arguments", "attempts", "function", "future", "id", "name", "options", "output", "retry",
+        "running", "timeout", "transaction",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        arguments: str,
+        output: Any,
+        retry: Retry,
+        timeout: float | None,
+        transaction: bool,
+        future: asyncio.Future[Any],
+    ) -> None:
+        self.id, self.name, self.function, self.args, self.options = id, name, function, args, options
+        self.arguments, self.output, self.retry, self.timeout = arguments, output, retry, timeout
+        self.transaction, self.future = transaction, future
+        self.attempts = 0
+        self.again_at = 0
+        self.running: asyncio.Future[Any] | None = None
+
+
+class ChildHandle(Generic[O]):
+    """A child that was started. Await `result()` for what it returns."""
+
+    def __init__(self, context: Context, id: str, output: Any) -> None:
+        self._context, self.id, self._output = context, id, output
+
+    async def result(self) -> O:
+        """Wait for the child's end. Raises `WorkflowFailed` if it did not complete."""
+        value: O = await self._context._child_result(self.id, self._output)  # noqa: SLF001
+        return value
+
+
+class Context:
+    """The context of one run."""
+
+    def __init__(self, code: Code, *, seed: str) -> None:
+        self._code = code
+        self._counts: dict[str, int] = {}
+        self._random = random.Random(seed)
+        self.run_id = code.run.id
+        self.workflow_name = workflow_of(code.run.type)
+        self.attempt = code.attempt
+        self.log = ReplayLogger(logging.getLogger("holdfast.run"), code)
+
+    def __repr__(self) -> str:
+        return f"<Context {self.workflow_name} {self.run_id}>"
+
+    # -- steps ------------------------------------------------------------------------------------------
+
+    @overload
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Coroutine[Any, Any, R]],
+        *args: Any,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        **options: Any,
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        function: Callable[..., R],
+        *args: Any,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        **options: Any,
+    ) -> Coroutine[Any, Any, R]: ...
+    async def step(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
+        """Run a function once and record what it returns; after a crash the record is taken instead.
+
+        `retry=Retry(...)` and `timeout=` (of one attempt) are for the step; all other arguments are for the function.
+        """
+        retry: Retry | None = options.pop("retry", None)
+        timeout: Duration | None = options.pop("timeout", None)
+        if isinstance(function, Step):
+            retry = function.retry if retry is None else retry
+            timeout = function.timeout if timeout is None else timeout
+            function = function.function
+        return await self._call(name, function, args, options, retry=retry, timeout=timeout)
+
+    async def call(self, step: Step[Any, Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call a step by itself: all arguments are for its function."""
+        return await self._call(step.name, step.function, args, options, retry=step.retry, timeout=step.timeout)
+
+    async def transaction(self, name: str, function: Callable[..., R], *args: Any) -> R:
+        """Run `function(connection, *args)` and record its result in one transaction of the store's own database.
+
+        What it writes through the connection is written exactly once, whatever crashes.
+        """
+        if not self._code.transactional:
+            raise NotInWorkflow(
+                "ctx.transaction needs a store on whose database your own tables can be: SQLite or PostgreSQL. "
+                "Elsewhere use ctx.step, and current_step().idempotency_key to make its effect happen once."
+            )
+        if inspect.iscoroutinefunction(function):
+            raise InvalidWorkflow(f"the transaction {name!r} runs in a thread: it must be a plain function, not async")
+        value: R = await self._call(name, function, args, {}, transaction=True)
+        return value
+
+    async def _call(
+        self,
+        name: str,
+        function: Any,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        *,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (of the step)
+        transaction: bool = False,
+    ) -> Any:
+        code = self._code
+        call = code.new_call(
+            id=self._next_id(checked_key(name, what="step name")),
+            name=name,
+            function=function,
+            args=args,
+            options=options,
+            retry=retry or ONCE,
+            timeout=None if timeout is None else seconds(timeout, what="timeout"),
+            transaction=transaction,
+        )
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            code.drop_call(call)
+            raise
+
+    def _next_id(self, name: str) -> str:
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"
+
+    # -- time and chance --------------------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        """The time of the workflow: when the last thing was delivered to it."""
+        self._code.check()
+        return EPOCH + timedelta(microseconds=self._code.loop.now)
+
+    def random(self) -> float:
+        """A number between 0 and 1, the same in every life."""
+        self._code.check()
+        return self._random.random()
+
+    def uuid4(self) -> uuid.UUID:
+        """A random id, the same in every life."""
+        self._code.check()
+        return uuid.UUID(int=self._random.getrandbits(128), version=4)
+
+    async def sleep(self, duration: Duration) -> None:
+        """Wait for so long, across crashes; a run that waits for long costs one row."""
+        self._code.check()
+        await asyncio.sleep(seconds(duration, what="a sleep"))
+
+    async def sleep_until(self, when: datetime) -> None:
+        """Wait until a moment, which must say its time zone."""
+        if when.tzinfo is None:
+            raise InvalidOption(f"sleep_until needs a time with a time zone, such as datetime.now(UTC), not {when!r}")
+        self._code.check()
+        await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
+
+    # -- others -----------------------------------------------------------------------------------------
+
+    async def wait_for_signal(self, name: str, *, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109
+        """Wait for the next signal of this name and return its payload. Raises `TimeoutError` after `timeout`."""
+        checked_key(name, what="signal name")
+        if timeout is None:
+            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"))
+        async with asyncio.timeout(seconds(timeout, what="timeout")):
+            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"))
+
+    async def start_child(
+        self, workflow: Workflow[I, O], input: I | None = None, *, id: str | None = None
+    ) -> ChildHandle[O]:
+        """Start a run of another workflow as a child of this one, and go on."""
+        self._code.check()
+        place = self._next_id(workflow.name)
+        child = f"{self.run_id}/{place}" if id is None else checked_key(id, what="run id")
+        what = f"the input of {workflow.name!r}"
+        new = NewRun(
+            id=child,
+            type=workflow.type,
+            input=encode_value(input, workflow.input_type, what=what, max_bytes=self._code.max_bytes),
+            request=f"{self.run_id}:{place}",
+            parent=self.run_id,
+            root=self._code.run.root,
+        )
+        self._code.start_child(new)
+        return ChildHandle(self, child, workflow.output_type)
+
+    async def child(self, workflow: Workflow[I, O], input: I | None = None, *, id: str | None = None) -> O:
+        """Start a child and wait for what it returns. Raises `WorkflowFailed` if it does not complete."""
+        handle = await self.start_child(workflow, input, id=id)
+        return await handle.result()
+
+    async def _child_result(self, id: str, output: Any) -> Any:
+        try:
+            text = await self._code.wait_for_child(id)
+        except asyncio.CancelledError:
+            self._code.cancel_child(id)
+            raise
+        return decode_value(text, output, what=f"the result of the run {id!r}")
+
+    async def set_attributes(self, **attributes: Scalar) -> None:
+        """Set what this run can be found by in listings; what is not named stays as it is."""
+        for name, value in attributes.items():
+            if not isinstance(value, str | int | bool):
+                raise InvalidValue(
+                    f"the attribute {name!r} is {value!r}: attributes are text, whole numbers or booleans"
+                )
+        self._code.set_attributes(attributes)
+
+
+class ReplayLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logs what happens, once: it is silent while a history is replayed."""
+
+    def __init__(self, logger: logging.Logger, code: Code) -> None:
+        super().__init__(logger, {"run_id": code.run.id})
+        self._code = code
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  (the name is logging's)
+        """Whether this would be logged now."""
+        told = self._code.replaying and self._code.run.lives > 1  # by an earlier life
+        return not told and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Say which run it is."""
+        return f"[{self._code.run.id}] {msg}", kwargs

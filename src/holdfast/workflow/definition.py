@@ -1,0 +1,249 @@
+"""What people write: workflows, steps and how often to try.
+
+A workflow is an async function of a context and an input. A step is a function whose result is recorded; called
+inside a run it becomes a recorded step, called outside it is itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from ..codec import hints_of
+from ..errors import InvalidOption, InvalidWorkflow
+from ..rules.run import ANY_VERSION
+from ..values import MICROSECONDS, Duration, checked_count, checked_key, seconds
+
+if TYPE_CHECKING:
+    from .context import Context
+
+I = TypeVar("I")  # noqa: E741  (the input of a workflow)
+O = TypeVar("O")  # noqa: E741  (and its output)
+R = TypeVar("R")
+P = ParamSpec("P")
+
+current_context: ContextVar[Context | None] = ContextVar("holdfast_context", default=None)
+"""The context of the run whose code is running; None in step bodies and everywhere else."""
+
+ONCE: Retry
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """How often to try, and how long to wait in between: `initial`, then `factor` times as long, at most `max_delay`.
+
+    What is in `give_up_on` is not tried again. With `jitter` each wait is between half of that and all of it.
+
+    >>> Retry(max_attempts=5, initial="100 ms").delay_after(3, 1.0)
+    0.4
+    """
+
+    max_attempts: int = 3
+    initial: Duration = 1
+    factor: float = 2
+    max_delay: Duration = 60
+    jitter: bool = True
+    give_up_on: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what was given."""
+        checked_count(self.max_attempts, what="max_attempts")
+        seconds(self.initial, what="initial")
+        seconds(self.max_delay, what="max_delay")
+        if not isinstance(self.factor, int | float) or self.factor < 1:
+            raise InvalidOption(f"factor cannot be {self.factor!r}: it must be a number of at least 1")
+        kinds = (self.give_up_on,) if isinstance(self.give_up_on, type) else tuple(self.give_up_on)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise InvalidOption(f"give_up_on takes types of exceptions, not {self.give_up_on!r}")
+        msgspec.structs.force_setattr(self, "give_up_on", kinds)
+
+    def delay_after(self, attempts: int, chance: float) -> float:
+        """Seconds to wait after so many attempts; `chance` is between 0 and 1."""
+        longest = seconds(self.max_delay)
+        try:
+            length = min(longest, seconds(self.initial) * self.factor ** (attempts - 1))
+        except OverflowError:
+            length = longest
+        return length * (0.5 + chance / 2) if self.jitter else length
+
+
+ONCE = Retry(max_attempts=1)
+
+
+class Workflow(Generic[I, O]):
+    """A workflow's definition: its function, and under which name and version its runs are kept."""
+
+    def __init__(
+        self,
+        function: Callable[..., Coroutine[Any, Any, O]],
+        *,
+        name: str | None,
+        timeout: Duration | None,
+        retry: Retry | None,
+        version: str | None,
+    ) -> None:
+        if not inspect.iscoroutinefunction(function):
+            raise InvalidWorkflow(
+                f"{_called(function)} must be `async def`: a workflow waits for its steps with `await`. What blocks "
+                "belongs into a step, which may be a plain function."
+            )
+        parameters = [
+            parameter
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        if len(parameters) not in {1, 2}:
+            raise InvalidWorkflow(
+                f"{_called(function)} must take a context and an input, `(ctx, input)`, or a context alone"
+            )
+        self.function = function
+        self.name = checked_key(function.__name__ if name is None else name, what="workflow name")
+        self.version = None if version is None else checked_key(str(version), what="version")
+        for text in (self.name, self.version or ""):
+            if "@" in text or "*" in text:
+                raise InvalidOption(f"a workflow's name and version may not hold @ or *: {text!r}")
+        self.timeout = None if timeout is None else round(seconds(timeout, what="timeout") * MICROSECONDS)
+        self.retry = retry or ONCE
+        self.takes_input = len(parameters) == 2  # noqa: PLR2004  (the context and the input)
+        hints = hints_of(function)
+        self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
+        self.output_type: Any = hints.get("return", Any)
+        update_wrapper(self, function)
+
+    @property
+    def type(self) -> str:
+        """Under what its runs are kept: its name, with its version if it has one."""
+        return self.name if self.version is None else f"{self.name}@{self.version}"
+
+    @property
+    def any_type(self) -> str:
+        """Under what runs are kept that were started by name alone, until somebody drives them."""
+        return self.name + ANY_VERSION
+
+    def __call__(self, context: Context, input: I) -> Coroutine[Any, Any, O]:
+        """Run the function itself. Runs are started by an engine."""
+        return self.function(context, input) if self.takes_input else self.function(context)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.type}>"
+
+
+class Step(Generic[P, R]):
+    """A function that is recorded when it is called inside a run, and is itself outside."""
+
+    def __init__(
+        self, function: Callable[P, Any], *, name: str | None, retry: Retry | None, timeout: Duration | None
+    ) -> None:
+        if not callable(function):
+            raise InvalidWorkflow(f"a step is a function, not {function!r}")
+        self.function = function
+        self.name = checked_key(getattr(function, "__name__", "step") if name is None else name, what="step name")
+        self.retry = retry
+        self.timeout = timeout
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Any:
+        """Inside a run: an awaitable for the recorded result. Outside: whatever the function returns."""
+        context = current_context.get()
+        if context is None:
+            return self.function(*args, **options)
+        return context.call(self, args, options)
+
+    def __repr__(self) -> str:
+        return f"<step {self.name}>"
+
+
+class AsyncStep(Step[P, R]):
+    """A step whose function is async."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, R]:  # noqa: D102
+            ...
+
+
+class _StepMaker:
+    """What `@step(...)` returns: it keeps the types of what it decorates."""
+
+    def __init__(self, name: str | None, retry: Retry | None, timeout: Duration | None) -> None:
+        self._options: dict[str, Any] = {"name": name, "retry": retry, "timeout": timeout}
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncStep[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Step[P, R]: ...
+    def __call__(self, function: Any) -> Any:
+        """Make a step of the function."""
+        kind = AsyncStep if inspect.iscoroutinefunction(function) else Step
+        return kind(function, **self._options)
+
+
+@overload
+def step(name: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...
+@overload
+def step(name: Callable[P, R], /) -> Step[P, R]: ...
+@overload
+def step(name: str | None = None, *, retry: Retry | None = None, timeout: Duration | None = None) -> _StepMaker: ...
+def step(name: Any = None, *, retry: Retry | None = None, timeout: Duration | None = None) -> Any:
+    """Make a step of a function, with or without parentheses.
+
+    >>> @step(retry=Retry(max_attempts=5))
+    ... def add(a: int, b: int) -> int:
+    ...     return a + b
+    >>> add(1, 2)
+    3
+    """
+    if name is None or isinstance(name, str):
+        return _StepMaker(name, retry, timeout)
+    return _StepMaker(None, retry, timeout)(name)
+
+
+class _WorkflowMaker:
+    """What `@workflow(...)` returns: it keeps the types of what it decorates."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[[Context, I], Coroutine[Any, Any, O]]) -> Workflow[I, O]: ...
+    @overload
+    def __call__(self, function: Callable[[Context], Coroutine[Any, Any, O]]) -> Workflow[None, O]: ...
+    def __call__(self, function: Any) -> Any:
+        """Make a workflow of the function."""
+        return Workflow(function, **self._options)
+
+
+@overload
+def workflow(name: Callable[[Context, I], Coroutine[Any, Any, O]], /) -> Workflow[I, O]: ...
+@overload
+def workflow(name: Callable[[Context], Coroutine[Any, Any, O]], /) -> Workflow[None, O]: ...
+@overload
+def workflow(
+    name: str | None = None,
+    *,
+    timeout: Duration | None = None,
+    retry: Retry | None = None,
+    version: str | None = None,
+) -> _WorkflowMaker: ...
+def workflow(
+    name: Any = None, *, timeout: Duration | None = None, retry: Retry | None = None, version: str | None = None
+) -> Any:
+    """Make a workflow of an async function `(ctx, input)`, with or without parentheses.
+
+    >>> @workflow
+    ... async def greet(ctx, name: str) -> str:
+    ...     return f"hello {name}"
+    >>> greet
+    <workflow greet>
+    """
+    if name is None or isinstance(name, str):
+        return _WorkflowMaker(name=name, timeout=timeout, retry=retry, version=version)
+    return _WorkflowMaker(name=None, timeout=timeout, retry=retry, version=version)(name)
+
+
+def _called(function: object) -> str:
+    return f"the workflow {getattr(function, '__qualname__', function)!r}"

@@ -1,0 +1,435 @@
+"""Drives one run: delivers what comes, records it under the fence, and begins effects.
+
+Everything here happens in plain callbacks of the engine's event loop, never in a task, because the workflow's own loop
+runs inside. What is delivered goes into the journal in the order of its delivery, with at most one record under way. An
+effect (a step, a word to a child) begins when everything that was delivered before it is durable. A driver that is
+refused, or told to leave, begins nothing more and records nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from ..codec import encode_value
+from ..commands import Failed
+from ..errors import HoldfastError, InvalidValue, StoreUnavailable, WorkflowFailed
+from ..rules.outcomes import Outcome
+from ..rules.run import End, Event, Finish, Park, Run, Then
+from ..rules.run_outcomes import Claim, Recorded, Refused
+from ..run_commands import PostEvent, RecordRun
+from . import journal as j
+from .code import Code
+from .context import StepCall
+from .definition import Workflow
+from .failures import failure_of
+from .host import Host
+from .steps import Steps, Transacted
+
+RETRY_SECONDS = 0.2
+"""How long a record waits that found the store away."""
+
+Leaving = Literal["refused", "lost", "parked", "ended", "closed"]
+Delivery = Callable[[], None]
+
+
+class Driver:
+    """One run in the hands of this process."""
+
+    def __init__(self, host: Host, workflow: Workflow[Any, Any], claim: Claim) -> None:
+        self.host, self.workflow = host, workflow
+        self.run: Run = claim.run
+        self.left: Leaving | None = None
+        self.end: Then | None = None
+        self.idle_since = host.now()
+        self.finished = asyncio.Event()
+        self.rested = asyncio.Event()
+        self._code = Code(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
+        self._steps = Steps(host, claim.run.id, self._step_reported)
+        self._seen = claim.run.posted
+        self._fresh: list[str] = []  # delivered, and not yet on their way to the store
+        self._delivered = self._durable = claim.run.length
+        self._effects: deque[tuple[int, Callable[[], None]]] = deque()
+        self._words: deque[tuple[int, PostEvent]] = deque()  # to children
+        self._unanswered = 0  # words that are on their way
+        self._transactions: deque[StepCall] = deque()
+        self._backlog: deque[Delivery] = deque()
+        self._busy = False  # delivering, or a transaction has the journal
+        self._recording: RecordRun | None = None
+        self._records = 0
+
+    # -- from the worker --------------------------------------------------------------------------------
+
+    def begin(self, claim: Claim) -> None:
+        """Replay the history, and go on from there."""
+        code = self._code
+        try:
+            code.replay(claim.entries, claim.events)
+        except HoldfastError as error:
+            self._fail(error)
+        code.replaying = False
+        for call in code.calls.values():
+            self.called(call)
+        self._advance()
+
+    def hear(self, events: tuple[Event, ...]) -> None:
+        """Take note of events."""
+        for event in events:
+            if event.number > self._seen:
+                self._seen = event.number
+                self._code.inbox[event.number] = event
+        self._advance()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self._deliver_when_free(self._time_passes)
+
+    def next_time(self) -> int | None:
+        """When time alone brings something, in microseconds since 1970."""
+        times = [self._code.next_time(), self._code.stop_at, self._deadline()]
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way here: it waits for time or for others."""
+        return not (
+            self._busy
+            or self._steps.running
+            or self._recording
+            or self._wants_record()
+            or self._effects
+            or self.left
+            or self._transactions
+            or self._words
+            or self._unanswered
+        )
+
+    @property
+    def ending(self) -> bool:
+        """Whether a record is on its way after which this process does not drive the run."""
+        return self._recording is not None and self._recording.then is not None
+
+    def park(self) -> None:
+        """Leave the run to nobody until something is due."""
+        if self.idle:
+            self.end = Park(self.next_time())
+            self._flush()
+
+    def give_back(self) -> None:
+        """Let another worker go on with it, as soon as what was delivered is durable."""
+        if self.end is None and self.left is None and not self._busy:
+            self._steps.stop()
+            self.end = Park(0)
+            self._flush()
+
+    def leave(self, why: Leaving) -> None:
+        """Stop here and now; nothing of it is recorded any more."""
+        if self.left is not None:
+            return
+        self.left = why
+        self._steps.stop()
+        self._effects.clear()
+        self._words.clear()
+        self._backlog.clear()
+        self._transactions.clear()
+        self._code.leave()
+        self.rested.set()
+        self.host.gone(self)
+
+    # -- what the code asks for -------------------------------------------------------------------------
+
+    def called(self, call: StepCall) -> None:
+        """A step begins when everything before it is durable."""
+        self._effect(lambda: self._begin_step(call))
+
+    def dropped(self, call: StepCall) -> None:
+        """Nobody waits for a step any more: stop it."""
+        if call.running is not None and self.left is None:
+            call.running.cancel()
+
+    def cancel_child(self, id: str) -> None:
+        """A child is told to stop, by a word that counts once. The run does not end before that."""
+        word = PostEvent(run=id, event=Event(kind="cancel", key=f"cancelled by {self.run.id}"))
+        self._words.append((self._delivered, word))
+
+    # -- going on ---------------------------------------------------------------------------------------
+
+    def _deliver_new(self, entry: j.AnyEntry) -> None:
+        """Deliver something that is not in the journal yet; it goes there with the next record."""
+        self._fresh.append(j.encode_entry(entry))
+        self._delivered += 1
+        self._code.deliver(entry)
+
+    def _deliver_when_free(self, delivery: Delivery) -> None:
+        """Deliver now, or when the transaction that has the journal is over."""
+        self._backlog.append(delivery)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Deliver what can be delivered, end the run if its code has ended, and record."""
+        if self.left is not None or self._busy:
+            return
+        self._busy = True
+        code = self._code
+        try:
+            while self.end is None:
+                if code.done:
+                    self._conclude()
+                elif self._backlog:
+                    self._backlog.popleft()()
+                elif code.inbox and (entry := code.next_event(self.host.now())) is not None:
+                    self._deliver_new(entry)
+                else:
+                    break
+        except HoldfastError as error:
+            self._fail(error)
+        self._busy = False
+        self.idle_since = self.host.now()
+        self._flush()
+
+    def _deadline(self) -> int | None:
+        if self.workflow.timeout is None or self._code.end_as is not None:
+            return None
+        return (self.run.started_at or self.run.created_at) + self.workflow.timeout
+
+    def _time_passes(self) -> None:
+        code, now = self._code, self.host.now()
+        if code.stop_at is not None and now >= code.stop_at:
+            self._finish(
+                code.end_as or "cancelled", WorkflowFailed("it did not end in the time after its cancellation")
+            )
+            return
+        deadline = self._deadline()
+        if deadline is not None and now >= deadline:
+            self._deliver_new(j.CancelAsked(at=now, event=0))
+        while not code.done and (timer := code.loop.next_timer()) is not None:
+            if round(timer.when() * 1_000_000) > now:
+                break
+            self._deliver_new(j.TimerEnded(at=now, number=timer.number))
+        for call in list(code.calls.values()):
+            if call.again_at and call.again_at <= now:
+                call.again_at = 0
+                self.called(call)
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        """The code has ended: decide how."""
+        code, root = self._code, self._code.root
+        assert root is not None  # noqa: S101  (it has ended, so it was begun)
+        if root.cancelled():
+            self._finish(code.end_as or "failed", asyncio.CancelledError("the workflow's code was cancelled"))
+        elif (error := root.exception()) is not None:
+            self._finish(code.end_as or "failed", error)
+        else:
+            try:
+                what = f"the result of {self.workflow.name!r}"
+                text = encode_value(root.result(), self.workflow.output_type, what=what, max_bytes=self.host.max_bytes)
+            except InvalidValue as unfit:
+                self._finish("failed", unfit)
+            else:
+                self._steps.stop()
+                self.end = Finish("completed", text)
+
+    def _finish(self, status: End, error: BaseException) -> None:
+        """End as it says, or begin again if the workflow is to be retried."""
+        self._steps.stop()
+        failure = failure_of(error)
+        retry, tried = self.workflow.retry, self._code.attempt
+        if status == "failed" and tried < retry.max_attempts and not isinstance(error, retry.give_up_on):
+            now = self.host.now()
+            again_at = now + round(retry.delay_after(tried, self.host.chance()) * 1_000_000)
+            self._fresh.append(j.encode_entry(j.BegunAgain(at=now, again_at=again_at, error=failure)))
+            self.end = Park(again_at)
+        else:
+            self.end = Finish(status, j.write_failure(failure))
+
+    def _fail(self, error: HoldfastError) -> None:
+        """The history cannot be followed: the run has failed, and can be retried with other code."""
+        self._steps.stop()
+        self._fresh.clear()
+        self._code.unstarted.clear()
+        self._code.attributes = None
+        self.end = Finish("failed", j.write_failure(failure_of(error)))
+
+    # -- steps ------------------------------------------------------------------------------------------
+
+    def _effect(self, begin: Callable[[], None]) -> None:
+        """Begin this when everything that was delivered before it is durable."""
+        self._effects.append((self._delivered, begin))
+
+    def _begin_step(self, call: StepCall) -> None:
+        code = self._code
+        if code.calls.get(call.id) is not call:
+            return
+        if call.attempts == 0 and (tried := code.tries.pop(call.id, None)) is not None:  # in an earlier life
+            call.attempts = tried.attempts
+            if tried.again_at > self.host.now():
+                call.again_at = tried.again_at
+                return
+        if call.transaction:
+            self._transactions.append(call)
+        else:
+            self._steps.begin(call)
+
+    def _step_reported(self, call: StepCall, entry: j.StepDone | j.StepLost | j.Attempted) -> None:
+        def deliver() -> None:
+            if self._code.calls.get(call.id) is not call:
+                return
+            if isinstance(entry, j.Attempted):
+                self._fresh.append(j.encode_entry(entry))
+                self._delivered += 1
+                call.again_at = entry.again_at
+            else:
+                self._deliver_new(entry)
+
+        self._deliver_when_free(deliver)
+
+    # -- transactions -----------------------------------------------------------------------------------
+
+    def _transact(self, call: StepCall) -> None:
+        """Nothing else is delivered or recorded while a transaction is under way: its entry is the next one."""
+        if self._code.calls.get(call.id) is not call:
+            self._flush()
+            return
+        self._busy = True
+        call.attempts += 1
+        self._records += 1
+        record = RecordRun(
+            run=self.run.id,
+            fence=self.run.fence,
+            at=self._durable,
+            request=f"{self.run.fence}.{self._records}",
+            seen=self._seen,
+        )
+        self._steps.transact(call, record, self._transacted)
+
+    def _transacted(self, call: StepCall, result: Transacted) -> None:
+        """A transaction is over: what it recorded is delivered, what it raised counts as a failed attempt."""
+        self._busy = False
+        if self.left is not None:
+            return
+        answer = result.answer
+        if isinstance(answer, Recorded) and result.entry is not None:
+            entry = result.entry
+            self._durable += 1
+            self._delivered += 1
+            self._backlog.appendleft(lambda: self._code.deliver(entry))
+            self.hear(answer.events)
+        elif isinstance(answer, BaseException):
+            self._steps.failed(call, answer)
+            self._advance()
+        elif answer is None:  # the store was away, and nothing was done
+            call.attempts -= 1
+            self._transactions.appendleft(call)
+            self.host.later(RETRY_SECONDS, self._advance)
+        else:
+            self._refused(answer)
+
+    # -- records ----------------------------------------------------------------------------------------
+
+    def _wants_record(self) -> bool:
+        code = self._code
+        return bool(self._fresh or code.unstarted or code.attributes is not None or self._ends)
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the run can be parked or ended now: whoever must be told has been told."""
+        return self.end is not None and not self._words and not self._unanswered
+
+    def _flush(self) -> None:
+        """Record what was delivered, and begin the effects for which everything before is durable."""
+        if self.left is not None or self._busy:
+            return
+        effects, words = self._effects, self._words
+        while effects and effects[0][0] <= self._durable and self.end is None:
+            effects.popleft()[1]()
+        while words and words[0][0] <= self._durable:
+            self._unanswered += 1
+            self.host.send(words.popleft()[1], self._told)
+        if self._recording is None and self._wants_record():
+            self._record()
+        elif self._recording is None and self._transactions:
+            self._transact(self._transactions.popleft())
+        self.host.timing(self)
+        if self.idle:
+            self.rested.set()
+
+    def _told(self, answer: Outcome | HoldfastError) -> None:
+        """A word to a child has been answered; one that did not arrive is said again by whoever drives the run next."""
+        self._unanswered -= 1
+        if isinstance(answer, StoreUnavailable):
+            self.host.emit("record_failed", run=self.run.id, error=str(answer))
+        self._flush()
+
+    def _record(self) -> None:
+        code = self._code
+        self._records += 1
+        entries, self._fresh = tuple(self._fresh), []
+        children, code.unstarted = tuple(code.unstarted), []
+        attributes, code.attributes = code.attributes, None
+        self._recording = RecordRun(
+            run=self.run.id,
+            fence=self.run.fence,
+            at=self._durable,
+            request=f"{self.run.fence}.{self._records}",
+            entries=entries,
+            seen=self._seen,
+            then=self.end if self._ends else None,
+            children=children,
+            attributes=attributes,
+        )
+        self.host.send(self._recording, self._answered)
+
+    def _answered(self, answer: Outcome | HoldfastError) -> None:
+        command = self._recording
+        if self.left is not None or command is None:
+            return
+        if isinstance(answer, Failed):
+            answer = answer.error
+        if isinstance(answer, StoreUnavailable):  # sent again as it is: it is recognised if it was carried out
+            self.host.emit("record_failed", run=self.run.id, error=str(answer))
+            self.host.later(RETRY_SECONDS, self._send_again)
+        elif isinstance(answer, Recorded):
+            self._recorded(command, answer)
+        else:
+            self._refused(answer)
+
+    def _refused(self, answer: Outcome | HoldfastError) -> None:
+        holder = answer.holder if isinstance(answer, Refused) else ""
+        reason = str(answer) if isinstance(answer, HoldfastError) else "another worker drives it, or it has ended"
+        self.host.emit("run_refused", run=self.run.id, workflow=self.workflow.type, reason=reason, holder=holder)
+        self.leave("refused")
+
+    def _send_again(self) -> None:
+        if self._recording is not None and self.left is None:
+            self.host.send(self._recording, self._answered)
+
+    def _recorded(self, command: RecordRun, answer: Recorded) -> None:
+        self._recording = None
+        self._durable += len(command.entries)
+        if command.attributes is not None:
+            self.run = self._code.run = replace(self.run, attributes=command.attributes)
+        if command.then is not None and answer.done:
+            self.leave("ended" if isinstance(command.then, Finish) else "parked")
+            return
+        if command.then is not None and isinstance(self.end, Park) and not self._code.done:
+            self.end = None  # something has come meanwhile
+        for child in answer.taken:
+            self._taken(child)
+        self.hear(answer.events)
+
+    def _taken(self, child: str) -> None:
+        """A child could not be started, because its id is that of another run."""
+        failure = j.Failure("holdfast.errors.RunExists", f"there is another run with the id {child!r}")
+        self._code.forget_child(child)
+
+        def deliver() -> None:
+            if self._code.waits_for_child(child):
+                self._deliver_new(j.StepLost(at=self.host.now(), id=child, error=failure))
+
+        self._deliver_when_free(deliver)

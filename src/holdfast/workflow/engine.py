@@ -1,0 +1,387 @@
+"""The engine: starts runs, drives them, and answers about them. Any number of engines work on one store.
+
+async with Engine("postgresql://...", workflows=[order]) as engine:
+handle = await engine.start(order, Order(id=42))
+receipt = await handle.result()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, overload
+
+from ..client import BaseClient
+from ..codec import MAX_BYTES
+from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowTypeNotRegisteredError
+from ..events import Events
+from ..flows import Flow, send
+from ..observe import LoggingSink
+from ..rules.run import Scalar, Status
+from ..rules.run_outcomes import Census, Claim, Started
+from ..run_commands import CountRuns
+from ..runners import run_async
+from ..stores import Handle
+from ..values import Duration, checked_count, checked_ttl, seconds
+from .asking import Asking, RunInfo, RunsPage, checked_timeout, wanted_runs
+from .definition import Workflow
+from .driver import Driver
+from .worker import Worker
+
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+T = TypeVar("T")
+
+MICROSECONDS = 1_000_000
+GRACE_SECONDS = 10.0
+SWEEP = 100
+
+
+class RunHandle(Generic[O]):
+    """A run, by its id. It may be driven here or anywhere."""
+
+    def __init__(self, asking: Asking, id: str, output: Any) -> None:
+        self._asking, self.id, self._output = asking, id, output
+
+    async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (it is what it is called everywhere)
+        """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+        result: O = await self._run(self._asking.result(self.id, self._output, checked_timeout(timeout)))
+        return result
+
+    async def status(self) -> Status:
+        """How the run is now."""
+        return (await self._run(self._asking.get(self.id))).status
+
+    async def info(self) -> RunInfo:
+        """Everything about the run as it is now."""
+        return await self._run(self._asking.get(self.id))
+
+    async def cancel(self) -> None:
+        """Ask the run to stop."""
+        await self._run(self._asking.cancel(self.id))
+
+    async def signal(self, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
+        """Send the run a signal."""
+        await self._run(self._asking.signal(self.id, name, payload, idempotency_key))
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await run_async(flow, self._asking.client.works.lanes)
+
+    def __repr__(self) -> str:
+        return f"<RunHandle {self.id}>"
+
+
+class Engine:
+    """Drives the runs of its workflows, and starts and answers about any.
+
+    `worker_ttl` is how long its runs wait for others when this process dies; the heartbeat is every third of it. With
+    `recover=False` it claims nothing by itself: it drives what it starts, and what it is told to.
+    """
+
+    def __init__(
+        self,
+        url_or_client: str | BaseClient | Handle | None = None,
+        *,
+        workflows: Sequence[Workflow[Any, Any]] = (),
+        name: str | None = None,
+        worker_ttl: Duration = 30,
+        max_active_runs: int = 1_000,
+        recover: bool = True,
+        namespace: str = "default",
+        park_after: Duration = 10,
+        max_bytes: int = MAX_BYTES,
+        grace: Duration = GRACE_SECONDS,
+    ) -> None:
+        self._where = url_or_client
+        self._namespace, self._given_name = namespace, name
+        self._workflows = _by_type(workflows)
+        self._ttl = checked_ttl(worker_ttl, what="worker_ttl") / MICROSECONDS
+        self._max_active = checked_count(max_active_runs, what="max_active_runs")
+        self._recover = recover
+        self._park_after = seconds(park_after, what="park_after")
+        self._max_bytes = checked_count(max_bytes, what="max_bytes")
+        self._grace = seconds(grace, what="grace")
+        self._client: BaseClient | None = None
+        self._worker: Worker | None = None
+        self._asking: Asking | None = None
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Open the store and begin to drive."""
+        if self._worker is not None:
+            raise InvalidOption("this engine is open already: an engine is opened once")
+        where = self._where
+        client = where if isinstance(where, BaseClient) else self._new_client(where)
+        self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes)
+        if not client.works.store.capabilities.workflows:
+            raise StoreUnusable(f"{client.url} cannot run workflows yet: use SQLite, PostgreSQL or Redis/Valkey")
+        self._worker = Worker(
+            client,
+            self._workflows,
+            name=client.label(None).name,
+            ttl=self._ttl,
+            max_active=self._max_active,
+            park_after=self._park_after,
+            max_bytes=self._max_bytes,
+            recover=self._recover,
+        )
+        await self._worker.start()
+        unknown = await self.unclaimed()
+        if unknown and self._workflows:
+            client.events.emit("types_unknown", worker=client.label(None).name, types=unknown)
+
+    def _new_client(self, where: str | Handle | None) -> BaseClient:
+        return BaseClient(where, namespace=self._namespace, name=self._given_name, events=Events(LoggingSink()))
+
+    async def close(self, grace: Duration | None = None) -> None:
+        """Drive what is under way to a good place within the grace, give the rest back, and close."""
+        worker, self._worker = self._worker, None
+        client, self._client = self._client, None
+        if worker is not None:
+            await worker.stop(self._grace if grace is None else seconds(grace, what="grace"))
+        if client is not None and client is not self._where:
+            await asyncio.get_running_loop().run_in_executor(None, client._shut)  # noqa: SLF001
+
+    async def drain(self, grace: Duration | None = None) -> None:
+        """Claim nothing more, and let go of all runs as soon as each is at a good place; then close."""
+        await self.close(grace)
+
+    # -- runs -------------------------------------------------------------------------------------------
+
+    @overload
+    async def start(
+        self,
+        workflow: Workflow[I, O],
+        input: I,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> RunHandle[O]: ...
+    @overload
+    async def start(
+        self,
+        workflow: Workflow[None, O],
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> RunHandle[O]: ...
+    @overload
+    async def start(
+        self,
+        workflow: str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> RunHandle[Any]: ...
+    async def start(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> RunHandle[Any]:
+        """Start a run. Its id must be new; with an idempotency key, the run that was started with it is returned."""
+        asking, worker = self._open()
+        known = self._named(workflow)
+        new = asking.new_run(known, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
+        output = known.output_type if isinstance(known, Workflow) else Any
+        if connection is not None:
+            return RunHandle(asking, asking.start_within(connection, new).run.id, output)
+        if new.type not in self._workflows or worker.room < 1:
+            started = await self._run(asking.start(new))
+            return RunHandle(asking, started.run.id, output)
+        worker.expect(new.id)
+        try:
+            started = await self._run(asking.start(new, worker.id))
+            self._drive(started, new.input)
+        finally:
+            worker.unexpect(new.id)
+        return RunHandle(asking, started.run.id, output)
+
+    def _drive(self, started: Started, input: str) -> None:
+        worker, run = self._worker, started.run
+        if (
+            worker is not None
+            and run.worker
+            and run.worker == worker.id
+            and run.id not in worker.drivers
+            and started.fresh
+        ):
+            worker.drive(Claim(run=run, entries=(input,), events=()))
+
+    def handle(self, run_id: str, workflow: Workflow[Any, O] | None = None) -> RunHandle[O]:
+        """A handle of a run by its id; with its workflow, its result has the right type."""
+        asking, _ = self._open()
+        return RunHandle(asking, run_id, Any if workflow is None else workflow.output_type)
+
+    async def get(self, run_id: str) -> RunInfo:
+        """A run as it is now. Raises `UnknownRun`."""
+        return await self._run(self._open()[0].get(run_id))
+
+    async def list(
+        self,
+        *,
+        status: str | tuple[str, ...] | builtins.list[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+    ) -> RunsPage:
+        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        wanted = wanted_runs(
+            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
+        )
+        return await self._run(self._open()[0].list(wanted, after=after, limit=limit))
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
+        """Send a signal to a living run. It is kept until the run reads it; with the same key it counts once."""
+        await self._run(self._open()[0].signal(run_id, name, payload, idempotency_key))
+
+    async def start_or_signal(
+        self,
+        workflow: Workflow[Any, O] | str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[O]:
+        """Send a signal to the run with this id; if there is none, start it first."""
+        try:
+            handle: RunHandle[O] = await self.start(workflow, input, id=id)
+        except RunExists:
+            known = self._named(workflow)
+            handle = RunHandle(self._open()[0], id, known.output_type if isinstance(known, Workflow) else Any)
+        await handle.signal(name, payload, idempotency_key=idempotency_key)
+        return handle
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask a run to stop, wherever it is; its `finally` blocks have half a minute."""
+        await self._run(self._open()[0].cancel(run_id))
+
+    async def retry(self, run_id: str) -> RunInfo:
+        """Let a run that failed go on from the step that failed it."""
+        return await self._run(self._open()[0].revive(run_id, restart=False))
+
+    async def restart(self, run_id: str) -> RunInfo:
+        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        return await self._run(self._open()[0].revive(run_id, restart=True))
+
+    # -- driving ----------------------------------------------------------------------------------------
+
+    async def resume(self, run_id: str) -> RunInfo:
+        """Drive a run until it waits or ends, and return how it is; at once if another process drives it."""
+        asking, worker = self._open()
+        before = await self._run(asking.get(run_id))
+        driver = worker.drivers.get(run_id)
+        if driver is None and before.living:
+            for driver in await worker.claim(limit=1, runs=(run_id,)):
+                await _at_rest(driver)
+        elif driver is not None:
+            await _at_rest(driver)
+        return await self._run(asking.get(run_id))
+
+    async def sweep(self, limit: int = SWEEP) -> int:
+        """Drive what is due, once, until each run waits or ends; returns how many. For cron and serverless."""
+        _, worker = self._open()
+        drivers = await worker.claim(limit=checked_count(limit, what="limit"))
+        await asyncio.gather(*(_at_rest(driver) for driver in drivers))
+        for driver in drivers:
+            driver.park()
+        await asyncio.gather(*(driver.finished.wait() for driver in drivers if driver.left is None and driver.end))
+        return len(drivers)
+
+    async def recover_all(self) -> int:
+        """Claim everything that is due, also of dead workers; returns how many.
+
+        Raises `WorkflowTypeNotRegisteredError` before anything is claimed if the store holds living runs of workflows
+        that this engine does not know.
+        """
+        _, worker = self._open()
+        unknown = await self.unclaimed()
+        if unknown:
+            told = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
+            raise WorkflowTypeNotRegisteredError(
+                f"the store holds living runs of workflows that this engine does not know: {told}. They were left as "
+                "they are. Register these workflows (and versions), or let another engine drive them.",
+                types=unknown,
+            )
+        claimed = 0
+        while worker.room > 0 and (drivers := await worker.claim(limit=worker.room)):
+            claimed += len(drivers)
+        return claimed
+
+    async def unclaimed(self) -> dict[str, int]:
+        """How many living runs there are of workflows or versions that this engine does not know, by type."""
+        outcome, _ = await self._run(send(CountRuns()))
+        assert isinstance(outcome, Census)  # noqa: S101
+        known = {workflow.any_type for workflow in self._workflows.values()} | set(self._workflows)
+        return {kind: count for kind, count in outcome.counts.items() if kind not in known}
+
+    # -- parts ------------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[Asking, Worker]:
+        if self._asking is None or self._worker is None:
+            raise ClientClosed("this engine is not open: use `async with Engine(...) as engine`, or await open()")
+        return self._asking, self._worker
+
+    async def _run(self, flow: Flow[T]) -> T:
+        if self._client is None:
+            raise ClientClosed("this engine is not open: use `async with Engine(...) as engine`, or await open()")
+        return await run_async(flow, self._client.works.lanes)
+
+    def _named(self, workflow: Workflow[Any, Any] | str) -> Workflow[Any, Any] | str:
+        """The workflow itself, where its name is known here; the newest that was given, if there are several."""
+        if isinstance(workflow, str):
+            found = [one for one in self._workflows.values() if workflow in (one.name, one.type)]
+            return found[-1] if found else workflow
+        return workflow
+
+    def __repr__(self) -> str:
+        state = "closed" if self._client is None else self._client.url
+        return f"<Engine {state} workflows={sorted(self._workflows)}>"
+
+
+async def _at_rest(driver: Driver) -> None:
+    """Wait until a run waits for time or for others, or has left."""
+    while driver.left is None and not driver.idle:
+        driver.rested.clear()
+        await driver.rested.wait()
+
+
+def _by_type(workflows: Sequence[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:
+    found: dict[str, Workflow[Any, Any]] = {}
+    for workflow in workflows:
+        if not isinstance(workflow, Workflow):
+            raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow")
+        if workflow.type in found:
+            raise InvalidOption(f"two workflows are called {workflow.type!r}: give one another name or version")
+        found[workflow.type] = workflow
+    return found

@@ -1,0 +1,60 @@
+"""What a driver needs of whoever drives: time, chance, a way to the store, and somewhere to run step bodies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context as Scope
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..commands import Command
+from ..errors import HoldfastError
+from ..rules.outcomes import Outcome
+from ..run_commands import RecordRun
+
+if TYPE_CHECKING:
+    from .driver import Driver
+
+Answer = Callable[[Outcome | HoldfastError], None]
+
+
+class Host(Protocol):
+    """The worker, as its drivers see it. Everything happens on its event loop."""
+
+    max_bytes: int
+    transactional: bool
+    """Whether the store's database can have the user's own writes in the same transaction."""
+
+    def now(self) -> int:
+        """The store's time, as well as it is known here."""
+
+    def chance(self) -> float:
+        """A number between 0 and 1."""
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call this after a while, unless the worker has ended by then."""
+
+    def send(self, command: Command, answer: Answer) -> None:
+        """Send a command; the answer comes in a callback of its own."""
+
+    def spawn(self, body: Coroutine[Any, Any, Any], scope: Scope) -> asyncio.Future[Any]:
+        """Run an async body."""
+
+    def in_thread(self, body: Callable[[], Any], scope: Scope) -> asyncio.Future[Any]:
+        """Run a blocking body in a thread."""
+
+    def transact(self, work: Callable[[Any], RecordRun], scope: Scope) -> asyncio.Future[Outcome | None]:
+        """Do work in a transaction of the store's database, in a thread, and carry out the record that it returns.
+
+        The answer is that of the record; anything but `Recorded` was rolled back. None: the store was away, and nothing
+        was done. What the work raises is raised.
+        """
+
+    def emit(self, event: str, **fields: object) -> None:
+        """Tell the outside."""
+
+    def timing(self, driver: Driver) -> None:
+        """The moment at which time alone brings this driver something may have changed."""
+
+    def gone(self, driver: Driver) -> None:
+        """The driver has left its run."""

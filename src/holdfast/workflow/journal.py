@@ -1,0 +1,153 @@
+"""The entries of a journal: what was delivered to a run, in order.
+
+An entry is JSON text, made for people to read as well. Replaying them in their order to the same code leads to the same
+place. `at` is the moment of the delivery on the store's clock, and the time of the workflow from then on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from ..errors import RecordUnreadable
+
+HASH_BYTES = 8
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What went wrong: never an object, only what it said."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, kw_only=True):
+    """The root of all entries."""
+
+    at: int
+
+
+class StepDone(Entry, frozen=True, tag="step", kw_only=True):
+    """A step's result. `args` tells whether it was called with the same arguments."""
+
+    id: str
+    args: str = ""
+    value: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class StepLost(Entry, frozen=True, tag="failed", kw_only=True):
+    """A step has failed for good."""
+
+    id: str
+    args: str = ""
+    attempts: int = 1
+    error: Failure
+
+
+class Attempted(Entry, frozen=True, tag="attempt", kw_only=True):
+    """A step has failed and will be tried again at `again_at`. Nothing is delivered by it."""
+
+    id: str
+    attempts: int
+    again_at: int
+    error: Failure
+
+
+class TimerEnded(Entry, frozen=True, tag="timer", kw_only=True):
+    """A timer has ended."""
+
+    number: int
+
+
+class Signalled(Entry, frozen=True, tag="signal", kw_only=True):
+    """A waiting place has got a signal: the event with this number."""
+
+    id: str
+    event: int
+
+
+class ChildEnded(Entry, frozen=True, tag="child", kw_only=True):
+    """A child has ended: the event with this number."""
+
+    id: str
+    event: int
+
+
+class CancelAsked(Entry, frozen=True, tag="cancel", kw_only=True):
+    """The run is to be cancelled. Event 0: because its own time is over."""
+
+    event: int
+
+
+class BegunAgain(Entry, frozen=True, tag="again", kw_only=True):
+    """The workflow has failed and begins again: what was before counts no more. It goes on at `again_at`."""
+
+    again_at: int
+    error: Failure
+
+
+AnyEntry = StepDone | StepLost | Attempted | TimerEnded | Signalled | ChildEnded | CancelAsked | BegunAgain
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEntry)
+_lenient = msgspec.json.Encoder(enc_hook=lambda value: type(value).__qualname__)
+
+
+def encode_entry(entry: AnyEntry) -> str:
+    """Write an entry."""
+    return _encoder.encode(entry).decode()
+
+
+def decode_entry(text: str) -> AnyEntry:
+    """Read an entry."""
+    try:
+        entry: AnyEntry = _decoder.decode(text)
+    except msgspec.MsgspecError as error:
+        raise RecordUnreadable(
+            f"an entry of a journal cannot be read ({error}). It was left untouched. It may be damaged, or written by "
+            "a newer version of Holdfast."
+        ) from error
+    return entry
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What a parent hears of a child's end."""
+
+    status: str
+    result: msgspec.Raw
+
+
+_ended = msgspec.json.Decoder(Ended)
+_failure = msgspec.json.Decoder(Failure)
+
+
+def read_end(payload: str) -> Ended:
+    """Read what a parent hears of a child's end."""
+    return _ended.decode(payload)
+
+
+def read_failure(text: str | bytes | msgspec.Raw) -> Failure:
+    """Read what went wrong; what cannot be read is shown as it is."""
+    try:
+        return _failure.decode(text)
+    except msgspec.MsgspecError:
+        return Failure("Unknown", text if isinstance(text, str) else bytes(text).decode(errors="replace"))
+
+
+def write_failure(failure: Failure) -> str:
+    """Write what went wrong."""
+    return _encoder.encode(failure).decode()
+
+
+def arguments_hash(args: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """Tell calls apart by their arguments; what cannot be written is told apart by its type alone."""
+    if not args and not options:
+        return ""
+    try:
+        text = _lenient.encode((args, options) if options else args)
+    except Exception:  # a value that is not even made for it: it is not told apart
+        return "?"
+    return hashlib.blake2b(text, digest_size=HASH_BYTES).hexdigest()

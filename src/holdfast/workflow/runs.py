@@ -1,0 +1,181 @@
+"""`client.runs`: start, look at and speak to runs from anywhere, without driving them. For Django, Flask and scripts.
+
+A workflow is given by its definition or by its name; the process needs no engine and none of the workflow's code.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ..client import BaseClient
+from ..codec import MAX_BYTES
+from ..flows import Flow
+from ..rules.run import Scalar
+from ..runners import run, run_async
+from ..values import Duration
+from .asking import Asking, RunInfo, RunsPage, checked_timeout, wanted_runs
+from .definition import Workflow
+
+
+class _Runs:
+    """What both colours have in common."""
+
+    def __init__(self, client: BaseClient) -> None:
+        self._client = client
+        self._asking = Asking(client, max_bytes=MAX_BYTES)
+
+    def _start(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any,
+        id: str | None,
+        idempotency_key: str | None,
+        attributes: Mapping[str, Scalar] | None,
+    ) -> Flow[str]:
+        new = self._asking.new_run(workflow, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
+        started = yield from self._asking.start(new)
+        return started.run.id
+
+
+class Runs(_Runs):
+    """`client.runs` of a synchronous client.
+
+    >>> from holdfast import Client
+    >>> with Client("memory://") as hf:
+    ...     run_id = hf.runs.start("order", {"item": 7}, id="order-7")
+    ...     hf.runs.get(run_id).status
+    'pending'
+    """
+
+    def start(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> str:
+        """Start a run, which an engine will drive, and return its id.
+
+        With `connection`, inside the transaction that is open on it: rolled back, the run never existed.
+        """
+        if connection is not None:
+            new = self._asking.new_run(workflow, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
+            return self._asking.start_within(connection, new).run.id
+        return run(self._start(workflow, input, id, idempotency_key, attributes), self._client.works.lanes)
+
+    def get(self, run_id: str) -> RunInfo:
+        """A run as it is now. Raises `UnknownRun`."""
+        return run(self._asking.get(run_id), self._client.works.lanes)
+
+    def list(
+        self,
+        *,
+        status: str | tuple[str, ...] | builtins.list[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+    ) -> RunsPage:
+        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        wanted = wanted_runs(
+            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
+        )
+        return run(self._asking.list(wanted, after=after, limit=limit), self._client.works.lanes)
+
+    def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
+        """Send a signal to a living run."""
+        run(self._asking.signal(run_id, name, payload, idempotency_key), self._client.works.lanes)
+
+    def cancel(self, run_id: str) -> None:
+        """Ask a run to stop."""
+        run(self._asking.cancel(run_id), self._client.works.lanes)
+
+    def result(
+        self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, Any] | None = None
+    ) -> Any:
+        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+        output = Any if workflow is None else workflow.output_type
+        return run(self._asking.result(run_id, output, checked_timeout(timeout)), self._client.works.lanes)
+
+    def retry(self, run_id: str) -> RunInfo:
+        """Let a run that failed go on from the step that failed it."""
+        return run(self._asking.revive(run_id, restart=False), self._client.works.lanes)
+
+    def restart(self, run_id: str) -> RunInfo:
+        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        return run(self._asking.revive(run_id, restart=True), self._client.works.lanes)
+
+
+class AsyncRuns(_Runs):
+    """`client.runs` of an asynchronous client."""
+
+    async def start(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+    ) -> str:
+        """Start a run, which an engine will drive, and return its id."""
+        return await run_async(self._start(workflow, input, id, idempotency_key, attributes), self._client.works.lanes)
+
+    async def get(self, run_id: str) -> RunInfo:
+        """A run as it is now. Raises `UnknownRun`."""
+        return await run_async(self._asking.get(run_id), self._client.works.lanes)
+
+    async def list(
+        self,
+        *,
+        status: str | tuple[str, ...] | builtins.list[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+    ) -> RunsPage:
+        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        wanted = wanted_runs(
+            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
+        )
+        return await run_async(self._asking.list(wanted, after=after, limit=limit), self._client.works.lanes)
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
+        """Send a signal to a living run."""
+        await run_async(self._asking.signal(run_id, name, payload, idempotency_key), self._client.works.lanes)
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask a run to stop."""
+        await run_async(self._asking.cancel(run_id), self._client.works.lanes)
+
+    async def result(
+        self,
+        run_id: str,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (as everywhere else)
+        *,
+        workflow: Workflow[Any, Any] | None = None,
+    ) -> Any:
+        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+        output = Any if workflow is None else workflow.output_type
+        flow = self._asking.result(run_id, output, checked_timeout(timeout))
+        return await run_async(flow, self._client.works.lanes)
+
+    async def retry(self, run_id: str) -> RunInfo:
+        """Let a run that failed go on from the step that failed it."""
+        return await run_async(self._asking.revive(run_id, restart=False), self._client.works.lanes)
+
+    async def restart(self, run_id: str) -> RunInfo:
+        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        return await run_async(self._asking.revive(run_id, restart=True), self._client.works.lanes)

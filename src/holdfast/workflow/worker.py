@@ -1,0 +1,424 @@
+"""A worker: one lease, and the runs that it drives while that lease lives.
+
+It claims runs that are due, told by a hint or by looking once a second, and gives each a driver. A run that waits for
+long is parked. When the lease is lost every driver leaves, and the worker comes back as another incarnation. Once a
+second it also compares the runs that the store counts as its own with those that it drives: a claim or a start whose
+answer was lost is found so, and so is an event whose hint was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from contextvars import Context as Scope
+from functools import partial
+from typing import Any
+
+from .. import failpoints, lane
+from .._platform import elapsed
+from ..client import BaseClient
+from ..commands import Command, Failed
+from ..errors import HoldfastError, LeaseLost, StoreError, StoreUnavailable
+from ..locks.lease import AsyncLease
+from ..locks.taking import take
+from ..locks.terms import checked_terms
+from ..rules.outcomes import Outcome
+from ..rules.run import SUSPECT, worker_key
+from ..rules.run_outcomes import Claim, Claimed, Outlook, Owned, Recorded, Refused, RunSeen, Started, WorkerGone
+from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RecordRun, RunsOutlook, SeeRun
+from ..runners import run_async
+from ..stores.contract import Joinable, Store
+from ..values import MICROSECONDS
+from .definition import Workflow
+from .driver import Driver
+from .host import Answer
+
+POLL_SECONDS = 1.0
+"""How often a worker looks by itself, for what it was not told of."""
+RESYNC = MICROSECONDS
+"""The store's clock as known here is corrected when it is this far off."""
+CLAIMED_AT_ONCE = 1_000
+HINT = ".run/"
+READ_BACK_SECONDS = 0.2
+
+_log = logging.getLogger("holdfast.workflow")
+
+
+class Worker:
+    """The driving part of an engine. Everything happens on the event loop on which it was started."""
+
+    def __init__(
+        self,
+        client: BaseClient,
+        workflows: Mapping[str, Workflow[Any, Any]],
+        *,
+        name: str,
+        ttl: float,
+        max_active: int,
+        park_after: float,
+        max_bytes: int,
+        recover: bool,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.transactional = isinstance(client.works.store, Joinable)
+        self.id = ""
+        self.drivers: dict[str, Driver] = {}
+        self._client, self._workflows, self._name = client, workflows, name
+        self._ttl, self._max_active, self._park_after = ttl, max_active, park_after
+        self._loop = asyncio.get_running_loop()
+        self._lease: AsyncLease | None = None
+        self._offset = 0
+        self._wake = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._expected: set[str] = set()  # runs that are being started or claimed: their answers are on the way
+        self._strangers: set[str] = set()  # counted as ours by the store when it was last asked, and not driven
+        self._alarms: dict[str, asyncio.TimerHandle] = {}
+        self._threads = ThreadPoolExecutor(thread_name_prefix="holdfast-step")
+        self._tending: asyncio.Task[None] | None = None
+        self._recover = recover
+        self._draining = False
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take a lease, make itself known, and begin to claim."""
+        works = self._client.works
+        works.on_hint = self._hinted_elsewhere
+        works.watched()
+        await self._enlist()
+        self._tending = self._loop.create_task(self._tend(), name="holdfast-worker")
+
+    async def _enlist(self) -> None:
+        """Begin an incarnation: a new id, a new lease."""
+        works = self._client.works
+        attempt = works.new_attempt()
+        terms = checked_terms(
+            worker_key(attempt), kind="worker", ttl=self._ttl, wait=0, owner=self._name, on_lost=self._lost_elsewhere
+        )
+        self._lease = await run_async(take(self._client, terms, 0, AsyncLease, attempt=attempt), works.lanes)
+        types = tuple(kind for kind, _ in self._types())
+        await self.ask(EnlistWorker(worker=attempt, name=self._name, types=types))
+        outlook = await self.ask(RunsOutlook(types=types))
+        if isinstance(outlook, Outlook):
+            self._sync(outlook.now, force=True)
+        self.id = attempt
+
+    async def stop(self, grace: float) -> None:
+        """Claim nothing more, let the runs that are driven come to a good place, give the rest back, and go."""
+        self._draining = True
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
+        deadline = elapsed() + grace
+        while self.drivers and elapsed() < deadline:
+            for driver in list(self.drivers.values()):
+                if driver.idle:
+                    driver.give_back()
+            self._gone.clear()
+            if self.drivers:
+                await _wait(self._gone, min(0.1, deadline - elapsed()))
+        for driver in list(self.drivers.values()):
+            driver.leave("closed")
+        if self.id:
+            try:
+                await self.ask(DismissWorker(worker=self.id))
+            except HoldfastError as error:
+                _log.info("the worker %s could not say goodbye: %s", self.id, error)
+        self._client.works.on_hint = None
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        if self._lease is not None:
+            await self._lease.release()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _lost_elsewhere(self, lease: AsyncLease) -> None:
+        """The lease is lost. Called from another thread."""
+        self._loop.call_soon_threadsafe(self._lost, lease)
+
+    def _lost(self, lease: AsyncLease) -> None:
+        if lease is not self._lease or self._draining:
+            return
+        self._lease, self.id = None, ""
+        self.emit("worker_lost", worker=self._name, runs=len(self.drivers))
+        for driver in list(self.drivers.values()):
+            driver.leave("lost")
+        self._strangers.clear()
+        self._wake.set()
+
+    # -- claims -----------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many more runs it may drive."""
+        return 0 if self._draining else self._max_active - len(self.drivers)
+
+    def expect(self, run: str) -> None:
+        """A start of this run by this worker is on its way."""
+        self._expected.add(run)
+
+    def unexpect(self, run: str) -> None:
+        """It has been answered, or never will be."""
+        self._expected.discard(run)
+
+    async def _tend(self) -> None:
+        while True:
+            try:
+                pause = await self._look()
+            except StoreError as error:
+                self.emit("claim_failed", worker=self._name, error=str(error))
+                pause = POLL_SECONDS
+            except HoldfastError:
+                _log.exception("the worker %s stumbled and goes on", self._name)
+                pause = POLL_SECONDS
+            await _wait(self._wake, pause)
+            self._wake.clear()
+
+    async def _look(self) -> float:
+        """Claim what is due, compare, park. Returns for how long there is nothing to do."""
+        if not self.id:
+            await self._enlist()
+        await self._compare()
+        if not self._recover:
+            return POLL_SECONDS
+        return min(await self._claim_due(), self._park_the_idle())
+
+    async def _claim_due(self) -> float:
+        """Claim what is due. Returns for how long nothing will be."""
+        while self.room > 0:
+            outlook = await self.ask(RunsOutlook(types=tuple(kind for kind, _ in self._types())))
+            assert isinstance(outlook, Outlook)  # noqa: S101
+            self._sync(outlook.now)
+            if outlook.next_due is None or outlook.next_due > outlook.now:
+                until = POLL_SECONDS if outlook.next_due is None else (outlook.next_due - outlook.now) / MICROSECONDS
+                return min(POLL_SECONDS, max(0.001, until))
+            if not await self.claim(limit=min(self.room, CLAIMED_AT_ONCE)):
+                break
+        return POLL_SECONDS
+
+    async def claim(self, *, limit: int, runs: tuple[str, ...] = ()) -> list[Driver]:
+        """Claim runs and begin to drive them."""
+        worker = self.id
+        suspects = 0 if any(driver.run.deaths >= SUSPECT for driver in self.drivers.values()) else 1
+        command = ClaimRuns(worker=worker, types=self._types(), limit=limit, suspects=suspects, runs=runs)
+        outcome = await self.ask(command)
+        if isinstance(outcome, WorkerGone):
+            await self._resign()
+            return []
+        assert isinstance(outcome, Claimed)  # noqa: S101
+        self._sync(outcome.now)
+        if worker != self.id:  # lost meanwhile; what was claimed dies with the old lease
+            return []
+        return [self.drive(claim) for claim in outcome.claims if claim.run.id not in self.drivers]
+
+    async def _resign(self) -> None:
+        """The store says that the lease is over, before the keeper did."""
+        lease = self._lease
+        if lease is not None:
+            self._lost(lease)
+            with suppress(LeaseLost, StoreError):
+                await lease.release()
+
+    def drive(self, claim: Claim) -> Driver:
+        """Begin to drive a run that is this worker's."""
+        workflow = self._workflows[claim.run.type]
+        driver = self.drivers[claim.run.id] = Driver(self, workflow, claim)
+        self._loop.call_soon(driver.begin, claim)  # never within a task
+        return driver
+
+    async def _compare(self) -> None:
+        """Compare the runs that the store counts as ours with those that are driven."""
+        worker, driven = self.id, dict(self.drivers)
+        if not driven and not self._strangers and not self._expected:
+            return
+        outcome = await self.ask(OwnedRuns(worker=worker))
+        assert isinstance(outcome, Owned)  # noqa: S101
+        if worker != self.id:
+            return
+        for run, driver in driven.items():
+            if outcome.runs.get(run) != driver.run.fence and self.drivers.get(run) is driver and not driver.ending:
+                driver.leave("refused")
+        strangers = {run for run in outcome.runs if run not in self.drivers and run not in self._expected}
+        lost = tuple(strangers & self._strangers)[:CLAIMED_AT_ONCE]
+        self._strangers = strangers
+        if lost:
+            await self.claim(limit=len(lost), runs=lost)
+
+    def _park_the_idle(self) -> float:
+        """Park what has waited for long. Returns when to look again, in seconds."""
+        now, soonest = self.now(), POLL_SECONDS
+        for driver in list(self.drivers.values()):
+            if driver.idle:
+                left = self._park_after - (now - driver.idle_since) / MICROSECONDS
+                if left <= 0:
+                    driver.park()
+                else:
+                    soonest = min(soonest, left)
+        return soonest
+
+    def _types(self) -> tuple[tuple[str, str], ...]:
+        """What it can drive; of a run that was started by name alone it decides the version."""
+        own = {kind: kind for kind in self._workflows}
+        latest = {workflow.any_type: workflow.type for workflow in self._workflows.values()}
+        return tuple((own | latest).items())
+
+    # -- hints ------------------------------------------------------------------------------------------
+
+    def _hinted_elsewhere(self, ids: Collection[str] | None) -> None:
+        """Called from any thread."""
+        runs = None if ids is None else [name.partition(HINT)[2] for name in ids if HINT in name]
+        if runs is None or runs:
+            try:
+                self._loop.call_soon_threadsafe(self._hinted, runs)
+            except RuntimeError:  # the loop is closed
+                self._client.works.on_hint = None
+
+    def _hinted(self, runs: list[str] | None) -> None:
+        for run in list(self.drivers) if runs is None else runs:
+            driver = self.drivers.get(run)
+            if driver is None:
+                self._wake.set()
+            else:
+                self.send(SeeRun(run=run, history=True), lambda answer, driver=driver: _tell(driver, answer))  # type: ignore[misc]
+
+    # -- for the drivers --------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        """The store's time, as well as it is known here."""
+        return self._offset + round(elapsed() * MICROSECONDS)
+
+    def _sync(self, now: int, *, force: bool = False) -> None:
+        offset = now - round(elapsed() * MICROSECONDS)
+        if force or abs(offset - self._offset) > RESYNC:
+            self._offset = offset
+
+    def chance(self) -> float:
+        """A number between 0 and 1."""
+        return random.random()
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call this after a while."""
+        self._loop.call_later(seconds, call)
+
+    async def ask(self, command: Command) -> Outcome:
+        """Send a command and await its outcome."""
+        return await self._client.works.lanes["commands"].submit(command)
+
+    def send(self, command: Command, answer: Answer) -> None:
+        """Send a command; the answer comes in a callback of its own."""
+
+        def answered(future: asyncio.Future[Outcome]) -> None:
+            error = future.exception() if not future.cancelled() else HoldfastError("it was not sent")
+            if error is None:
+                outcome = future.result()
+                if isinstance(outcome, Recorded | Started):
+                    self._sync(outcome.now)
+                answer(outcome.error if isinstance(outcome, Failed) else outcome)
+            else:
+                answer(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
+
+        try:
+            self._client.works.lanes["commands"].submit(command).add_done_callback(answered)
+        except HoldfastError as error:
+            self._loop.call_soon(answer, error)
+
+    def spawn(self, body: Coroutine[Any, Any, Any], scope: Scope) -> asyncio.Future[Any]:
+        """Run an async body."""
+        return self._loop.create_task(body, context=scope)
+
+    def in_thread(self, body: Callable[[], Any], scope: Scope) -> asyncio.Future[Any]:
+        """Run a blocking body in a thread."""
+        return self._loop.run_in_executor(self._threads, scope.run, body)
+
+    def transact(self, work: Callable[[Any], RecordRun], scope: Scope) -> asyncio.Future[Outcome | None]:
+        """Do work and carry out its record in one transaction of the store's database, in a thread."""
+        store = self._client.works.store
+        return self._loop.run_in_executor(self._threads, scope.run, partial(_transact, store, work))
+
+    def emit(self, event: str, **fields: object) -> None:
+        """Tell the outside."""
+        self._client.events.emit(event, **fields)
+
+    def timing(self, driver: Driver) -> None:
+        """Wake the driver when time alone brings it something."""
+        run = driver.run.id
+        alarm = self._alarms.pop(run, None)
+        if alarm is not None:
+            alarm.cancel()
+        due = None if driver.left or driver.end else driver.next_time()
+        if due is not None:
+            pause = max(0.0, (due - self.now()) / MICROSECONDS)
+            self._alarms[run] = self._loop.call_later(min(pause, 3_600.0), driver.tick)
+
+    def gone(self, driver: Driver) -> None:
+        """The driver has left its run."""
+        alarm = self._alarms.pop(driver.run.id, None)
+        if alarm is not None:
+            alarm.cancel()
+        if self.drivers.get(driver.run.id) is driver:
+            del self.drivers[driver.run.id]
+            self._gone.set()
+            if driver.end is not None and len(self.drivers) == self._max_active - 1:
+                self._wake.set()  # there is room again
+        driver.finished.set()
+
+
+def _tell(driver: Driver, answer: Outcome | HoldfastError) -> None:
+    if isinstance(answer, RunSeen) and answer.claim is not None and driver.left is None:
+        driver.hear(answer.claim.events)
+
+
+def _transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
+    """One transaction; where the outcome of its commit is unknown, the journal knows."""
+    assert isinstance(store, Joinable)  # noqa: S101  (checked before the work was asked for)
+    answer: Outcome | None = None
+    record: RecordRun | None = None
+    try:
+        alone = lane.within(store.identity) if store.capabilities.one_writer else nullcontext()
+        with alone, store.transaction() as connection:
+            record = work(connection)
+            (answer,) = store.join(connection).execute([record])
+            if not isinstance(answer, Recorded):
+                raise _RolledBack  # noqa: TRY301
+            failpoints.reach_transaction("before")
+        failpoints.reach_transaction("after")
+    except _RolledBack:
+        return answer
+    except StoreUnavailable as error:
+        if not error.ambiguous or record is None:
+            return None
+        return _read_back(store, record)
+    return answer
+
+
+def _read_back(store: Store, record: RecordRun) -> Outcome | None:
+    """What became of a record whose commit was not answered; asked until the store answers."""
+    while True:
+        with suppress(StoreUnavailable):
+            connection = store.connect("commands")
+            try:
+                (seen,) = connection.execute([SeeRun(run=record.run, history=True)])
+            finally:
+                connection.close()
+            if not isinstance(seen, RunSeen) or seen.claim is None:
+                return Refused(run=None)
+            if seen.claim.run.last == record.request:
+                return Recorded(done=True, events=(), now=seen.now)
+            return None if seen.claim.run.fence == record.fence else Refused(run=seen.claim.run, holder=seen.holder)
+        time.sleep(READ_BACK_SECONDS)
+
+
+class _RolledBack(Exception):
+    """The record was refused, so the user's writes are not made either."""
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,113 @@
+"""A workflow with everything in it, and what it leaves outside: a log of bodies, a table of payments.
+
+The log tells, for each body of a step, when it began and ended and under which idempotency key: from it one sees that
+no two bodies of a step overlapped and that the key was the same in every life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import sqlite3
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast import Context, Retry, current_step, step, workflow
+
+
+class Log:
+    """Lines of JSON that several processes append to."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def note(self, **fields: Any) -> None:
+        line = json.dumps({"at": time.clock_gettime(time.CLOCK_BOOTTIME), "pid": os.getpid()} | fields) + "\n"
+        with self.path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(line)
+
+    def notes(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+
+@contextmanager
+def body(log: str, **fields: Any):
+    info = current_step()
+    Log(log).note(what="begin", key=info.idempotency_key, **fields)
+    try:
+        yield
+    finally:
+        Log(log).note(what="end", key=info.idempotency_key, **fields)
+
+
+@step
+async def note(log: str, value: int) -> int:
+    with body(log):
+        await asyncio.sleep(0.005)
+    return value
+
+
+@step(retry=Retry(max_attempts=3, initial=0.01))
+def blocking(log: str, value: int) -> int:
+    with body(log):
+        if current_step().attempt == 1:
+            raise ConnectionError("not yet")
+    return value
+
+
+def pay(connection: Any, table: str, amount: int) -> int:
+    place = "?" if isinstance(connection, sqlite3.Connection) else "%s"
+    connection.execute(f"INSERT INTO {table} (amount) VALUES ({place})", (amount,))
+    return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+@workflow
+async def small(ctx: Context, log: str) -> int:
+    return await note(log, 20) + await note(log, 1)
+
+
+@workflow
+async def story(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
+    log = job["log"]
+    first = await note(log, 1)
+    both = await asyncio.gather(
+        note(log, 2), note(log, 3), ctx.step("both", note, log, 4), ctx.step("both", note, log, 5)
+    )
+    await ctx.sleep(0.25)
+    paid = await ctx.wait_for_signal("paid")
+    await ctx.set_attributes(stage="paid")
+    child = await ctx.child(small, log)
+    tried = await blocking(log, 7)
+    payments = await ctx.transaction("pay", pay, job["table"], 5) if job["transaction"] else 1
+    return {"first": first, "both": both, "paid": paid, "child": child, "tried": tried, "payments": payments}
+
+
+RESULT = {"first": 1, "both": [2, 3, 4, 5], "paid": {"sum": 5}, "child": 21, "tried": 7, "payments": 1}
+
+
+@workflow
+async def sleeper(ctx: Context, log: str) -> str:
+    try:
+        await ctx.sleep(3_600)
+    finally:
+        await note(log, 0)
+    return "woke up"
+
+
+@workflow
+async def fails_once(ctx: Context, path: str) -> int:
+    def go() -> int:
+        if not Path(path).exists():
+            Path(path).touch()
+            raise ValueError("the first time")
+        return 3
+
+    return await ctx.step("go", go)
+
+
+WORKFLOWS = [story, small, sleeper, fails_once]

@@ -1,0 +1,338 @@
+"""Who drives a run: one engine at a time, with what it records refused when it is no longer the one."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from holdfast import (
+    AsyncClient,
+    Client,
+    Context,
+    InvalidOption,
+    RunExists,
+    RunLocked,
+    UnknownRun,
+    WorkflowFailed,
+    WouldDeadlock,
+    current_step,
+    step,
+    workflow,
+)
+from holdfast.commands import ForceRelease
+from holdfast.rules.run import worker_key
+
+
+async def until(condition, within=10.0):
+    async with asyncio.timeout(within):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+class Crowd:
+    """A step that waits until the test lets it go, and counts its bodies."""
+
+    def __init__(self):
+        self.bodies, self.inside, self.most, self.open = 0, 0, 0, asyncio.Event()
+
+    async def __call__(self) -> int:
+        self.bodies += 1
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            await self.open.wait()
+        finally:
+            self.inside -= 1
+        return self.bodies
+
+
+def waiting(crowd):
+    async def wait() -> int:
+        return await crowd()
+
+    @workflow
+    async def waits(ctx: Context, _: None) -> int:
+        return await ctx.step("wait", wait)
+
+    return waits
+
+
+async def put_out(engine):
+    """An operator puts the worker's lease out: as if its time were over, while the process lives on."""
+    worker = engine._worker
+    await worker.ask(ForceRelease(key=worker_key(worker.id), by="test", reason="test"))
+
+
+def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, played, engine_on):
+    async def story():
+        crowd = Crowd()
+        flow = waiting(crowd)
+        refused = []
+        async with engine_on(url, [flow], name="first", worker_ttl=60) as first:
+            first._client.events.subscribe(lambda event: refused.append(event.name))
+            await first.start(flow, None, id="r")
+            await until(lambda: _is(crowd.bodies, 1))
+            before = (await first.get("r")).holder
+            first._worker._hinted_elsewhere = lambda ids: None
+            async with engine_on(url, [flow], name="second", worker_ttl=60) as second:
+                driver = first._worker.drivers["r"]
+                await put_out(first)
+                await until(lambda: _is(crowd.bodies, 2))
+                crowd.open.set()
+                assert await second.handle("r").result() == 2
+                await driver.finished.wait()
+                seen = await second.get("r")
+                assert seen.entries == 2
+        return before, refused
+
+    before, refused = played(story)
+    assert before == "first"
+    assert "run_refused" in refused or "worker_lost" in refused or "lease_lost" in refused
+
+
+async def _is(value, wanted):
+    return value == wanted
+
+
+def test_run_locks_show_the_engines_ownership_and_refuse_a_driven_run(url, played, engine_on):
+    async def story():
+        crowd = Crowd()
+        flow = waiting(crowd)
+        async with engine_on(url, [flow], name="me") as engine, AsyncClient(url) as client:
+            handle = await engine.start(flow, None, id="r")
+            await until(lambda: _is(crowd.bodies, 1))
+            lock = await client.run_locks.get("waits", "r")
+            assert lock.holder == "me"
+            assert lock.token > 0
+            assert lock.expires_at is not None
+            assert not await client.run_locks.try_acquire("waits", "r")
+            with pytest.raises(RunLocked, match="me"):
+                async with client.run_locks.guard("waits", "r"):
+                    pass
+            assert await client.run_locks.try_acquire("other", "r")
+            crowd.open.set()
+            await handle.result()
+            assert await client.run_locks.get("waits", "r") is None
+            assert await client.run_locks.try_acquire("waits", "r")
+
+    played(story)
+
+
+def test_a_run_that_is_locked_from_outside_is_not_driven_until_it_is_free(url, played, engine_on):
+    @workflow
+    async def quick(ctx: Context, _: None) -> str:
+        return "done"
+
+    async def story():
+        async with AsyncClient(url) as client:
+            await client.runs.start("quick", None, id="r")
+            assert await client.run_locks.try_acquire("quick", "r")
+            async with engine_on(url, [quick]) as engine:
+                assert (await engine.resume("r")).status == "pending"
+                with pytest.raises(RunLocked):
+                    await engine.restart("r")
+                await client.run_locks.release("quick", "r")
+                return await engine.handle("r").result(10)
+
+    assert played(story) == "done"
+
+
+def test_resume_returns_the_state_of_a_run_that_is_driven_elsewhere(url, played, engine_on):
+    async def story():
+        crowd = Crowd()
+        flow = waiting(crowd)
+        async with engine_on(url, [flow], name="first") as first, engine_on(url, [flow], name="second") as second:
+            handle = await first.start(flow, None, id="r")
+            await until(lambda: _is(crowd.bodies, 1))
+            seen = await second.resume("r")
+            assert (seen.status, seen.holder) == ("running", "first")
+            with pytest.raises(RunLocked, match="first"):
+                await second.restart("r")
+            resumed = [asyncio.create_task(first.resume("r")) for _ in range(3)]
+            crowd.open.set()
+            assert {(await one).status for one in resumed} == {"completed"}
+            assert await handle.result() == 1
+            assert crowd.most == 1
+
+    played(story)
+
+
+def test_clients_start_signal_and_wait_without_any_of_the_code(url, played, engine_on):
+    @workflow
+    async def greet(ctx: Context, name: str) -> str:
+        return f"{await ctx.wait_for_signal('greeting')} {name}"
+
+    def from_a_script():
+        with Client(url) as client:
+            run = client.runs.start("greet", "world", idempotency_key="once", attributes={"who": "script"})
+            assert client.runs.start("greet", "again", idempotency_key="once") == run
+            client.runs.signal(run, "greeting", "hello")
+            result = client.runs.result(run, timeout=10)
+            assert client.runs.get(run).status == "completed"
+            assert [one.id for one in client.runs.list(attributes={"who": "script"}).runs] == [run]
+            with pytest.raises(UnknownRun):
+                client.runs.cancel("nobody")
+            return result
+
+    async def story():
+        async with engine_on(url, [greet]) as engine:
+            assert await asyncio.to_thread(from_a_script) == "hello world"
+            handle = await engine.start_or_signal(greet, "you", id="x", name="greeting", payload="hi")
+            assert await handle.result() == "hi you"
+
+    played(story)
+
+
+def test_start_or_signal_speaks_to_the_run_that_is_there(url, played, engine_on):
+    @workflow
+    async def two(ctx: Context, _: None) -> list[int]:
+        return [await ctx.wait_for_signal("n"), await ctx.wait_for_signal("n")]
+
+    async def story():
+        async with engine_on(url, [two]) as engine:
+            for n in (1, 2):
+                handle = await engine.start_or_signal(two, None, id="x", name="n", payload=n)
+            return await handle.result()
+
+    assert played(story) == [1, 2]
+
+
+# -- on a database that users have tables in ------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "app.db"
+    Client(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE payments (amount INTEGER)")
+    return path
+
+
+@workflow
+async def nothing(ctx: Context, _: None) -> str:
+    return "done"
+
+
+def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(file, played, engine_on):
+    async def story():
+        async with engine_on(f"sqlite:///{file}", [nothing]) as engine:
+            with closing(sqlite3.connect(file, isolation_level=None)) as db:
+                for end in ("ROLLBACK", "COMMIT"):
+                    db.execute("BEGIN IMMEDIATE")
+                    db.execute("INSERT INTO payments VALUES (1)")
+                    handle = await engine.start(nothing, None, id=end, connection=db)
+                    db.execute(end)
+                with pytest.raises(InvalidOption, match="BEGIN"):
+                    await engine.start(nothing, None, connection=db)
+                db.execute("BEGIN IMMEDIATE")
+                with pytest.raises(RunExists):
+                    await engine.start(nothing, None, id="COMMIT", connection=db)
+                db.execute("ROLLBACK")
+            assert await handle.result(5) == "done"
+            with pytest.raises(UnknownRun):
+                await engine.get("ROLLBACK")
+            with closing(sqlite3.connect(":memory:")) as db:
+                db.execute("BEGIN")
+                with pytest.raises(InvalidOption, match="in memory"):
+                    await engine.start(nothing, None, connection=db)
+
+    played(story)
+
+
+def test_a_start_within_a_transaction_needs_a_store_that_has_them(played, engine_on):
+    async def story():
+        async with engine_on("memory://", [nothing]) as engine:
+            with pytest.raises(InvalidOption, match="idempotency_key"):
+                await engine.start(nothing, None, connection=object())
+
+    played(story)
+
+
+def transacting(work):
+    @workflow
+    async def pays(ctx: Context, amount: int) -> object:
+        return await ctx.transaction("pay", work, amount)
+
+    return pays
+
+
+def paid(file):
+    with closing(sqlite3.connect(file)) as db:
+        return [row[0] for row in db.execute("SELECT amount FROM payments")]
+
+
+def test_what_a_transaction_writes_is_written_with_its_record(file, played, engine_on):
+    def pay(connection, amount):
+        connection.execute("INSERT INTO payments VALUES (?)", (amount,))
+        return current_step().idempotency_key
+
+    flow = transacting(pay)
+
+    async def story():
+        async with engine_on(f"sqlite:///{file}", [flow]) as engine:
+            return await (await engine.start(flow, 7, id="r")).result()
+
+    assert played(story) == "r:pay"
+    assert paid(file) == [7]
+
+
+@pytest.mark.parametrize("fault", ["raises", "commits", "attaches", "locks", "unwritable"])
+def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, fault, tmp_path):
+    with Client(f"sqlite:///{file}") as client:
+
+        def pay(connection, amount):
+            connection.execute("INSERT INTO payments VALUES (?)", (amount,))
+            if fault == "raises":
+                raise ValueError("no")
+            if fault == "commits":
+                connection.execute("COMMIT")
+            if fault == "attaches":
+                connection.execute(f"ATTACH '{tmp_path}/other.db' AS other")
+            if fault == "locks":
+                client.lock("x").acquire()
+            return object()
+
+        flow = transacting(pay)
+
+        async def story():
+            async with engine_on(f"sqlite:///{file}", [flow]) as engine:
+                with pytest.raises(WorkflowFailed) as caught:
+                    await (await engine.start(flow, 7)).result()
+                return caught.value.kind
+
+        kinds = {
+            "raises": "ValueError",
+            "commits": "sqlite3.DatabaseError",
+            "attaches": "sqlite3.DatabaseError",
+            "locks": f"{WouldDeadlock.__module__}.WouldDeadlock",
+            "unwritable": "holdfast.errors.InvalidValue",
+        }
+        assert played(story) == kinds[fault]
+    assert paid(file) == []
+
+
+def test_steps_beside_a_transaction_wait_for_it_and_nothing_is_lost(file, played, engine_on):
+    @step
+    async def beside(n: int) -> int:
+        await asyncio.sleep(0.001 * n)
+        return n
+
+    def pay(connection, amount):
+        connection.execute("INSERT INTO payments VALUES (?)", (amount,))
+        return amount
+
+    @workflow
+    async def both(ctx: Context, _: None) -> list[int]:
+        calls = [beside(n) for n in range(5)] + [ctx.transaction("pay", pay, n) for n in range(3)]
+        return await asyncio.gather(*calls)
+
+    async def story():
+        async with engine_on(f"sqlite:///{file}", [both]) as engine:
+            return await (await engine.start(both, None)).result()
+
+    assert played(story) == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert sorted(paid(file)) == [0, 1, 2]

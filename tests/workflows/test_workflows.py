@@ -1,0 +1,745 @@
+"""Runs as people use them: steps, time, signals, children, failures, and what each is told when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from uuid import UUID
+
+import pytest
+
+from holdfast import (
+    Context,
+    Engine,
+    InvalidOption,
+    InvalidValue,
+    InvalidWorkflow,
+    NotInWorkflow,
+    Retry,
+    RunEnded,
+    RunExists,
+    RunResultTimeout,
+    StepFailed,
+    StepTimeout,
+    UnknownRun,
+    WorkflowFailed,
+    WorkflowTypeNotRegisteredError,
+    current_step,
+    step,
+    workflow,
+)
+
+
+@step
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@workflow
+async def chain(ctx: Context, n: int) -> int:
+    total = 0
+    for _ in range(n):
+        total = await ctx.step("add", add, total, 1)
+    return total
+
+
+def ran(played, engine_on, url, flow, *args, **options):
+    """Start one run and return its result."""
+
+    async def story():
+        async with engine_on(url, [flow], **options) as engine:
+            return await (await engine.start(flow, *args)).result()
+
+    return played(story)
+
+
+def failure(played, engine_on, url, flow, *args):
+    with pytest.raises(WorkflowFailed) as caught:
+        ran(played, engine_on, url, flow, *args)
+    return caught.value
+
+
+# -- steps --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_returns_what_its_steps_lead_to(url, played, engine_on):
+    assert ran(played, engine_on, url, chain, 5) == 5
+
+
+def test_steps_are_async_or_plain_and_know_their_keys(url, played, engine_on):
+    def plain(x):
+        return [current_step().idempotency_key, current_step().attempt, x]
+
+    async def other(x, *, y):
+        return [current_step().step_id, x, y]
+
+    @workflow
+    async def flow(ctx, _):
+        return [
+            await ctx.step("charge", plain, 1),
+            await ctx.step("charge", plain, 2),
+            await ctx.step("o", other, 3, y=4),
+        ]
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            return await (await engine.start(flow, None, id="run-7")).result()
+
+    assert played(story) == [["run-7:charge", 1, 1], ["run-7:charge#2", 1, 2], ["o", 3, 4]]
+
+
+def test_a_step_is_itself_outside_a_run_and_inside_the_body_of_another_step(url, played, engine_on):
+    @step
+    async def outer(x: int) -> int:
+        return await add(x, 1) + 100
+
+    @workflow
+    async def flow(ctx, x: int) -> int:
+        return await outer(x)
+
+    assert asyncio.run(add(1, 2)) == 3
+    assert ran(played, engine_on, url, flow, 5) == 106
+
+
+def test_parallel_steps_with_equal_names_get_each_its_own_result(url, played, engine_on):
+    async def slow(x):
+        await asyncio.sleep(0.02 * (3 - x))
+        return x
+
+    @workflow
+    async def flow(ctx, _):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ctx.step("s", slow, x)) for x in range(3)]
+        return [task.result() for task in tasks]
+
+    assert ran(played, engine_on, url, flow, None) == [0, 1, 2]
+
+
+def test_asyncio_works_in_a_workflow(url, played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        queue: asyncio.Queue[int] = asyncio.Queue()
+
+        async def fill():
+            for n in range(3):
+                await asyncio.sleep(0.001)
+                await queue.put(await ctx.step("make", add, n, n))
+
+        filling = asyncio.create_task(fill())
+        got = [await queue.get() for _ in range(3)]
+        await filling
+        async with asyncio.Lock(), asyncio.Semaphore(2):
+            pass
+        done, pending = await asyncio.wait(
+            [asyncio.create_task(asyncio.sleep(60)), asyncio.create_task(ctx.sleep(0.01))],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for task in pending:
+            task.cancel()
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            got.append(-1)
+        return [*got, len(done), len(pending)]
+
+    assert ran(played, engine_on, url, flow, None) == [0, 2, 4, -1, 1, 1]
+
+
+@pytest.mark.parametrize("what", ["connect", "thread", "shell"])
+def test_real_io_in_workflow_code_says_what_to_do_instead(url, played, engine_on, what):
+    @workflow
+    async def flow(ctx, _):
+        if what == "connect":
+            await asyncio.open_connection("127.0.0.1", 1)
+        elif what == "thread":
+            await asyncio.to_thread(print)
+        else:
+            await asyncio.create_subprocess_shell("true")
+
+    error = failure(played, engine_on, url, flow, None)
+    assert error.kind == "holdfast.errors.NotInWorkflow"
+    assert "ctx.step(" in error.detail
+
+
+# -- failures -----------------------------------------------------------------------------------------------
+
+
+def test_a_failed_step_is_caught_by_the_type_that_python_has_for_it(url, played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        try:
+            await ctx.step("divide", lambda: 1 / 0)
+        except ZeroDivisionError as error:
+            return [type(error).__mro__[1].__name__, error.kind, error.step, error.detail, "1 / 0" in error.traceback]
+
+    assert ran(played, engine_on, url, flow, None) == [
+        "StepFailed",
+        "ZeroDivisionError",
+        "divide",
+        "division by zero",
+        True,
+    ]
+
+
+def test_a_failed_run_tells_type_message_and_where(url, played, engine_on):
+    class DeclinedError(Exception):
+        pass
+
+    @workflow
+    async def flow(ctx, _):
+        def charge():
+            raise DeclinedError("no money")
+
+        await ctx.step("charge", charge)
+
+    error = failure(played, engine_on, url, flow, None)
+    assert (error.status, error.detail) == ("failed", "no money")
+    assert error.kind.endswith("DeclinedError")
+    assert "in charge" in error.traceback
+
+
+def test_a_step_is_tried_again_as_its_retry_says(url, played, engine_on):
+    tries = []
+
+    @step(retry=Retry(max_attempts=4, initial=0.005, factor=1))
+    def flaky():
+        tries.append(current_step().attempt)
+        if len(tries) < 3:
+            raise ConnectionError("away")
+        return "here"
+
+    @workflow
+    async def flow(ctx, _):
+        return await flaky()
+
+    assert ran(played, engine_on, url, flow, None) == "here"
+    assert tries == [1, 2, 3]
+
+
+def test_what_is_not_to_be_tried_again_is_not(url, played, engine_on):
+    tries = []
+
+    async def bad():
+        tries.append(1)
+        raise KeyError("x")
+
+    @workflow
+    async def flow(ctx, _):
+        await ctx.step("bad", bad, retry=Retry(max_attempts=5, initial=0.001, give_up_on=(LookupError,)))
+
+    assert failure(played, engine_on, url, flow, None).kind == "KeyError"
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_step_that_takes_too_long_is_a_timeout(url, played, engine_on, sync):
+    async def slow():
+        await asyncio.sleep(5)
+
+    def blocking():
+        time.sleep(0.5)
+
+    @workflow
+    async def flow(ctx, _):
+        try:
+            await ctx.step("slow", blocking if sync else slow, timeout=0.02)
+        except StepFailed as error:
+            return error.kind
+
+    assert ran(played, engine_on, url, flow, None) == f"{StepTimeout.__module__}.StepTimeout"
+
+
+def test_a_workflow_is_tried_again_with_a_fresh_history(url, played, engine_on):
+    bodies = []
+
+    async def one(attempt):
+        bodies.append(attempt)
+
+    @workflow(retry=Retry(max_attempts=3, initial=0.01))
+    async def flow(ctx, _):
+        await ctx.step("one", one, ctx.attempt)
+        if ctx.attempt < 3:
+            raise ValueError("not yet")
+        return ctx.attempt
+
+    assert ran(played, engine_on, url, flow, None) == 3
+    assert bodies == [1, 2, 3]
+
+
+def test_a_run_that_takes_too_long_is_timed_out(url, played, engine_on):
+    @workflow(timeout=0.1)
+    async def flow(ctx, _):
+        await ctx.sleep(60)
+
+    assert failure(played, engine_on, url, flow, None).status == "timed_out"
+
+
+# -- values -------------------------------------------------------------------------------------------------
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Order:
+    id: int
+    when: datetime
+    price: Decimal
+    tag: UUID
+    colour: Colour
+    blob: bytes
+    parts: tuple[int, ...]
+
+
+ORDER = Order(1, datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.50"), UUID(int=7), Colour.RED, b"\x00\xff", (1, 2))
+
+
+def test_values_are_typed_by_the_annotations(url, played, engine_on):
+    @step
+    async def same(order: Order) -> Order:
+        return order
+
+    @workflow
+    async def flow(ctx, order: Order) -> Order:
+        assert isinstance(order, Order)
+        again = await same(order)
+        assert again == order
+        return again
+
+    assert ran(played, engine_on, url, flow, ORDER) == ORDER
+
+
+def test_what_cannot_be_written_fails_at_the_call_with_its_path(url, played, engine_on):
+    async def story():
+        async with engine_on(url, [chain]) as engine:
+            with pytest.raises(InvalidValue, match=r"the input of 'chain'"):
+                await engine.start(chain, "five")
+            with pytest.raises(InvalidValue, match=r"a\[1\]\.b"):
+                await engine.start("elsewhere", {"a": [1, {"b": object()}]})
+            with pytest.raises(InvalidValue, match="bytes and may have"):
+                await engine.start("elsewhere", "x" * 2_000_000)
+            assert (await engine.list()).runs == ()
+
+    played(story)
+
+
+def test_a_step_whose_result_cannot_be_recorded_fails_and_is_not_tried_again(url, played, engine_on):
+    tries = []
+
+    def odd():
+        tries.append(1)
+        return object()
+
+    @workflow
+    async def flow(ctx, _):
+        await ctx.step("odd", odd, retry=Retry(max_attempts=3, initial=0.001))
+
+    assert failure(played, engine_on, url, flow, None).kind == "holdfast.errors.InvalidValue"
+    assert len(tries) == 1
+
+
+# -- time ---------------------------------------------------------------------------------------------------
+
+
+def test_time_and_chance_are_the_same_in_every_life(url, played, engine_on):
+    seen = []
+
+    @workflow
+    async def flow(ctx, _):
+        before = ctx.now()
+        await ctx.sleep("30 ms")
+        facts = [str(before), str(ctx.now()), ctx.random(), str(ctx.uuid4()), ctx.run_id, ctx.workflow_name]
+        seen.append(facts)
+        await ctx.wait_for_signal("go")
+        assert ctx.now() - before >= timedelta(milliseconds=30)
+        return facts
+
+    async def story():
+        async with engine_on(url, [flow], park_after=0.05) as engine:
+            handle = await engine.start(flow, None)
+            while await handle.status() != "suspended":
+                await asyncio.sleep(0.01)
+            await handle.signal("go")
+            return await handle.result()
+
+    facts = played(story)
+    assert len(seen) == 2
+    assert seen[0] == seen[1] == facts
+
+
+def test_sleep_until_needs_a_time_zone(url, played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        try:
+            await ctx.sleep_until(datetime(2026, 1, 1))  # noqa: DTZ001
+        except InvalidOption as error:
+            await ctx.sleep_until(datetime(2026, 1, 1, tzinfo=UTC))
+            return str(error)
+
+    assert "time zone" in ran(played, engine_on, url, flow, None)
+
+
+def test_the_log_is_silent_on_replay(url, played, engine_on, caplog):
+    caplog.set_level(logging.INFO, "holdfast.run")
+
+    @workflow
+    async def flow(ctx, _):
+        ctx.log.info("begun")
+        await ctx.wait_for_signal("go")
+        ctx.log.info("done")
+
+    async def story():
+        async with engine_on(url, [flow], park_after=0.02) as engine:
+            handle = await engine.start(flow, None, id="r")
+            while await handle.status() != "suspended":
+                await asyncio.sleep(0.01)
+            await handle.signal("go")
+            await handle.result()
+
+    played(story)
+    assert [record.getMessage() for record in caplog.records] == ["[r] begun", "[r] done"]
+
+
+# -- signals and children -----------------------------------------------------------------------------------
+
+
+def test_signals_are_read_in_order_and_counted_once_by_their_key(url, played, engine_on):
+    @workflow
+    async def flow(ctx, n: int) -> list[int]:
+        return [await ctx.wait_for_signal("n") for _ in range(n)]
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, 3)
+            await engine.signal(handle.id, "other", 0)
+            for n in (1, 1, 2, 3):
+                await engine.signal(handle.id, "n", n, idempotency_key=f"k{n}")
+            return await handle.result()
+
+    assert played(story) == [1, 2, 3]
+
+
+def test_waiting_for_a_signal_may_time_out(url, played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        try:
+            await ctx.wait_for_signal("never", timeout=0.05)
+        except TimeoutError:
+            return "nobody came"
+
+    assert ran(played, engine_on, url, flow, None) == "nobody came"
+
+
+def test_children_run_beside_their_parent_and_their_failures_are_its_own(url, played, engine_on):
+    @workflow
+    async def broken(ctx, _):
+        raise ValueError("broken")
+
+    @workflow
+    async def parent(ctx, _):
+        first = await ctx.start_child(chain, 2)
+        second = await ctx.child(chain, 3, id="own-id")
+        try:
+            await ctx.child(broken, None)
+        except WorkflowFailed as error:
+            return [await first.result(), second, first.id, error.kind, error.run_id]
+
+    async def story():
+        async with engine_on(url, [parent, chain, broken]) as engine:
+            result = await (await engine.start(parent, None, id="p")).result()
+            assert (await engine.get("own-id")).parent == "p"
+            return result
+
+    assert played(story) == [2, 3, "p/chain", "ValueError", "p/broken"]
+
+
+def test_a_child_whose_id_is_taken_is_an_error_for_its_parent(url, played, engine_on):
+    @workflow
+    async def parent(ctx, _):
+        try:
+            await ctx.child(chain, 1, id="taken")
+        except StepFailed as error:
+            return error.kind
+
+    async def story():
+        async with engine_on(url, [parent, chain]) as engine:
+            await engine.start(chain, 1, id="taken")
+            return await (await engine.start(parent, None)).result()
+
+    assert played(story) == "holdfast.errors.RunExists"
+
+
+# -- cancelling ---------------------------------------------------------------------------------------------
+
+
+def test_cancelling_reaches_a_running_step_a_sleep_a_parked_run_and_children(url, played, engine_on):
+    told = []
+
+    async def for_ever():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            told.append("step")
+            raise
+
+    @workflow
+    async def works(ctx, _):
+        await ctx.step("for ever", for_ever)
+
+    @workflow
+    async def sleeps(ctx, _):
+        try:
+            await ctx.sleep(60)
+        finally:
+            told.append(await ctx.step("tidy", add, 20, 1))
+
+    @workflow
+    async def parent(ctx, _):
+        await ctx.child(works, None)
+
+    async def story():
+        async with engine_on(url, [works, sleeps, parent], park_after=0.05) as engine:
+            handles = [await engine.start(flow, None, id=flow.name) for flow in (works, sleeps, parent)]
+            while await handles[1].status() != "suspended" or (await engine.list(status="running")).runs == ():
+                await asyncio.sleep(0.01)
+            for handle in handles:
+                await handle.cancel()
+            for handle in [*handles, engine.handle("parent/works")]:
+                with pytest.raises(WorkflowFailed) as caught:
+                    await handle.result(10)
+                assert caught.value.status == "cancelled"
+
+    played(story)
+    assert sorted(told, key=str) == [21, "step", "step"]
+
+
+def test_a_workflow_may_end_well_although_it_was_cancelled(url, played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        try:
+            await ctx.sleep(60)
+        except asyncio.CancelledError:
+            return "tidied up"
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, None)
+            await handle.cancel()
+            return await handle.result()
+
+    assert played(story) == "tidied up"
+
+
+# -- asking -------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_gets_a_clear_error_and_changes_nothing(url, played, engine_on):
+    async def story():
+        async with engine_on(url, [chain]) as engine:
+            handle = await engine.start(chain, 1, id="a")
+            await handle.result()
+            with pytest.raises(RunExists, match="'a'"):
+                await engine.start(chain, 1, id="a")
+            for bad in ("", "x" * 600, "a\x00"):
+                with pytest.raises(ValueError, match="run id"):
+                    await engine.start(chain, 1, id=bad)
+            with pytest.raises(RunEnded, match="completed"):
+                await engine.signal("a", "late")
+            with pytest.raises(RunEnded):
+                await engine.cancel("a")
+            for ask in (engine.get, engine.cancel, engine.resume, engine.retry, engine.restart):
+                with pytest.raises(UnknownRun, match="'nobody'"):
+                    await ask("nobody")
+            with pytest.raises(UnknownRun):
+                await engine.signal("nobody", "x")
+            with pytest.raises(InvalidOption, match="completed"):
+                await engine.retry("a")
+            with pytest.raises(InvalidOption, match="no status"):
+                await engine.list(status="sleeping")
+            with pytest.raises(InvalidOption, match="page of runs"):
+                await engine.list(after="x")
+            assert [run.id for run in (await engine.list()).runs] == ["a"]
+
+    played(story)
+
+
+def test_a_plain_function_is_no_workflow_and_two_cannot_have_one_name():
+    with pytest.raises(InvalidWorkflow, match="async def"):
+
+        @workflow
+        def flow(ctx, _): ...
+
+    with pytest.raises(InvalidWorkflow, match="context"):
+
+        @workflow
+        async def nothing(): ...
+
+    with pytest.raises(InvalidOption, match="called 'chain'"):
+        Engine("memory://", workflows=[chain, chain])
+
+
+def test_a_start_with_the_same_idempotency_key_is_the_same_run(url, played, engine_on):
+    async def story():
+        async with engine_on(url, [chain]) as engine:
+            handles = await asyncio.gather(*(engine.start(chain, n, idempotency_key="once") for n in range(5)))
+            assert len({handle.id for handle in handles}) == 1
+            return len((await engine.list()).runs)
+
+    assert played(story) == 1
+
+
+def test_runs_are_listed_by_what_they_are(url, played, engine_on):
+    @workflow
+    async def flow(ctx, customer: str) -> None:
+        await ctx.set_attributes(customer=customer, vip=customer == "acme")
+
+    async def story():
+        async with engine_on(url, [flow, chain]) as engine:
+            for customer in ("acme", "globex", "acme"):
+                await (await engine.start(flow, customer)).result()
+            await (await engine.start(chain, 1, id="x-1", attributes={"n": 5})).result()
+            found = await engine.list(attributes={"customer": "acme", "vip": True}, status="completed", workflow=flow)
+            assert len(found.runs) == 2
+            assert [run.id for run in (await engine.list(prefix="x-")).runs] == ["x-1"]
+            assert (await engine.list(until=datetime(2020, 1, 1, tzinfo=UTC))).runs == ()
+            page = await engine.list(limit=3)
+            assert len(page.runs) == 3
+            assert len((await engine.list(limit=3, after=page.next)).runs) == 1
+
+    played(story)
+
+
+def test_a_result_that_takes_longer_than_one_wants_to_wait(url, played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        await ctx.sleep(60)
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, None)
+            with pytest.raises(RunResultTimeout, match="goes on"):
+                await handle.result(0.05)
+            assert await handle.status() == "running"
+
+    played(story)
+
+
+# -- driving ------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_goes_on_where_it_failed_and_a_restarted_one_from_the_beginning(url, played, engine_on):
+    bodies, broken = [], [True]
+
+    def first():
+        bodies.append("first")
+
+    def second():
+        bodies.append("second")
+        if broken[0]:
+            raise ValueError("broken")
+        return "mended"
+
+    @workflow
+    async def flow(ctx, _):
+        await ctx.step("first", first)
+        return await ctx.step("second", second)
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, None)
+            with pytest.raises(WorkflowFailed):
+                await handle.result()
+            broken[0] = False
+            await engine.retry(handle.id)
+            assert await handle.result() == "mended"
+            assert bodies == ["first", "second", "second"]
+            await engine.restart(handle.id)
+            assert await handle.result() == "mended"
+            assert bodies[3:] == ["first", "second"]
+
+    played(story)
+
+
+def test_engines_leave_unknown_types_and_versions_alone_and_say_so(url, played, engine_on):
+    @workflow(name="order", version="2")
+    async def second(ctx, _):
+        return 2
+
+    @workflow(name="order", version="1")
+    async def first(ctx, _):
+        return 1
+
+    async def story():
+        async with engine_on(url, [second], recover=False) as engine:
+            old = await engine.start(first, None)
+            strange = await engine.start("strange", {"x": 1})
+            named = await engine.start("order", None)
+            assert await named.result() == 2
+            assert await engine.unclaimed() == {"order@1": 1, "strange@*": 1}
+            with pytest.raises(WorkflowTypeNotRegisteredError, match="strange") as caught:
+                await engine.recover_all()
+            assert caught.value.types == {"order@1": 1, "strange@*": 1}
+            assert await engine.sweep() == 0
+            assert await old.status() == await strange.status() == "pending"
+            async with engine_on(url, [first]):
+                assert await old.result() == 1
+
+    played(story)
+
+
+def test_a_sweep_drives_what_is_due_once(url, played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        await ctx.step("one", add, 1, 1)
+        await ctx.sleep(0.2)
+        return "slept"
+
+    async def story():
+        async with engine_on(url, [flow], recover=False, max_active_runs=1) as engine:
+            await engine.start(flow, None, id="busy")
+            handle = await engine.start(flow, None, id="other")
+            assert await handle.status() == "pending"
+            await engine.handle("busy").result()
+            assert await engine.sweep() == 1
+            assert await handle.status() == "suspended"
+            await asyncio.sleep(0.25)
+            assert await engine.sweep() == 1
+            return await handle.result(1)
+
+    assert played(story) == "slept"
+
+
+def test_closing_gives_the_runs_back_and_another_engine_goes_on(tmp_path, played, engine_on):
+    url = f"sqlite:///{tmp_path}/x.db"
+
+    @workflow
+    async def flow(ctx, _):
+        await ctx.step("one", add, 1, 1)
+        return await ctx.wait_for_signal("go")
+
+    async def story():
+        async with engine_on(url, [flow], worker_ttl=60) as engine:
+            await engine.start(flow, None, id="r")
+            await asyncio.sleep(0.05)
+        async with engine_on(url, [flow], worker_ttl=60) as engine:
+            assert (await engine.get("r")).entries == 2
+            await engine.signal("r", "go", "on")
+            return await engine.handle("r", flow).result(5)
+
+    assert played(story) == "on"
+
+
+def test_transactions_need_a_store_that_has_them(played, engine_on):
+    @workflow
+    async def flow(ctx, _):
+        await ctx.transaction("t", lambda connection: None)
+
+    error = failure(played, engine_on, "memory://", flow, None)
+    assert error.kind == f"{NotInWorkflow.__module__}.NotInWorkflow"
