@@ -155,9 +155,9 @@ HELD = [
     ),
     Mutant(
         "two runs share a key",
-        "locks/run_locks.py",
-        '(part.replace("%", "%25").replace("/", "%2F") for part in parts)',
-        "parts",
+        "rules/run.py",
+        '(part.replace("%", "%25").replace("/", "%2F") for part in (workflow, run))',
+        "(workflow, run)",
         (RUNS + "test_names_with_slashes_do_not_meet",),
     ),
     Mutant(
