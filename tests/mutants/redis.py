@@ -287,7 +287,7 @@ REDIS = [
         "stores/redis_entries.lua",
         'type(posted) == "number" and posted <= seen and',
         'type(posted) == "number" and',
-        (RUN_HISTORY,),
+        (RUN_FAULTS + "test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile[valkey]",),
     ),
     Mutant(
         "a run parks and ends although it has not seen an event",

@@ -12,7 +12,7 @@ from holdfast.errors import RecordUnreadable
 from holdfast.rules import run as rule
 from holdfast.rules.run import Event, Finish, NewRun, Park
 from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Claimed, Recorded, Refused, Started
+from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started
 from holdfast.stores import redis_link, redis_script
 from holdfast.testing.asking import SECOND, START, acquire, read, renew, swap
 from holdfast.testing.proxy import Proxy
@@ -349,6 +349,15 @@ def test_entries_of_a_driven_run_take_the_short_way(url, server, opened, clock, 
     for n in range(3):
         assert ask(connection, record(run, "x", "", at=1 + 2 * n, request=f"q.{n}"), Recorded).done
     assert ask(connection, record(run, at=7, request="q.9"), Recorded).done
+
+
+def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
+    hire(connection)
+    run = driven(connection)
+    ask(connection, signal(), Posted)
+    told = ask(connection, record(run, "x", seen=0), Recorded)
+    assert (told.done, [event.name for event in told.events]) == (True, ["paid"])
+    assert ask(connection, record(run, "y", at=2, seen=1), Recorded).events == ()
 
 
 def test_looks_at_runs_write_nothing(server, connection):
