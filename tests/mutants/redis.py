@@ -17,6 +17,10 @@ HISTORY = (
     "tests/stores/test_conformance.py::TestValkey::"
     "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
 )
+SUITE = "tests/stores/test_conformance.py::TestValkey::"
+RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say[0]"
+RUNS = "tests/stores/test_redis_runs.py::"
+RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
 
 REDIS = [
     Mutant(
@@ -134,8 +138,8 @@ REDIS = [
     Mutant(
         "a look after a foreign record does not wait for the client",
         "stores/redis_rest.lua",
-        "if foreign and command[1] >= FIRST_OF_MANY and command[1] <= LAST_OF_MANY then",
-        "if foreign and command[1] > LAST_OF_MANY and command[1] < FIRST_OF_MANY then",
+        "(operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY)) then",
+        "(operation > LAST_OF_MANY and operation < FIRST_OF_MANY)) then",
         (NEWER,),
     ),
     Mutant(
@@ -263,5 +267,117 @@ REDIS = [
         '{"%": "%25", "{": "%7B", "}": "%7D"}',
         '{"%": "%25"}',
         (SCRIPT + "test_a_namespace_has_one_hash_tag_whatever_is_in_it",),
+    ),
+    Mutant(
+        "entries are added under any fence",
+        "stores/redis_entries.lua",
+        'and found[2] == format("%.0f", id) and (found[3] or "")',
+        'and (found[3] or "")',
+        (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
+    ),
+    Mutant(
+        "a run is parked under any fence",
+        "stores/redis_run_rules.lua",
+        'number_in(run, "fence") ~= fence or run.length ~= at then',
+        "run.length ~= at then",
+        (RUNS + "test_fences_of_one_moment_are_distinct_to_the_last_digit[valkey]",),
+    ),
+    Mutant(
+        "a driver who adds entries is not told of events",
+        "stores/redis_entries.lua",
+        'type(posted) == "number" and posted <= seen and',
+        'type(posted) == "number" and',
+        (RUN_FAULTS + "test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile[valkey]",),
+    ),
+    Mutant(
+        "a run parks and ends although it has not seen an event",
+        "stores/redis_run_rules.lua",
+        "{}, {}, not ending or run.posted <= seen",
+        "{}, {}, true",
+        (SUITE + "test_a_run_with_an_event_that_its_driver_has_not_seen_neither_parks_nor_ends",),
+    ),
+    Mutant(
+        "an event is kept as often as it is sent",
+        "stores/redis_run_rules.lua",
+        'local number = run and key ~= "" and number_of_event(id, key)',
+        "local number = false",
+        (SUITE + "test_of_events_with_the_same_key_only_the_first_is_kept",),
+    ),
+    Mutant(
+        "a start with a known key starts another run",
+        "stores/redis_run_rules.lua",
+        'local found = key ~= "" and run_with_key(key_name)',
+        "local found = false",
+        (SUITE + "test_a_start_with_a_known_idempotency_key_is_answered_with_that_run",),
+    ),
+    Mutant(
+        "a record that is sent again is refused",
+        "stores/redis_run_rules.lua",
+        'if run and text_in(run, "last") == request then\n    return recorded_again(',
+        "if false then\n    return recorded_again(",
+        (RUN_FAULTS + "test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs[valkey-RecordRun-Park]",),
+    ),
+    Mutant(
+        "a retry that is sent again is refused",
+        "stores/redis_run_rules.lua",
+        'if run and text_in(run, "last") == request then\n    return { POSTED',
+        "if false then\n    return { POSTED",
+        (RUN_FAULTS + "test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs[valkey-ReviveRun]",),
+    ),
+    Mutant(
+        "fences of runs are written with fourteen digits",
+        "stores/redis_runs.lua",
+        'local function digits(number)\n  return format("%.0f", number)',
+        'local function digits(number)\n  return format("%.14g", number)',
+        (RUNS + "test_fences_of_one_moment_are_distinct_to_the_last_digit[valkey]",),
+    ),
+    Mutant(
+        "a run is taken from a worker that lives",
+        "stores/redis_run_claims.lua",
+        "if not kind or (owner ~= worker and lives(owner)) then",
+        "if not kind then",
+        (SUITE + "test_a_run_that_is_driven_cannot_be_had_by_naming_it",),
+    ),
+    Mutant(
+        "a run that was claimed stays among those that are due",
+        "stores/redis_runs.lua",
+        '    put("ZREM", DUE_OF .. old.type, id)\n',
+        "",
+        (RUNS + "test_every_index_says_what_the_runs_say[valkey-0]",),
+    ),
+    Mutant(
+        "what a command of runs decides is written before its last check",
+        "stores/redis_runs.lua",
+        "  writes[#writes + 1] = write_it\n",
+        "  write_it()\n",
+        (RUN_FAULTS + "test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alone[valkey]",),
+    ),
+    Mutant(
+        "a damaged run hides those that are due after it",
+        "stores/redis_run_claims.lua",
+        "      put_off(becomes, id)\n",
+        "",
+        (RUN_FAULTS + "test_a_damaged_run_does_not_hide_those_that_are_due_after_it[valkey]",),
+    ),
+    Mutant(
+        "the dead are kept alive by a clock that was set back",
+        "stores/redis_run_claims.lua",
+        "    settle_lease(dead.id)\n",
+        "",
+        (RUN_HISTORY,),
+    ),
+    Mutant(
+        "a command of runs does not wait for the client",
+        "stores/redis_rest.lua",
+        "(operation >= FIRST_OF_RUNS or (operation",
+        "((operation",
+        (RUN_FAULTS + "test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease[valkey]",),
+    ),
+    Mutant(
+        "a result is put into an event without being quoted",
+        "stores/redis_run_rules.lua",
+        '"payload":\' .. quoted(payload)',
+        '"payload":"\' .. payload .. \'"\'',
+        (RUNS + "test_every_text_comes_back_byte_for_byte",),
     ),
 ]

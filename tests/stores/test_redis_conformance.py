@@ -21,6 +21,7 @@ from holdfast.testing.stories import Model, Storyteller
 from holdfast.testing.suite.base import Suite
 from holdfast.testing.suite.crowds import Crowds
 from holdfast.testing.suite.histories import Histories
+from holdfast.testing.suite.runs import Runs
 from providers import PROVIDERS, redis_layout
 from waiting import eventually
 
@@ -49,7 +50,7 @@ class TestValkeyByItsOwnClock(OwnClock, StoreConformance):
     histories = 20
 
 
-class TestRedisByItsOwnClock(OwnClock, Histories, Crowds):
+class TestRedisByItsOwnClock(OwnClock, Histories, Crowds, Runs):
     """What an old server might do otherwise: read its clock, and then write."""
 
     kind = "redis"

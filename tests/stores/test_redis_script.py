@@ -74,6 +74,9 @@ def test_names_are_made_of_a_prefix_a_hash_tag_and_the_rest():
     assert layout.due == "holdfast:{orders}:due"
     assert layout.lock("invoice:42") == "holdfast:{orders}:lock:invoice:42"
     assert layout.slot(("shared", "", "seats")) == "holdfast:{orders}:slot:shared::seats"
+    assert layout.run("order-42") == "holdfast:{orders}:run:order-42"
+    assert layout.journal("order-42") == "holdfast:{orders}:journal:order-42"
+    assert layout.inbox("order-42") == "holdfast:{orders}:inbox:order-42"
     assert layout.channel("c0ffee") == "holdfast:{orders}:wake:c0ffee"
 
 

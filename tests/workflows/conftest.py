@@ -9,7 +9,7 @@ import pytest
 from holdfast import Engine
 from providers import PROVIDERS
 
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "valkey", "redis")
 
 
 @pytest.fixture(params=STORES)

@@ -1,10 +1,11 @@
 -- One batch of commands, carried out by the server in one step.
 --
 -- This is the native form of holdfast/rules: every answer and every stored record is equal to what the Python rules
--- say, which random histories check. This file reads the batch and answers the three commands that matter for speed by
--- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder; and in
--- redis_queue.lua those of a hand-over. All other cases are decided in redis_rest.lua and the files that it names; the
--- client puts them in where a line says include.
+-- say, which random histories check. This file reads the batch and answers the commands that matter for speed by
+-- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder; in
+-- redis_queue.lua those of a hand-over; in redis_entries.lua the entries that the driver of a run adds to its journal.
+-- All other cases are decided in redis_rest.lua and the files that it names; the client puts them in where a line says
+-- include.
 -- Those are made only when they are needed: a script is run from its first line every time, and making the functions
 -- would cost more than most batches. For the same reason there is no function in this file.
 --
@@ -14,19 +15,22 @@
 --   ...:keys         a sorted set of the keys of all locks, in the order of their bytes
 --   ...:due          a sorted set of the keys that somebody waits for, by the moment at which time may change them
 --   ...:wake:<...>   channels; whoever was granted something hears of it there
+--   ...:run:<id> and others: see redis_runs.lua
 -- ARGV[1] is the batch (MessagePack), ARGV[2] the time for tests; without it, it is the server's TIME.
 -- The answer is the MessagePack of {now, outcomes}; texts that are stored somewhere follow it as strings of their own,
 -- because nobody knows what is in them. An outcome is a number where the command itself tells the rest.
 --
--- Nothing is written before all commands have been decided, and one that cannot be decided fails alone.
+-- No lock is written before all commands have been decided, a run as soon as its own command has been: what concerns it
+-- is read from its place every time. A command that cannot be decided fails alone.
 -- A record that is not exactly as this version writes it is left to the client ("foreign"): it may be a newer
--- version's, with fields that must survive. After that, a command about many keys ends the batch here, so that it sees
--- what the client has made of it; the client sends the rest again.
+-- version's, with fields that must survive. After that, a command about many keys or about runs ends the batch here, so
+-- that it sees what the client has made of it; the client sends the rest again.
 -- Numbers are written by %.0f: tostring, `..` and cjson keep 14 digits, and tokens have 16.
 
 local MAX = 9007199254740991
-local ACQUIRE, RENEW, RELEASE = 1, 2, 3
-local GRANTED, RENEWED, RELEASED, QUEUED = 1, 2, 3, 5
+local ACQUIRE, RENEW, RELEASE, RECORD = 1, 2, 3, 23
+local GRANTED, RENEWED, RELEASED, QUEUED, RECORDED = 1, 2, 3, 5, 44
+local MANY = 1000 -- how many values unpack can take is limited
 local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
 local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'
   .. '[^%c"\\\128-\255]*"([^{}]*)},"token":([1-9]%d*),"since":([1-9]%d*),)"ttl":([1-9]%d*),"expires_at":([1-9]%d*)}%]}$'
@@ -52,7 +56,7 @@ local batch = cmsgpack.unpack(ARGV[1])
 local texts = {} -- key -> the text of its record as this batch leaves it; false: there is none
 local fresh = {} -- key -> whether it had no record when it was read
 local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
-local outcomes = {}
+local outcomes, wrote = {}, false
 -- Made where somebody waits:
 local was_due, dues -- key -> its place in the index of what is due as it is stored, and as it has to be; false: none
 local stored, woken -- texts that go with the answer; the attempts that were granted something
@@ -162,6 +166,7 @@ for place = 1, #batch do
   end
 
   --@include redis_queue.lua
+  --@include redis_entries.lua
 
   if after then
     texts[key] = after
@@ -188,7 +193,7 @@ if rest then
 end
 
 -- Indexes first: a name in an index without a record is passed over, a record without a name would never be listed.
-local index, values, wrote = {}, {}, false
+local index, values = {}, {}
 for _, key in ipairs(changed) do
   if fresh[key] then
     index[#index + 1] = "0"
@@ -197,8 +202,8 @@ for _, key in ipairs(changed) do
   values[#values + 1] = LOCK .. key
   values[#values + 1] = texts[key]
 end
-for start = 1, #index, 1000 do
-  local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + 999, #index)))
+for start = 1, #index, MANY do
+  local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + MANY - 1, #index)))
   if type(reply) == "table" and reply.err then
     return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
   end
@@ -211,8 +216,8 @@ for key, due_at in pairs(dues or {}) do
   end
   wrote = true
 end
-for start = 1, #values, 1000 do
-  local reply = redis.pcall("MSET", unpack(values, start, math.min(start + 999, #values)))
+for start = 1, #values, MANY do
+  local reply = redis.pcall("MSET", unpack(values, start, math.min(start + MANY - 1, #values)))
   if type(reply) == "table" and reply.err then
     return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)
   end

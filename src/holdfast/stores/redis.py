@@ -72,7 +72,7 @@ class RedisStore:
             except StoreError:
                 look = None
         durable = look is not None and look.durable
-        return Capabilities(durable=durable, shared=True, server_clock=self._now is None, notifies=True)
+        return Capabilities(durable=durable, shared=True, server_clock=self._now is None, notifies=True, workflows=True)
 
     def connect(self, role: Role) -> Connection:  # noqa: ARG002  (the server makes nobody wait for a turn)
         """Open a connection of its own."""

@@ -18,6 +18,7 @@ from ..rules import outcomes as out
 from ..rules.outcomes import Outcome
 from ..rules.record import EMPTY, Holder, Kind, LockRecord, decode
 from ..rules.slot import Conflict, SlotSeen, Swapped
+from . import redis_runs
 from . import redis_script as s
 from .redis_keys import slot_name
 from .shared import end_of_prefix, failed, listed
@@ -84,6 +85,7 @@ _ROWS: dict[type[c.Command], Callable[[Any], Row]] = {
     c.Cleanup: lambda command: (s.CLEANUP, command.limit, command.after, command.retention),
     c.ReadSlot: lambda command: (s.READ_SLOT, slot_name(command.address)),
     c.SwapSlot: _swap,
+    **redis_runs.ROWS,
 }
 
 
@@ -264,8 +266,8 @@ def _bad(command: c.Command, answer: Answer, _reply: Reply) -> Outcome:
 
 def _unreadable(command: c.Command, answer: Answer, _reply: Reply) -> Outcome:
     address = getattr(command, "address", None)
-    key = address[2] if address else getattr(command, "key", "")
-    what = "state" if address else "record of the lock"
+    key = answer[4] or (address[2] if address else getattr(command, "key", ""))
+    what = answer[3] or ("state" if address else "record of the lock")
     return c.Failed(
         error=RecordUnreadable(
             f"the stored {what} {key!r} cannot be read ({answer[2]}). It was left untouched. It may be damaged: "
@@ -300,6 +302,13 @@ _READERS: dict[int, Callable[[Any, Answer, Reply], Outcome]] = {
     s.UNREADABLE: _unreadable,
     s.SEEN: _seen,
 }
+
+
+def _of_runs(read: Callable[[Any, Answer, Any, int], Outcome]) -> Callable[[Any, Answer, Reply], Outcome]:
+    return lambda command, answer, reply: read(command, answer, reply.texts, reply.now)
+
+
+_READERS |= {number: _of_runs(read) for number, read in redis_runs.READERS.items()}
 
 
 def outcome_of(command: c.Command, answer: Answer, reply: Reply) -> Outcome:

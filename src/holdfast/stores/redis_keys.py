@@ -62,6 +62,18 @@ class Layout(msgspec.Struct, frozen=True):
         """Where a state slot is."""
         return f"{self.base}slot:{slot_name(address)}"
 
+    def run(self, id: str) -> str:
+        """Where a run is. What else there is about runs is told in redis_runs.lua."""
+        return f"{self.base}run:{id}"
+
+    def journal(self, id: str) -> str:
+        """Where the entries of a run's journal are."""
+        return f"{self.base}journal:{id}"
+
+    def inbox(self, id: str) -> str:
+        """Where the events are that came to a run."""
+        return f"{self.base}inbox:{id}"
+
     def channel(self, channel: str) -> str:
         """Where the attempts of a channel hear of their grants."""
         return f"{self.base}wake:{channel}"
@@ -75,3 +87,12 @@ def slot_name(address: Address) -> str:
     """
     scope, owner, key = address
     return ":".join((scope.translate(_SLOT_PARTS), owner.translate(_SLOT_PARTS), key))
+
+
+def run_key_name(workflow: str, key: str) -> str:
+    """The name of an idempotency key among those of all workflows. The key comes last and is free.
+
+    >>> run_key_name("a:b", "c:d")
+    'a%3Ab:c:d'
+    """
+    return f"{workflow.translate(_SLOT_PARTS)}:{key}"

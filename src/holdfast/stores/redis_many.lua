@@ -149,10 +149,10 @@ local function look_at_due(command)
   return shown(due_keys(whole(command[2], 1, MAX)), false)
 end
 
-local MANY = { [9] = list_locks, [10] = settle_due, [11] = clean_up, [14] = replace, [15] = look_at_due }
+local OF_MANY = { [9] = list_locks, [10] = settle_due, [11] = clean_up, [14] = replace, [15] = look_at_due }
 
 return function(command)
-  local do_it = MANY[command[1]]
+  local do_it = OF_MANY[command[1]]
   if do_it then
     return do_it(command)
   end

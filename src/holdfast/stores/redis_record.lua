@@ -5,21 +5,6 @@
 -- kept as their JSON text, since no rule looks into them. The text of each part is kept as well: writing a record with
 -- a hundred waiters is then putting a hundred texts side by side.
 
-local ESCAPES = {
-  ['"'] = '\\"', ["\\"] = "\\\\", ["\b"] = "\\b", ["\f"] = "\\f", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t",
-}
-
-local function escaped(character)
-  return ESCAPES[character] or format("\\u%04x", string.byte(character))
-end
-
-local function quoted(text)
-  if not find(text, PLAIN) then
-    text = string.gsub(text, '[%z\1-\31"\\]', escaped)
-  end
-  return '"' .. text .. '"'
-end
-
 local function with(thing, fields)
   local copy = {}
   for name, value in pairs(thing) do
@@ -203,21 +188,6 @@ local function read_record(text)
     forced = forced and forced_text(int(forced.at), str(forced.by), str(forced.reason), list(forced.holders, str))
       or false,
   }
-end
-
--- cjson takes any bytes for text.
-local function is_utf8(text)
-  if not find(text, "[\128-\255]") then
-    return true
-  end
-  if find(text, "\237[\160-\191]") or find(text, "\224[\128-\159]") or find(text, "\240[\128-\143]")
-    or find(text, "\244[\144-\191]") then
-    return false
-  end
-  text = string.gsub(text, "[\194-\223][\128-\191]", "")
-  text = string.gsub(text, "[\224-\239][\128-\191][\128-\191]", "")
-  text = string.gsub(text, "[\240-\244][\128-\191][\128-\191][\128-\191]", "")
-  return not find(text, "[\128-\255]")
 end
 
 -- The one test for "this is ours": what was read, written again, is the very same text.

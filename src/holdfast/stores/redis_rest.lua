@@ -6,9 +6,9 @@
 
 rest = (function()
   local INDEX, SLOT, WAKE = KEYS[1], BASE .. "slot:", BASE .. "wake:"
-  local INSPECT, FIRST_OF_MANY, LAST_OF_MANY, READ_SLOT, SWAP_SLOT = 8, 9, 11, 12, 13
+  local INSPECT, FIRST_OF_MANY, LAST_OF_MANY, READ_SLOT, SWAP_SLOT, FIRST_OF_RUNS = 8, 9, 11, 12, 13, 21
   local NOT_HELD, FOREIGN, BAD, UNREADABLE, SEEN = 4, 30, 31, 32, 33
-  local CHUNK = 1000 -- how many values unpack can take is limited
+  local CHUNK = MANY
   local NOBODY = {}
   local NOW = format("%.0f", now)
 
@@ -18,7 +18,7 @@ rest = (function()
   end
   local slots_read, slots_changed = {}, {} -- name -> the slot, and how to write it
   local foreign, left = false, {} -- whether anything was left to the client, and the keys of it
-  local wrote, problem = false, nil
+  local problem
 
   -- The server's refusal without the place in the script, which old servers put before it; nil: it has not refused.
   local function refusal(reply)
@@ -91,6 +91,38 @@ rest = (function()
     return value
   end
 
+  -- Text as JSON has it
+
+  local ESCAPES = {
+    ['"'] = '\\"', ["\\"] = "\\\\", ["\b"] = "\\b", ["\f"] = "\\f", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t",
+  }
+
+  local function escaped(character)
+    return ESCAPES[character] or format("\\u%04x", string.byte(character))
+  end
+
+  local function quoted(text)
+    if not find(text, PLAIN) then
+      text = string.gsub(text, '[%z\1-\31"\\]', escaped)
+    end
+    return '"' .. text .. '"'
+  end
+
+  -- cjson takes any bytes for text.
+  local function is_utf8(text)
+    if not find(text, "[\128-\255]") then
+      return true
+    end
+    if find(text, "\237[\160-\191]") or find(text, "\224[\128-\159]") or find(text, "\240[\128-\143]")
+      or find(text, "\244[\144-\191]") then
+      return false
+    end
+    text = string.gsub(text, "[\194-\223][\128-\191]", "")
+    text = string.gsub(text, "[\224-\239][\128-\191][\128-\191]", "")
+    text = string.gsub(text, "[\240-\244][\128-\191][\128-\191][\128-\191]", "")
+    return not find(text, "[\128-\255]")
+  end
+
   -- Writing
 
   local function write_many(command, name, values)
@@ -157,7 +189,7 @@ rest = (function()
 
   -- Deciding
 
-  local rules, slots
+  local rules, slots, runs
 
   local function make_rules()
     --@include redis_record.lua
@@ -169,9 +201,16 @@ rest = (function()
     --@include redis_slots.lua
   end
 
+  local function make_runs()
+    --@include redis_runs.lua
+  end
+
   local function decide(command)
     local operation = command[1]
-    if operation == READ_SLOT or operation == SWAP_SLOT then
+    if operation >= FIRST_OF_RUNS then
+      runs = runs or make_runs()
+      return runs(command)
+    elseif operation == READ_SLOT or operation == SWAP_SLOT then
       slots = slots or make_slots()
       return slots(command)
     elseif operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY then
@@ -192,7 +231,8 @@ rest = (function()
 
   -- The outcome; nil: the batch ends here.
   local function answer(command)
-    if foreign and command[1] >= FIRST_OF_MANY and command[1] <= LAST_OF_MANY then
+    local operation = command[1]
+    if foreign and (operation >= FIRST_OF_RUNS or (operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY)) then
       return nil
     end
     local done, outcome = pcall(decide, command)
@@ -204,7 +244,7 @@ rest = (function()
         problem = outcome.server
         return nil
       elseif outcome.unreadable then
-        return { UNREADABLE, NOBODY, outcome.unreadable }
+        return { UNREADABLE, NOBODY, outcome.unreadable, outcome.what or false, outcome.name or false }
       elseif outcome.foreign then
         foreign, left[command[2]] = true, true
         return { FOREIGN, NOBODY, keep(outcome.foreign) }

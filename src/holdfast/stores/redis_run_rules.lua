@@ -1,0 +1,329 @@
+-- The stories about one run: rules/runs.py and rules/run.py, line by line. Put into redis_runs.lua.
+--
+-- Read those for what they mean; this says only how they are done here. A story returns its outcome, whose second place
+-- tells whom to wake; nothing is written before it has returned.
+
+local STARTED, RUN_TAKEN, RECORDED, REFUSED, POSTED = 40, 41, 44, 45, 46
+local PARK, FINISH = 1, 2
+local CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
+
+local function add(told, more)
+  for _, id in ipairs(more) do
+    told[#told + 1] = id
+  end
+  return told
+end
+
+local function hint_for(worker, id)
+  return match(worker, "^[^.]*") .. ".run/" .. id
+end
+
+-- Whom to tell of a run: its driver, else a worker that could drive it, now one and now another. `gone` is on its way
+-- out.
+local function wake(run, gone)
+  local worker = text_in(run, "worker")
+  if worker ~= "" then
+    return run.posted > 0 and { hint_for(worker, run.id) } or NOBODY
+  end
+  local due_at = moment_in(run, "due_at")
+  if not due_at or due_at > now then
+    return NOBODY
+  end
+  local able = {}
+  for _, one in ipairs(all_workers()) do
+    if one.types[run.fields.type] and one.id ~= gone and lives(one.id) then
+      able[#able + 1] = one.id
+    end
+  end
+  if #able == 0 then
+    return NOBODY
+  end
+  local sum = 0
+  for place = 1, #run.id do
+    sum = sum + string.byte(run.id, place)
+  end
+  return { hint_for(able[sum % #able + 1], run.id) }
+end
+
+local function next_fence(run)
+  return digits(math.max(number_in(run, "fence") + 1, now))
+end
+
+local function claimed(run, worker, kind)
+  if text_in(run, "worker") == worker then
+    return run
+  end
+  local begun = moment_in(run, "started_at")
+  return altered(run, {
+    status = "running", type = kind, worker = worker, fence = next_fence(run), due_at = "",
+    lives = digits(number_in(run, "lives") + 1), started_at = begun and digits(begun) or NOW,
+  })
+end
+
+local function buried(run, deaths)
+  return altered(run, { status = "pending", worker = "", due_at = AT_ONCE, deaths = digits(deaths) })
+end
+
+local function is_free(run)
+  return not lives(text_in(run, "worker")) and not held(run_key(run))
+end
+
+local function refused(run)
+  return { REFUSED, NOBODY, run and shown_run(run), driver_of(run) }
+end
+
+-- ------------------------------------------------------------------------------------------ the inbox
+
+local function number_of_event(id, key)
+  return tonumber(ask(id, "HGET", INBOX_KEYS .. id, key) or nil)
+end
+
+-- Put an event into an inbox. `body` is its JSON without its number and its time.
+local function put_event(run, body, key)
+  local id, number = run.id, digits(run.posted + 1)
+  later(function()
+    put("RPUSH", INBOX .. id, '{"number":' .. number .. "," .. sub(body, 2, -2) .. ',"at":' .. NOW .. "}")
+    if key ~= "" then
+      put("HSET", INBOX_KEYS .. id, key, number)
+    end
+  end)
+  local due_at = moment_in(run, "due_at")
+  local waits = text_in(run, "worker") == "" and (not due_at or due_at >= 0)
+  local after = altered(run, waits and { due_at = AT_ONCE } or NOBODY)
+  after.posted = run.posted + 1
+  return after
+end
+
+-- End a run; tell its parent by an event, and those who watch it.
+local function finish(run, status, result)
+  local watchers, parent_id = text_in(run, "watchers"), text_in(run, "parent")
+  local told = watchers ~= "" and add({}, json_in(run.id, watchers)) or {}
+  local parent = parent_id ~= "" and parent_id ~= run.id and run_of(parent_id)
+  if parent and LIVES[parent.fields.status] then
+    local key = "ended/" .. run.id .. "/" .. digits(number_in(run, "fence"))
+    if not number_of_event(parent_id, key) then
+      local payload = '{"status":"' .. status .. '","result":' .. result .. "}"
+      local body = '{"kind":"child","name":' .. quoted(run.id) .. ',"payload":' .. quoted(payload) .. ',"key":'
+        .. quoted(key) .. "}"
+      add(told, wake(save_run(put_event(parent, body, key))))
+    end
+  end
+  save_run(altered(run, {
+    status = status, result = result, ended_at = NOW, worker = "", due_at = "", deaths = "", watchers = "",
+  }))
+  return told
+end
+
+-- {24, run, event, key, kind}
+local function post(command)
+  local id, body, key = text_of(command[2]), text_of(command[3]), text_of(command[4])
+  local run = run_of(id)
+  local number = run and key ~= "" and number_of_event(id, key)
+  if number then
+    return { POSTED, NOBODY, number, false, shown_run(run) }
+  elseif not run or not LIVES[run.fields.status] then
+    return { REFUSED, NOBODY, run and shown_run(run) or false, "" }
+  end
+  local begun = run.fields.status ~= "pending" or moment_in(run, "started_at")
+  local after, told = put_event(run, body, key), nil
+  if command[5] == "cancel" and not begun then
+    told = finish(after, "cancelled", CANCELLED_EARLY)
+  else
+    told = wake(save_run(after))
+  end
+  return { POSTED, told, after.posted, true, shown_run(run_of(id)) }
+end
+
+-- ------------------------------------------------------------------------------------------ start and record
+
+-- {id, type, input, request, key, its name among the keys, parent, root, attributes}
+local function start(new, worker)
+  for place = 1, 9 do
+    text_of(new[place])
+  end
+  local id, kind, request, key, key_name = new[1], new[2], new[4], new[5], new[6]
+  local known = run_of(id)
+  if known and text_in(known, "request") == request then
+    return STARTED, known, true, NOBODY
+  end
+  local found = key ~= "" and run_with_key(key_name)
+  local same = found and run_of(found)
+  if same then
+    return STARTED, same, false, NOBODY
+  elseif known then
+    return RUN_TAKEN, known
+  elseif worker ~= "" and not lives(worker) then
+    return WORKER_GONE
+  end
+  local fields = {
+    type = kind, status = "pending", created_at = NOW, due_at = AT_ONCE, request = request, root = new[8],
+  }
+  for name, value in pairs({ key = key, parent = new[7], attributes = new[9] }) do
+    if value ~= "" then
+      fields[name] = value
+    end
+  end
+  local run = { id = id, fields = fields, length = 1, posted = 0 }
+  run = save_run(worker ~= "" and claimed(run, worker, kind) or run)
+  if key ~= "" then
+    made_keys[key_name] = id
+  end
+  later(function()
+    if key ~= "" then
+      put("HSET", BY_KEY, key_name, id)
+    end
+    put("RPUSH", JOURNAL .. id, new[3])
+  end)
+  return STARTED, run, true, wake(run)
+end
+
+-- {21, new, worker}
+local function start_run(command)
+  local kind, run, is_fresh, told = start(command[2], text_of(command[3]))
+  if kind == WORKER_GONE then
+    return WORKER_GONE
+  elseif kind == RUN_TAKEN then
+    return { RUN_TAKEN, NOBODY, shown_run(run) }
+  end
+  return { STARTED, told, shown_run(run), is_fresh }
+end
+
+local function check_record(entries, ending, attributes)
+  for _, entry in ipairs(entries) do
+    text_of(entry)
+  end
+  if attributes ~= nil then
+    text_of(attributes)
+  end
+  if ending and ending[1] == FINISH then
+    text_of(ending[3])
+    if not ENDS[ending[2]] then
+      error({ bad = "no run ends in such a way" }, 0)
+    end
+  elseif ending and ending[2] ~= nil then
+    whole(ending[2], -MAX, MAX)
+  end
+end
+
+local function recorded_again(run, fence, seen, ending, children)
+  local others = {}
+  for _, new in ipairs(children) do
+    local known = run_of(text_of(new[1]))
+    if not known or text_in(known, "request") ~= new[4] then
+      others[#others + 1] = new[1]
+    end
+  end
+  local done = not ending or run.fields.status ~= "running" or number_in(run, "fence") ~= fence
+  return { RECORDED, NOBODY, done, others, kept_events(run.id, seen) }
+end
+
+-- {23, run, fence, at, request, entries, seen, ending, children, attributes}: what nearly every record is has been done
+-- in redis.lua already.
+local function record(command)
+  local id, fence, at = text_of(command[2]), whole(command[3], -MAX, MAX), whole(command[4], -MAX, MAX)
+  local request, entries, seen = text_of(command[5]), command[6], whole(command[7], -MAX, MAX)
+  local ending, children, attributes = command[8], command[9], command[10]
+  check_record(entries, ending, attributes)
+  local run = run_of(id)
+  if run and text_in(run, "last") == request then
+    return recorded_again(run, fence, seen, ending, children)
+  elseif not run or run.fields.status ~= "running" or number_in(run, "fence") ~= fence or run.length ~= at then
+    return refused(run or false)
+  end
+  local fields = { last = request, attributes = attributes }
+  if #entries > 0 or ending then
+    fields.deaths = ""
+  end
+  local after, told, taken, done = altered(run, fields), {}, {}, not ending or run.posted <= seen
+  after.length = run.length + #entries
+  later(function()
+    write_many("RPUSH", JOURNAL .. id, entries)
+  end)
+  for _, new in ipairs(children) do
+    local kind, _, _, more = start(new, "")
+    if kind == RUN_TAKEN then
+      taken[#taken + 1] = new[1]
+    else
+      add(told, more)
+    end
+  end
+  if ending and done and ending[1] == FINISH then
+    add(told, finish(after, ending[2], ending[3]))
+  elseif ending and done then
+    local due_at = ending[2] and (ending[2] <= now and AT_ONCE or digits(ending[2])) or ""
+    add(told, wake(save_run(altered(after, { status = "suspended", worker = "", due_at = due_at }))))
+  else
+    save_run(after)
+  end
+  return { RECORDED, told, done, taken, run.posted > seen and kept_events(id, seen) }
+end
+
+-- ------------------------------------------------------------------------------------------ again
+
+-- An event is forgotten: its place stays, its key is free.
+local function forget_event(id, number)
+  local text = ask(id, "LINDEX", INBOX .. id, digits(number - 1))
+  if not text or text == "" then
+    return
+  end
+  local key = json_in(id, text).key
+  later(function()
+    put("LSET", INBOX .. id, digits(number - 1), "")
+    if type(key) == "string" then
+      put("HDEL", INBOX_KEYS .. id, key)
+    end
+  end)
+end
+
+-- {25, run, fence, keep, request, forget, fresh}
+local function revive(command)
+  local id, fence, request = text_of(command[2]), whole(command[3], -MAX, MAX), text_of(command[5])
+  local run, length = run_of(id), whole(command[4], 0, MAX)
+  if run and text_in(run, "last") == request then
+    return { POSTED, NOBODY, run.length, true, shown_run(run) }
+  elseif not run or number_in(run, "fence") ~= fence or not is_free(run) then
+    return refused(run or false)
+  end
+  length = math.min(length, run.length)
+  for _, number in ipairs(command[6]) do
+    if whole(number, -MAX, MAX) >= 1 and number <= run.posted then
+      forget_event(id, number)
+    end
+  end
+  if length < run.length then
+    later(function()
+      if length == 0 then
+        put("DEL", JOURNAL .. id)
+      else
+        put("LTRIM", JOURNAL .. id, "0", digits(length - 1))
+      end
+    end)
+  end
+  local after = altered(run, {
+    status = "pending", worker = "", fence = next_fence(run), due_at = AT_ONCE, deaths = "", last = request,
+    ended_at = "", started_at = command[7] and "" or run.fields.started_at,
+  })
+  after.fields.result, after.length = nil, length
+  save_run(after)
+  return { POSTED, wake(after), length, true, shown_run(after) }
+end
+
+-- ------------------------------------------------------------------------------------------ workers
+
+-- {32, worker, what it is as JSON, without since}
+local function enlist(command)
+  local worker, text = text_of(command[2]), text_of(command[3])
+  if not lives(worker) then
+    return WORKER_GONE
+  end
+  later(function()
+    put("HSET", WORKERS, worker, sub(text, 1, -2) .. ',"since":' .. NOW .. "}")
+    workers = nil
+  end)
+  return ENLISTED
+end
+
+return {
+  [21] = start_run, [23] = record, [24] = post, [25] = revive, [32] = enlist,
+  add = add, wake = wake, claimed = claimed, buried = buried, finish = finish,
+}

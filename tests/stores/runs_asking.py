@@ -1,0 +1,49 @@
+"""Short ways to ask a Redis about runs, and to look at all that it has stored of them."""
+
+from __future__ import annotations
+
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.rules import run as rule
+from holdfast.rules.run_outcomes import Enlisted, Started
+from holdfast.testing.asking import ME, SECOND
+from holdfast.testing.suite.runs import TYPES, start
+
+
+def lease(worker="w.1", seconds=60):
+    return c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
+
+
+def hire(connection, worker="w.1", *types, seconds=60):
+    enlist = r.EnlistWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
+    assert isinstance(connection.execute([lease(worker, seconds), enlist])[1], Enlisted)
+    return worker
+
+
+def ask(connection, command, kind):
+    (outcome,) = connection.execute([command])
+    assert isinstance(outcome, kind), outcome
+    return outcome
+
+
+def driven(connection, run="r", **more):
+    """A run that its worker drives."""
+    return ask(connection, start(run, worker="w.1", **more), Started).run
+
+
+def claim(worker="w.1", **more):
+    return r.ClaimRuns(worker=worker, types=TYPES, **more)
+
+
+def everything(server, base):
+    """All that is stored under a namespace, to the letter."""
+    look = {
+        "string": server.get,
+        "hash": server.hgetall,
+        "list": lambda name: server.lrange(name, 0, -1),
+        "set": server.smembers,
+        "zset": lambda name: server.zrange(name, 0, -1, withscores=True),
+    }
+    return {
+        name.removeprefix(base): look[server.type(name)](name) for name in server.keys("*") if name.startswith(base)
+    }

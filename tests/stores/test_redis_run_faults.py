@@ -1,0 +1,405 @@
+"""Runs in a Redis when something is wrong, sent again, or many: nothing is half done, nothing is done twice."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+import real_servers
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.errors import RecordUnreadable
+from holdfast.rules import run as rule
+from holdfast.rules.run import Event, Finish, NewRun, Park
+from holdfast.rules.run_book import RunFilter
+from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started
+from holdfast.stores import redis_link, redis_script
+from holdfast.testing.asking import SECOND, START, acquire, read, renew, swap
+from holdfast.testing.proxy import Proxy
+from holdfast.testing.suite.runs import record, signal, start
+from providers import PROVIDERS, redis_layout
+from stores.runs_asking import ask, claim, driven, everything, hire, lease
+from stores.test_redis_faults import refused, user
+from waiting import eventually
+
+KINDS = ["valkey", "redis"]
+AT_ONCE = START - rule.LONG_AGO
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(kind, tmp_path):
+    return PROVIDERS[kind].url(tmp_path)
+
+
+@pytest.fixture
+def server(url):
+    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def base(url):
+    return redis_layout(url, "default").base
+
+
+# ---------------------------------------------------------------- one bad command
+
+
+def test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alone(server, base, connection):
+    hire(connection)
+    parent, run, other = driven(connection, "p"), driven(connection, parent="p"), driven(connection, "o")
+    server.hset(base + "run:p", "fence", "many")
+    before = everything(server, base)
+    child = NewRun(id="c", type="order", input="1", request="q.1", key="k")
+    outcomes = connection.execute(
+        [
+            record(run, "lost", children=(child,), then=Finish("completed", "1")),
+            record(other, "kept"),
+            r.PostEvent(run="p", event=Event(kind="signal", key="k")),
+            record(parent, "lost", then=Park(None)),
+            r.ReviveRun(run="p", fence=parent.fence, keep=1, request="q"),
+            r.SeeRun(run="p"),
+            acquire(),
+        ]
+    )
+    names = [type(outcome).__name__ for outcome in outcomes]
+    assert names == ["Failed", "Recorded", "Failed", "Failed", "Failed", "Failed", "Granted"]
+    for outcome in outcomes:
+        if isinstance(outcome, c.Failed):
+            assert isinstance(outcome.error, RecordUnreadable)
+            assert "run 'p'" in str(outcome.error)
+    after = everything(server, base)
+    assert after.pop("journal:o") == ["1", "kept"]
+    changed = {name for name in after if after[name] != before.get(name)} | (before.keys() - after.keys())
+    assert changed == {"run:o", "journal:o", "lock:k", "keys"}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("run", None), ("journal", None), ("inbox", None), ("status", "dancing"), ("due_at", "soon"), ("type", None),
+     ("created_at", ""), ("attributes", "{"), ("watchers", "7"), ("lives", "1.5"), ("fence", str(2**53)),
+     ("last", b"\xff")],
+)  # fmt: skip
+def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, connection, part, value):
+    hire(connection)
+    run = driven(connection)
+    if part in ("run", "journal", "inbox"):
+        server.delete(base + f"{part}:r")
+        server.set(base + f"{part}:r", "mine")
+    elif value is None:
+        server.hdel(base + "run:r", part)
+    else:
+        server.hset(base + "run:r", part, value)
+    commands = [
+        record(run, "x", then=Park(None)),
+        r.PostEvent(run="r", event=Event(kind="signal")),
+        r.ReviveRun(run="r", fence=run.fence, keep=0, request="q"),
+        r.WatchRun(run="r", id="x.1"),
+        start(request="another"),
+    ]
+    before = server.dump(base + "run:r"), server.dump(base + "journal:r"), server.dump(base + "inbox:r")
+    for outcome in connection.execute(commands):
+        assert isinstance(outcome.error, RecordUnreadable)
+        assert "'r'" in str(outcome.error)
+    assert (server.dump(base + "run:r"), server.dump(base + "journal:r"), server.dump(base + "inbox:r")) == before
+
+
+def test_a_damaged_run_does_not_hide_those_that_are_due_after_it(server, base, connection, clock):
+    hire(connection)
+    connection.execute([start(name) for name in "abc"])
+    server.hset(base + "run:a", "status", "dancing")
+    server.delete(base + "run:b", base + "journal:b")
+    for _ in range(2):
+        assert ask(connection, claim(limit=1), Claimed).claims == ()
+    assert [one.run.id for one in ask(connection, claim(limit=1), Claimed).claims] == ["c"]
+    assert server.hget(base + "run:a", "status") == "dancing"
+    assert server.zrange(base + "runs:due:order", 0, -1, withscores=True) == [("a", clock.now + SECOND)]
+    assert isinstance(connection.execute([claim(runs=("a",))])[0], c.Failed)
+
+
+def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, base, connection, clock):
+    hire(connection, "w.1", seconds=1)
+    hire(connection, "v.1")
+    for name in "abc":
+        driven(connection, name)
+    server.hset(base + "run:a", "fence", "")
+    server.hset(base + "run:b", "lives", "x")
+    clock.pass_by(2)
+    assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["a", "c"]
+
+
+def test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody(server, base, connection):
+    hire(connection)
+    connection.execute([start("a"), start("b")])
+    server.set(base + "lock:run/order/a", "{")
+    assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["b"]
+    (named,) = connection.execute([claim(runs=("a",))])
+    assert "run/order/a" in str(named.error)
+
+
+def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, connection, clock):
+    hire(connection)
+    connection.execute([start("p", type="mail"), start("c", parent="p"), start("d")])
+    server.hset(base + "run:c", "deaths", "5")
+    server.set(base + "inbox-keys:p", "mine")
+    before = everything(server, base)
+    assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["d"]
+    after = everything(server, base)
+    assert {name for name in after if after[name] != before.get(name)} == {"run:d", "runs:of:w.1", "runs:due:order"}
+    server.delete(base + "inbox-keys:p")
+    server.set(base + "lock:worker/v.1", "{")
+    server.hset(base + "workers", "v.1", '{"id":"v.1","name":"v","types":["mail"],"since":1}')
+    clock.pass_by(2)
+    before = everything(server, base)
+    (outcome,) = connection.execute([claim()])
+    assert "worker/v.1" in str(outcome.error)
+    assert everything(server, base) == before
+
+
+def test_a_journal_without_its_run_is_not_written_to(server, base, connection):
+    server.rpush(base + "journal:r", "old")
+    (outcome,) = connection.execute([start()])
+    assert isinstance(outcome.error, RecordUnreadable)
+    assert set(everything(server, base)) == {"journal:r"}
+
+
+def test_commands_of_every_kind_are_answered_at_their_own_places_and_in_order(connection):
+    outcomes = connection.execute(
+        [
+            claim(),
+            lease(),
+            r.EnlistWorker(worker="w.1", name="w", types=("order",)),
+            swap("a.1"),
+            start(),
+            claim(),
+            read(),
+            record(rule.Run(id="r", type="order", created_at=0, fence=START, length=1), "x"),
+            acquire(),
+            r.SeeRun(run="r", history=True),
+            renew(token=START),
+            c.Release(key=rule.worker_key("w.1"), id="w.1", token=START),
+            claim(),
+            c.ListLocks(),
+        ]
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "WorkerGone", "Granted", "Enlisted", "Swapped", "Started", "Claimed", "SlotSeen", "Recorded", "Granted",
+        "RunSeen", "Renewed", "Released", "WorkerGone", "Page",
+    ]  # fmt: skip
+    assert outcomes[9].claim.entries == ("1", "x")
+    assert outcomes[9].holder == "w"
+
+
+def test_a_lease_of_a_newer_version_counts_and_keeps_its_fields(server, base, connection, clock):
+    hire(connection)
+    name = base + "lock:worker/w.1"
+    planted = server.get(name).replace('"fence"', '"newer":[1],"fence"', 1)
+    server.set(name, planted)
+    batch = [c.Renew(key="worker/w.1", id="w.1", token=START, ttl=30 * SECOND), start(worker="w.1"), claim()]
+    assert [type(outcome).__name__ for outcome in connection.execute(batch)] == ["Renewed", "Started", "Claimed"]
+    clock.pass_by(31)
+    assert type(connection.execute([claim()])[0]).__name__ == "WorkerGone"
+    hire(connection, "v.1")
+    assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["r"]
+    assert '"newer":[1]' in server.get(name)
+
+
+def test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease(server, base, connection):
+    hire(connection)
+    name = base + "lock:worker/w.1"
+    server.set(name, server.get(name).replace('"fence"', '"newer":[1],"fence"', 1))
+    release = c.Release(key="worker/w.1", id="w.1", token=START)
+    outcomes = connection.execute([release, claim(), lease(), claim(), start(worker="w.1")])
+    names = [type(outcome).__name__ for outcome in outcomes]
+    assert names == ["Released", "WorkerGone", "Granted", "Claimed", "Started"]
+
+
+def test_a_damaged_lease_is_named(server, base, connection):
+    hire(connection)
+    server.set(base + "lock:worker/w.1", "{")
+    (outcome,) = connection.execute([claim()])
+    assert isinstance(outcome.error, RecordUnreadable)
+    assert "worker/w.1" in str(outcome.error)
+
+
+# ---------------------------------------------------------------- sent again
+
+
+AGAIN = {
+    "StartRun": lambda _: start("new", worker="w.1", key="k"),
+    "RecordRun": lambda run: record(run, "x", attributes={"a": 1}),
+    "RecordRun-only-entries": lambda run: record(run, "x", "y"),
+    "RecordRun-Park": lambda run: record(run, "x", then=Park(0)),
+    "RecordRun-Finish": lambda run: record(run, "x", then=Finish("failed", "{}")),
+    "RecordRun-children": lambda run: record(
+        run, "x", children=(NewRun(id="c", type="order", input="2", request="q.2", parent="r"),)
+    ),
+    "PostEvent": lambda _: signal(key="k"),
+    "PostEvent-cancel": lambda _: r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel")),
+    "ReviveRun": lambda _: r.ReviveRun(run="ended", fence=START, keep=1, request="q.3", forget=(1,)),
+    "WatchRun": lambda _: r.WatchRun(run="r", id="x.1"),
+    "EnlistWorker": lambda _: r.EnlistWorker(worker="w.1", name="w", types=("order",)),
+    "DismissWorker": lambda _: r.DismissWorker(worker="w.1"),
+    "ClaimRuns-named": lambda _: claim(runs=("r", "idle")),
+    "SeeRun": lambda _: r.SeeRun(run="r", history=True),
+    "ListRuns": lambda _: r.ListRuns(),
+    "CountRuns": lambda _: r.CountRuns(),
+    "OwnedRuns": lambda _: r.OwnedRuns(worker="w.1"),
+    "RunsOutlook": lambda _: r.RunsOutlook(types=("order",)),
+}
+
+
+def setting(connection):
+    """A run that is driven, one that waits, one that has ended with an event."""
+    hire(connection)
+    run, ended = driven(connection), driven(connection, "ended")
+    connection.execute([signal("ended", key="k")])
+    assert ask(connection, record(ended, "a", seen=1, then=Finish("failed", "1")), Recorded).done
+    ask(connection, start("idle"), Started)
+    return run
+
+
+@pytest.mark.parametrize("command", AGAIN.values(), ids=AGAIN)
+def test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs(*, kind, server, opened, clock, url, base, command):
+    shared = real_servers.shared(kind)
+    with Proxy(shared.host, shared.port) as proxy:
+        store = opened(proxy.url_for(url), clock=clock)
+        connection = store.connect("commands")
+        command = command(setting(connection))
+        proxy.drop_next_reply()
+        with refused("failed", ambiguous=True):
+            connection.execute([command])
+        assert proxy.replies_dropped == 1
+        after_lost = everything(server, base)
+        (again,) = store.connect("commands").execute([command])
+    assert not isinstance(again, c.Failed | Refused)
+    assert getattr(again, "done", True)
+    if isinstance(command, r.PostEvent):
+        assert not again.fresh
+    assert everything(server, base) == after_lost
+
+
+@pytest.mark.parametrize("command", AGAIN.values(), ids=AGAIN)
+def test_a_server_that_has_forgotten_the_script_carries_the_command_out_once(opened, tmp_path, command, quiet):
+    own, operator, clock = quiet
+    connection = opened(f"{own.url}?prefix={tmp_path.name}", clock=clock).connect("commands")
+    asked = command(setting(connection))
+    operator.script_flush()
+    (outcome,) = connection.execute([asked])
+    assert not isinstance(outcome, c.Failed | Refused)
+    if isinstance(asked, r.RecordRun):
+        assert operator.llen(f"{tmp_path.name}:{{default}}:journal:r") == 1 + len(asked.entries)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def own_server(request):
+    with real_servers.server(request.param, settings={"appendonly": "no"}) as server:
+        yield server
+
+
+@pytest.fixture
+def quiet(own_server, clock):
+    with redis.Redis(port=own_server.port, decode_responses=True) as client:
+        yield own_server, client, clock
+        client.flushall()
+
+
+# ---------------------------------------------------------------- hints
+
+
+def test_workers_and_watchers_are_told_by_name(opened, url):
+    """A worker that could drive it, its driver, and whoever waits for its end."""
+    store = opened(url)
+    connection, heard = store.connect("commands"), {"w": [], "x": []}
+    watches = [store.watch(channel, told.append) for channel, told in heard.items()]
+    try:
+        eventually(lambda: all(heard.values()))  # the subscriptions have begun
+        hire(connection)
+        ask(connection, start(), Started)
+        eventually(lambda: heard["w"][1:] == [["w.run/r"]])
+        (one,) = ask(connection, claim(), Claimed).claims
+        connection.execute([r.WatchRun(run="r", id="x.7"), signal()])
+        eventually(lambda: heard["w"][2:] == [["w.run/r"]])
+        ask(connection, record(one.run, seen=1, then=Finish("completed", "1")), Recorded)
+        eventually(lambda: heard["x"][1:] == [["x.7"]])
+    finally:
+        for watch in watches:
+            watch.close()
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def test_entries_of_a_driven_run_take_the_short_way(url, server, opened, clock, monkeypatch):
+    """Otherwise nobody would notice that it is never taken: the long way gives the same answers."""
+    connection = opened(url, clock=clock).connect("commands")
+    hire(connection)
+    run = driven(connection)
+    short = redis_script._read("redis.lua").replace(
+        redis_script._read("redis_rest.lua"), "return redis.error_reply('LONG')"
+    )
+    assert "LONG" in short
+    monkeypatch.setattr(redis_link, "SCRIPT", short.encode())
+    monkeypatch.setattr(redis_link, "SHA", server.script_load(short).encode())
+    for n in range(3):
+        assert ask(connection, record(run, "x", "", at=1 + 2 * n, request=f"q.{n}"), Recorded).done
+    assert ask(connection, record(run, at=7, request="q.9"), Recorded).done
+
+
+def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
+    hire(connection)
+    run = driven(connection)
+    ask(connection, signal(), Posted)
+    told = ask(connection, record(run, "x", seen=0), Recorded)
+    assert (told.done, [event.name for event in told.events]) == (True, ["paid"])
+    assert ask(connection, record(run, "y", at=2, seen=1), Recorded).events == ()
+
+
+def test_looks_at_runs_write_nothing(server, connection):
+    run = setting(connection)
+    before = server.info("persistence")["aof_current_size"]
+    looks = [r.SeeRun(run="r", history=True), r.ListRuns(), r.CountRuns(), r.OwnedRuns(worker="w.1")]
+    connection.execute([*looks, r.RunsOutlook(types=("order",)), record(run, "x", at=9), start("r")])
+    assert server.info("persistence")["aof_current_size"] == before
+
+
+def test_a_full_memory_refuses_a_record_and_changes_nothing(quiet, opened):
+    own, operator, clock = quiet
+    store = opened(own.url, clock=clock)
+    connection = store.connect("commands")
+    run = setting(connection)
+    before = everything(operator, "holdfast:{default}:")
+    operator.config_set("maxmemory", "1")
+    try:
+        for command in (record(run, "x"), record(run, "x", then=Park(0)), start("more")):
+            with refused("memory is full.*maxmemory"):
+                store.connect("commands").execute([command])
+    finally:
+        operator.config_set("maxmemory", "0")
+    assert everything(operator, "holdfast:{default}:") == before
+
+
+def test_the_rights_of_the_page_are_enough_for_runs_too(quiet, opened):
+    own, operator, clock = quiet
+    user(operator, "app")
+    connection = opened(own.url.replace("redis://", "redis://app:pw@"), clock=clock).connect("commands")
+    run = setting(connection)
+    child = NewRun(id="c", type="order@*", input="2", request="q.2", parent="r", key="k")
+    outcomes = connection.execute(
+        [
+            *(command(run) for command in AGAIN.values()),
+            record(run, "z", at=2, seen=1, children=(child,), then=Finish("completed", "1"), request="end"),
+            r.ListRuns(after=(START, "r"), wanted=RunFilter(until=START + 1)),
+        ]
+    )
+    assert not [outcome for outcome in outcomes if isinstance(outcome, c.Failed)]
+    user(operator, "viewer")
+    viewer = opened(own.url.replace("redis://", "redis://viewer:pw@"), clock=clock).connect("queries")
+    looks = [r.SeeRun(run="r", history=True), r.ListRuns(), r.ListRuns(after=(START, "r"), wanted=RunFilter(until=1)),
+             r.CountRuns(), r.OwnedRuns(worker="w.1"), r.RunsOutlook(types=("order",))]  # fmt: skip
+    assert not [outcome for outcome in viewer.execute(looks) if isinstance(outcome, c.Failed)]
