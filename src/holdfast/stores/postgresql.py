@@ -38,7 +38,7 @@ from .urls import scheme_of
 if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
 
-CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=True)
+CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=True, workflows=True)
 DEFAULT_SCHEMA = "holdfast"
 TIMEOUT_SECONDS = 5.0
 ADVISORY_LOOK_SECONDS = 0.25
