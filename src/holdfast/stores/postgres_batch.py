@@ -8,7 +8,7 @@ command fails: whoever sent it asks again, and everybody else goes on meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
 from typing import Any, Protocol
 
@@ -144,7 +144,7 @@ class Batch:
     def _run(
         self, commands: Sequence[Command], at: bytes | None, told: bytes, row: str | None = None
     ) -> list[Outcome | None]:
-        """Answer what can be answered; None for a command whose row is taken. Waits for the row before, if it is named."""
+        """Answer what can be answered; None for a command whose row is taken. A row that is named is waited for."""
         if not commands:
             return []
         patience = self._patience or (PATIENCE if len(commands) == 1 and row is None else None)
@@ -199,60 +199,65 @@ def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[
     if len(commands) == 1:
         command = commands[0]
         if isinstance(command, RunCommand):
-            return [["runs", [postgres_runs.sent(command)]]], None
+            return [_of_runs(commands)], None
         if isinstance(command, LockCommand):
             _check_texts(command.key)
             return [["one", *_named(command, session)]], None
     parts: list[list[object]] = []
     places: list[int] = []
     for kind, neighbours in groupby(range(len(commands)), lambda place: _kind(commands[place])):
-        if kind == "many":
-            _add_locks(parts, places, commands, neighbours, session)
-        elif kind == "single":
-            for place in neighbours:
-                places.append(place)
-                parts.append([type(commands[place]).__name__, _sweep(commands[place])])
+        here = list(neighbours)
+        if kind == "locks":
+            for turn in _turns(here, lambda place: commands[place].key):  # type: ignore[attr-defined]
+                order = sorted(turn, key=lambda place: commands[place].key)  # type: ignore[attr-defined]
+                places += order
+                parts.append(["many", [_named(commands[place], session) for place in order]])
+        elif kind == "records":
+            for turn in _turns(here, lambda place: commands[place].run):  # type: ignore[attr-defined]
+                places += turn
+                parts.append(_of_runs([commands[place] for place in turn]))
         else:
-            here = list(neighbours)
-            places.extend(here)
-            parts.append([kind, [_sent(commands[place]) for place in here]])
+            places += here
+            found = [commands[place] for place in here]
+            if kind == "runs":
+                parts.append(_of_runs(found))
+            elif kind == "slots":
+                parts.append(["slots", [_slot(command) for command in found]])
+            else:
+                parts += [[type(command).__name__, _sweep(command)] for command in found]
     return parts, places
 
 
 def _kind(command: Command) -> str:
     if isinstance(command, LockCommand):
-        return "many"
+        return "locks"
     if isinstance(command, RunCommand):
-        return "runs"
-    return "slots" if isinstance(command, SlotCommand) else "single"
+        return "records" if postgres_runs.is_simple(command) else "runs"
+    return "slots" if isinstance(command, SlotCommand) else "others"
 
 
-def _add_locks(
-    parts: list[list[object]],
-    places: list[int],
-    commands: Sequence[Command],
-    neighbours: Iterable[int],
-    session: int | None,
-) -> None:
-    rounds: list[dict[str, int]] = []
+def _turns(places: Iterable[int], name: Callable[[int], str]) -> list[list[int]]:
+    """The places of commands in turns: in each turn every name once, and those of one name one after another."""
+    turns: list[list[int]] = []
     seen: dict[str, int] = {}
-    for place in neighbours:
-        key: str = commands[place].key  # type: ignore[attr-defined]  # these are commands about locks
+    for place in places:
+        key = name(place)
         _check_texts(key)
         turn = seen.get(key, 0)
         seen[key] = turn + 1
-        if turn == len(rounds):
-            rounds.append({})
-        rounds[turn][key] = place
-    for one_round in rounds:
-        order = [place for _, place in sorted(one_round.items())]
-        places.extend(order)
-        parts.append(["many", [_named(commands[place], session) for place in order]])
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(place)
+    return turns
 
 
-def _sent(command: Command) -> tuple[str, object]:
-    if isinstance(command, RunCommand):
-        return postgres_runs.sent(command)
+def _of_runs(commands: Sequence[Any]) -> list[object]:
+    if all(postgres_runs.is_simple(command) for command in commands):
+        return postgres_runs.simple_part(commands)
+    return postgres_runs.part(commands)
+
+
+def _slot(command: Command) -> tuple[str, object]:
     if isinstance(command, SlotCommand):
         _check_texts(*command.address, getattr(command, "request", ""))
     return _named(command)

@@ -6,6 +6,7 @@ commands become what that takes. Attributes go as JSON text, because a NUL in on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from ..commands import Failed
 from ..errors import RecordUnreadable
 from ..rules import run_outcomes as told
-from ..rules.run import NewRun, Scalar
+from ..rules.run import Finish, NewRun, Scalar
 from ..run_commands import (
     ClaimRuns,
     CountRuns,
@@ -57,15 +58,53 @@ class Taken(msgspec.Struct, frozen=True):
     row: str | None = None
 
 
-def sent(command: RunCommand) -> tuple[str, object]:
+def is_simple(command: RunCommand) -> bool:
+    """Whether a command only adds to a journal, as nearly all of them do."""
+    return type(command) is RecordRun and command.then is None and not command.children and command.attributes is None
+
+
+def simple_part(commands: Sequence[RecordRun]) -> list[object]:
+    """Simple records as one part; each of them of another run."""
+    for command in commands:
+        _check(command.run, command.request, *command.entries)
+    return [
+        "records",
+        [(one.run, one.fence, one.at, one.request, one.seen, one.entries) for one in commands],
+        {"runs": [one.run for one in commands]},
+    ]
+
+
+def part(commands: Sequence[RunCommand]) -> list[object]:
+    """Any commands about runs as one part, with the rows that must be ours before the clock is read."""
+    rows: dict[str, list[str]] = {"runs": [], "ends": [], "gives": [], "leaves": []}
+    for command in commands:
+        if isinstance(command, RecordRun | PostEvent | ReviveRun | WatchRun):
+            rows["runs"].append(command.run)
+            if _may_end(command):
+                rows["ends"].append(command.run)
+        elif isinstance(command, ClaimRuns):
+            rows["runs"] += command.runs
+            rows["gives"].append(command.worker)
+        elif isinstance(command, StartRun) and command.worker:
+            rows["gives"].append(command.worker)
+        elif isinstance(command, DismissWorker):
+            rows["leaves"].append(command.worker)
+    return ["runs", [_sent(command) for command in commands], rows]
+
+
+def _may_end(command: RunCommand) -> bool:
+    if isinstance(command, PostEvent):
+        return command.event.kind == "cancel"
+    return isinstance(command, RecordRun) and isinstance(command.then, Finish)
+
+
+def _sent(command: RunCommand) -> tuple[str, object]:
     """A command as the server takes it."""
     kind = type(command)
     if kind not in KNOWN:
         raise TypeError(f"{kind.__name__} is not a command that this store can carry out")
     if isinstance(command, RecordRun):
         _check(command.run, command.request, *command.entries)
-        if command.attributes is None and not command.children:
-            return "RecordRun", command
         attributes = None if command.attributes is None else _text(command.attributes)
         children = [_new(child) for child in command.children]
         return "RecordRun", {**msgspec.structs.asdict(command), "attributes": attributes, "children": children}

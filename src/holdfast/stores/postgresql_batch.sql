@@ -260,8 +260,8 @@ END
 $$;
 
 -- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
--- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["runs", [[op, command], ...]], ["ListLocks", command],
--- ["SettleDue", command], ["Cleanup", command]. The first may be ["await", run]: wait for that run's row, holding no other.
+-- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["runs", [[op, command], ...], rows], ["records", [[...],
+-- ...], rows], ["ListLocks", command], ["SettleDue", command], ["Cleanup", command]. `rows` names what is locked. The first may be ["await", run]: wait for that run's row, holding no other.
 -- `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is taken. `told` are the
 -- channels whose waiters the caller tells itself; NULL: nobody is told. Returns the time, and the answers to each part.
 CREATE OR REPLACE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text
@@ -274,18 +274,18 @@ DECLARE
     ours record;
     step record;
     woken text[] := '{}';
+    reply text;
     replies text[];
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
     END IF;
     PERFORM set_config('lock_timeout', coalesce(patience, 40)::text, true);
-    IF parts->0->>0 = 'runs' AND jsonb_array_length(parts) = 1 AND patience IS NOT NULL THEN
-        replies := ARRAY['[' || holdfast.record_alone(ns, parts->0->1->0, at) || ']'];  -- it reads the clock itself
-        IF replies[1] IS NOT NULL THEN
-            RETURN '[0,[' || replies[1] || ']]';
+    IF parts->0->>0 = 'records' AND patience IS NOT NULL AND jsonb_array_length(parts->0->1) = 1 THEN
+        reply := '[0,[[' || holdfast.record_alone(ns, parts->0->1->0, at) || ']]]';
+        IF reply IS NOT NULL THEN
+            RETURN reply;
         END IF;
-        replies := NULL;
     ELSIF parts->0->>0 = 'await' THEN
         PERFORM FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = parts->0->>1 FOR UPDATE;
         parts := parts - 0;
@@ -293,12 +293,15 @@ BEGIN
     IF live AND parts @? '$[*] ? (@[0] == "many")' THEN
         avoided := holdfast.take_rows(ns, parts);
     END IF;
-    IF parts @? '$[*] ? (@[0] == "runs")' THEN
+    IF parts @? '$[*][2]' THEN
         ours := holdfast.take_runs(ns, parts, patience IS NOT NULL);
     END IF;
     at := coalesce(at, holdfast.clock());  -- when all rows are ours, so that none is judged by an earlier time than its own
     FOR part IN SELECT * FROM jsonb_array_elements(parts) LOOP
-        IF part->>0 = 'runs' THEN
+        IF part->>0 = 'records' THEN
+            replies := replies || ('[' || array_to_string(holdfast.record_many(ns, part->1, at, ours.missed), ',') || ']');
+            CONTINUE;
+        ELSIF part->>0 = 'runs' THEN
             step := holdfast.run_runs(ns, part->1, at, live, ours.missed, ours.gone);
             replies := replies || step.answers;
             woken := woken || step.woken;
@@ -334,10 +337,10 @@ $$;
 
 -- The same within somebody's own transaction: what goes wrong is told, and has neither broken the transaction nor changed
 -- its patience with rows. Nobody is notified.
-CREATE OR REPLACE FUNCTION holdfast.execute_within(ns text, parts jsonb, at bigint, patience integer) RETURNS text
+CREATE OR REPLACE FUNCTION holdfast.execute_within(ns text, parts text, at bigint, patience integer) RETURNS text
 LANGUAGE plpgsql SET lock_timeout = 0 AS $$
 BEGIN
-    RETURN holdfast.execute(ns, parts, at, patience, NULL);
+    RETURN holdfast.execute(ns, parts::jsonb, at, patience, NULL);
 EXCEPTION
     WHEN data_exception OR lock_not_available OR deadlock_detected OR serialization_failure OR program_limit_exceeded
         OR case_not_found THEN

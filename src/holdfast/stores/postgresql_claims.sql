@@ -6,30 +6,16 @@
 
 -- Lock the rows of a batch: those of the workers that are given runs or go, those of the runs, and those of the parents
 -- of runs that may end. Patiently in the order of their names, else those that are free; returns the names of the others.
+-- The parts about runs say in the end which rows these are.
 CREATE OR REPLACE FUNCTION holdfast.take_runs(ns text, parts jsonb, patient boolean, OUT missed text[], OUT gone text[])
 LANGUAGE plpgsql AS $$
 DECLARE
-    wanted text[];
-    ending text[];
-    givers text[];
-    leaving text[];
+    wanted text[] := ARRAY(SELECT DISTINCT jsonb_path_query(parts, '$[*][2].runs[*]') #>> '{}');
+    ending text[] := ARRAY(SELECT jsonb_path_query(parts, '$[*][2].ends[*]') #>> '{}');
+    givers text[] := ARRAY(SELECT DISTINCT jsonb_path_query(parts, '$[*][2].gives[*]') #>> '{}');
+    leaving text[] := ARRAY(SELECT DISTINCT jsonb_path_query(parts, '$[*][2].leaves[*]') #>> '{}');
     got text[];
 BEGIN
-    SELECT coalesce(array_agg(DISTINCT x.run) FILTER (WHERE x.run IS NOT NULL), '{}'),
-           coalesce(array_agg(DISTINCT x.run) FILTER (WHERE x.ends), '{}'),
-           coalesce(array_agg(DISTINCT x.worker) FILTER (WHERE x.worker <> '' AND x.op <> 'DismissWorker'), '{}'),
-           coalesce(array_agg(DISTINCT x.worker) FILTER (WHERE x.op = 'DismissWorker'), '{}')
-      INTO wanted, ending, givers, leaving
-      FROM (SELECT c->>0 AS op, CASE WHEN c->>0 <> 'SeeRun' THEN c->1->>'run' END AS run,
-                   CASE WHEN c->>0 IN ('StartRun', 'ClaimRuns', 'DismissWorker') THEN c->1->>'worker' END AS worker,
-                   c->1->'then'->>'type' = 'finish' OR c->1->'event'->>'kind' = 'cancel' AS ends
-              FROM jsonb_array_elements(parts) AS p CROSS JOIN LATERAL jsonb_array_elements(p->1) AS c
-             WHERE p->>0 = 'runs'
-            UNION ALL
-            SELECT 'ClaimRuns', n, NULL, false
-              FROM jsonb_array_elements(parts) AS p CROSS JOIN LATERAL jsonb_array_elements(p->1) AS c
-             CROSS JOIN LATERAL jsonb_array_elements_text(c->1->'runs') AS n
-             WHERE p->>0 = 'runs' AND c->>0 = 'ClaimRuns') AS x;
     missed := '{}';
     gone := '{}';
     IF givers <> '{}' THEN
@@ -56,8 +42,10 @@ BEGIN
     END IF;
     got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted)
                   ORDER BY r.id FOR UPDATE SKIP LOCKED);
-    missed := ARRAY(SELECT r.id FROM holdfast.runs AS r
-                     WHERE r.namespace = ns AND r.id = ANY (wanted) AND r.id <> ALL (got));
+    IF cardinality(got) < cardinality(wanted) THEN
+        missed := ARRAY(SELECT r.id FROM holdfast.runs AS r
+                         WHERE r.namespace = ns AND r.id = ANY (wanted) AND r.id <> ALL (got));
+    END IF;
 END
 $$;
 
@@ -278,20 +266,14 @@ BEGIN
     FOR command IN SELECT c FROM jsonb_array_elements(commands) AS c LOOP
         cmd := command->1;
         told := '{}';
-        one := NULL;
         IF gone <> '{}' AND command->>0 IN ('StartRun', 'ClaimRuns', 'DismissWorker') AND cmd->>'worker' = ANY (gone) THEN
             one := '["Taken",{}]';
-        ELSIF command->>0 = 'RecordRun' THEN
-            IF cmd->'then' = 'null' AND cmd->'children' = '[]' AND cmd->'attributes' = 'null' AND cmd->>'run' <> ALL (missed) THEN
-                one := holdfast.record_simply(ns, cmd, at);
-            END IF;
-            IF one IS NULL THEN
-                step := holdfast.record_run(ns, cmd, at, missed);
-                one := step.answer;
-                told := step.woken;
-            END IF;
         ELSE
             CASE command->>0
+                WHEN 'RecordRun' THEN
+                    step := holdfast.record_run(ns, cmd, at, missed);
+                    one := step.answer;
+                    told := step.woken;
                 WHEN 'StartRun' THEN
                     born := holdfast.start_run(ns, cmd->'new', cmd->>'worker', at);
                     told := born.woken;
