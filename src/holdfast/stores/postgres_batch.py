@@ -101,6 +101,7 @@ class Batch:
         self._late = 0.0
         self._sent = False  # whether something of this batch has been carried out already
         self._rows: dict[int, str] = {}  # which row a command waits for, by the identity of the command
+        self._stuck_rows: set[str] = set()  # those that were waited for in vain
 
     def run(
         self, commands: Sequence[Command], at: bytes | None, told: bytes, *, session: int | None = None
@@ -113,6 +114,7 @@ class Batch:
         self._tie = session
         self._late = elapsed() + AT_MOST
         self._rows.clear()
+        self._stuck_rows.clear()
         try:
             until = elapsed() + LOOKS_FOR
             outcomes = self._run(commands, at, told)
@@ -134,11 +136,11 @@ class Batch:
     def _look_again(
         self, commands: Sequence[Command], at: bytes | None, told: bytes, pause: float
     ) -> list[Outcome | None]:
-        """Ask again for what was taken: when the first run's row that is in the way is free, or after a pause."""
-        row = next((self._rows[id(command)] for command in commands if id(command) in self._rows), None)
+        """Ask again for what was taken: when a run's row that is in the way is free, or after a pause."""
+        rows = (self._rows.get(id(command)) for command in commands)
+        row = next((row for row in rows if row is not None and row not in self._stuck_rows), None)
         if row is None:
             time.sleep(pause)
-        self._rows.clear()
         return self._run(commands, at, told, row)
 
     def _run(
@@ -147,7 +149,7 @@ class Batch:
         """Answer what can be answered; None for a command whose row is taken. A row that is named is waited for."""
         if not commands:
             return []
-        patience = self._patience or (PATIENCE if len(commands) == 1 and row is None else None)
+        patience = self._patience or (PATIENCE if _is_alone(commands) and row is None else None)
         try:
             parts, places = _parts(commands, self._tie)
             asked = parts if row is None else [["await", row], *parts]
@@ -155,9 +157,12 @@ class Batch:
                 self._statement, (self._namespace, _encoder.encode(asked), at, patience, told)
             )
         except (BadData, Contended, TypeError, ValueError, OverflowError) as error:
+            if row is not None and isinstance(error, Contended):
+                self._stuck_rows.add(row)
+                return [None] * len(commands)
             if len(commands) == 1:
                 return [None] if isinstance(error, Contended) else [failed(commands[0], error)]
-            if isinstance(error, Contended) and (row is not None or elapsed() >= self._late):
+            if isinstance(error, Contended) and elapsed() >= self._late:
                 return [None] * len(commands)
             half = len(commands) // 2
             return self._run(commands[:half], at, told) + self._run(commands[half:], at, told)
@@ -226,6 +231,11 @@ def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[
             else:
                 parts += [[type(command).__name__, _sweep(command)] for command in found]
     return parts, places
+
+
+def _is_alone(commands: Sequence[Command]) -> bool:
+    """Whether there is one row to wait for, and nobody else to wait with it. A run that ends has its parent's too."""
+    return len(commands) == 1 and _kind(commands[0]) != "runs"
 
 
 def _kind(command: Command) -> str:

@@ -139,7 +139,7 @@ def _listing(command: ListRuns) -> dict[str, object]:
         "prefix": wanted.prefix,
         "since": wanted.since,
         "until": wanted.until,
-        "attributes": [(name, _text(value)) for name, value in wanted.attributes.items()],
+        "attributes": [(_text(name), _text(value)) for name, value in wanted.attributes.items()],
         "after": command.after,
         "limit": _most(command.limit),
     }
