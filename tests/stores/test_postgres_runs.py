@@ -298,7 +298,7 @@ def test_children_that_end_at_once_all_reach_their_parent(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(4)]
     hire(connections[0])
-    (parent,) = connections[0].execute([start("parent", worker="w.1")])
+    connections[0].execute([start("parent", worker="w.1")])
     names = [f"c{n:04}" for n in range(1_000)]
     children = [
         outcome.run
