@@ -55,8 +55,8 @@ POSTGRES = [
     Mutant(
         "a commit is not waited for where the role does not",
         "stores/postgresql_batch.sql",
-        "PERFORM set_config('synchronous_commit', 'on', true);",
-        "PERFORM 1;",
+        "reply := set_config('synchronous_commit', 'on', true);",
+        "reply := NULL;",
         (STORE + "test_a_commit_is_waited_for_also_where_the_role_does_not",),
     ),
     Mutant(
@@ -272,7 +272,7 @@ POSTGRES = [
     Mutant(
         "one who is alone records under any fence",
         "stores/postgresql_run_commands.sql",
-        "AND o.fence = (c->>1)::bigint AND o.status = 'running' AND o.length = known",
+        "AND o.fence = mine AND o.status = 'running' AND o.length = known",
         "AND o.status = 'running' AND o.length = known",
         (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
     ),

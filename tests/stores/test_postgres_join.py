@@ -285,6 +285,21 @@ def test_a_commit_of_which_nothing_is_heard_is_ambiguous(store, server):
     assert caught.value.ambiguous
 
 
+def test_a_connection_that_was_lost_between_two_blocks_is_replaced(server):
+    store = open_store(server.url, namespace="default", options=SCHEMA)
+    with store.transaction() as connection:
+        first = connection.info.backend_pid
+    with store.transaction() as connection:
+        assert connection.info.backend_pid == first, "it is used again"
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("SELECT pg_terminate_backend(%s)", (first,))
+    with store.transaction() as connection:
+        write(connection)
+    assert there(store, server) == (False, 1)
+    store.close()
+    assert connection.closed
+
+
 def test_a_connection_that_is_lost_within_the_block_has_done_nothing(server):
     with Proxy("127.0.0.1", server.port) as proxy:
         store = open_store(proxy.url_for(server.url), namespace="default", options=SCHEMA)

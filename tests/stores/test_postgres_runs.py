@@ -354,6 +354,24 @@ def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened,
     assert type(started).__name__ == "WorkerGone", "it was settled"
 
 
+def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(url, opened):
+    """One claim ends a child whose workers died over and over, and takes its parent: the news are not forgotten."""
+    clock = ManualClock()
+    connection = opened(url, clock=clock).connect()
+    connection.execute([start("child", parent="parent")])
+    for n in range(rule.POISONED):
+        assert claim(connection, hire(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
+        clock.pass_by(2)
+    hire(connection, "v.1")
+    connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # buries
+    clock.pass_by(1)
+    connection.execute([start("parent")])
+    (parent,) = claim(connection, "v.1")
+    assert (parent.id, parent.posted) == ("parent", 1)
+    (posted,) = connection.execute([signal("parent")])
+    assert posted.number == 2
+
+
 def test_a_worker_goes_only_when_all_its_runs_are_free(url, opened):
     """One that was left with the worker's name would be nobody's for ever."""
     store = opened(url)

@@ -38,6 +38,7 @@ PLACE = (
 _NUMBERED = re.compile(rb"\$\d+")
 
 Psycopg = psycopg.Connection[Any]
+Began = AbstractContextManager[psycopg.Transaction]
 Run = Callable[[bytes, tuple[str | None, ...]], object]
 """Sends a statement on somebody's connection, and gives its first value."""
 
@@ -70,12 +71,9 @@ class OwnConnections:
     @contextmanager
     def transaction(self) -> Iterator[Psycopg]:
         """A block with one of them."""
-        connection = self._idle.pop() if self._idle else None
-        if connection is None or connection.closed:
-            with _mapped():
-                connection = self._connect()
+        connection, begun = self._begun()
         try:
-            with transacted(connection):
+            with ended(connection, begun):
                 yield connection
         finally:
             clean = connection.info.transaction_status == TransactionStatus.IDLE and not connection.closed
@@ -84,6 +82,19 @@ class OwnConnections:
             else:
                 with suppress(psycopg.Error):
                     connection.close()
+
+    def _begun(self) -> tuple[Psycopg, Began]:
+        """A connection in a transaction. One that was kept may have been lost meanwhile: then it is another one."""
+        while self._idle:
+            kept = self._idle.pop()
+            try:
+                return kept, begin(kept)
+            except StoreError:
+                with suppress(psycopg.Error):
+                    kept.close()
+        with _mapped():
+            fresh = self._connect()
+        return fresh, begin(fresh)
 
     def close(self) -> None:
         """Close those that are kept."""
@@ -104,7 +115,7 @@ class Pooled:
         with _mapped():
             connection: Psycopg = self._pool.getconn()
         try:
-            with transacted(connection):
+            with ended(connection, begin(connection)):
                 yield connection
         finally:
             self._pool.putconn(connection)
@@ -144,14 +155,19 @@ class Engined:
         """Leave the engine to its owner."""
 
 
-@contextmanager
-def transacted(connection: Psycopg) -> Iterator[None]:
-    """Commit at the end of the block, roll back when it raises; the user's own commit within it is refused."""
+def begin(connection: Psycopg) -> Began:
+    """Begin a transaction, within which the user's own commit is refused."""
     with _mapped():
         if connection.info.transaction_status != TransactionStatus.IDLE:
             connection.rollback()
         transaction = connection.transaction()
         transaction.__enter__()
+    return transaction
+
+
+@contextmanager
+def ended(connection: Psycopg, transaction: Began) -> Iterator[None]:
+    """Commit the transaction at the end of the block, roll it back when that raises."""
     try:
         yield
     except BaseException as error:

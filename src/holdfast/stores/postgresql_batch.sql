@@ -278,13 +278,13 @@ DECLARE
     replies text[];
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
+        reply := set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
     END IF;
-    PERFORM set_config('lock_timeout', coalesce(patience, 40)::text, true);
-    IF parts->0->>0 = 'records' AND patience IS NOT NULL AND jsonb_array_length(parts->0->1) = 1 THEN
-        reply := '[0,[[' || holdfast.record_alone(ns, parts->0->1->0, at) || ']]]';
+    reply := set_config('lock_timeout', coalesce(patience, 40)::text, true);
+    IF patience IS NOT NULL AND parts->0->>0 = 'records' AND parts->0->1->1 IS NULL THEN
+        reply := holdfast.record_alone(ns, parts->0->1->0, at);
         IF reply IS NOT NULL THEN
-            RETURN reply;
+            RETURN '[0,[[' || reply || ']]]';
         END IF;
     ELSIF parts->0->>0 = 'await' THEN
         PERFORM FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = parts->0->>1 FOR UPDATE;

@@ -10,14 +10,17 @@
 CREATE OR REPLACE FUNCTION holdfast.record_alone(ns text, c jsonb, set_time bigint) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     name text := c->>0;
+    mine bigint := (c->>1)::bigint;
     known bigint := (c->>2)::bigint;
+    asked text := c->>3;
     entries bigint := jsonb_array_length(c->5);
     inbox bigint;
 BEGIN
     UPDATE holdfast.runs AS o
-       SET length = known + entries, last = c->>3, deaths = CASE WHEN entries > 0 THEN 0 ELSE o.deaths END
-     WHERE o.namespace = ns AND o.id = name AND o.fence = (c->>1)::bigint AND o.status = 'running' AND o.length = known
-       AND o.last <> c->>3
+       SET length = known + entries, last = asked,
+           deaths = CASE WHEN entries > 0 THEN 0 ELSE o.deaths END
+     WHERE o.namespace = ns AND o.id = name AND o.fence = mine AND o.status = 'running' AND o.length = known
+       AND o.last <> asked
     RETURNING o.posted INTO inbox;
     IF NOT FOUND THEN
         RETURN NULL;
