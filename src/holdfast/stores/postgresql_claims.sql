@@ -110,20 +110,24 @@ BEGIN
             SELECT x.id FROM unnest(types) AS t(type) CROSS JOIN LATERAL (
                 SELECT * FROM (SELECT r.id, r.due_at + 5000000000000000 AS since FROM holdfast.runs AS r
                                 WHERE r.namespace = ns AND r.type = t.type AND r.due_at < 0
+                                  AND r.status IN ('pending', 'running', 'suspended')
                                 ORDER BY r.due_at, r.id LIMIT most FOR UPDATE SKIP LOCKED) AS at_once
                 UNION ALL
                 SELECT * FROM (SELECT r.id, r.due_at FROM holdfast.runs AS r
                                 WHERE r.namespace = ns AND r.type = t.type AND r.due_at BETWEEN 0 AND at
+                                  AND r.status IN ('pending', 'running', 'suspended')
                                 ORDER BY r.due_at, r.id LIMIT most FOR UPDATE SKIP LOCKED) AS timed) AS x
              ORDER BY x.since, x.id);
     END IF;
     RETURN ARRAY(
         SELECT x.id FROM unnest(types) AS t(type) CROSS JOIN LATERAL (
             (SELECT r.id, r.due_at + 5000000000000000 AS since FROM holdfast.runs AS r
-              WHERE r.namespace = ns AND r.type = t.type AND r.due_at < 0 ORDER BY r.due_at, r.id LIMIT most)
+              WHERE r.namespace = ns AND r.type = t.type AND r.due_at < 0
+                AND r.status IN ('pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT most)
             UNION ALL
             (SELECT r.id, r.due_at FROM holdfast.runs AS r
-              WHERE r.namespace = ns AND r.type = t.type AND r.due_at BETWEEN 0 AND at ORDER BY r.due_at, r.id LIMIT most)) AS x
+              WHERE r.namespace = ns AND r.type = t.type AND r.due_at BETWEEN 0 AND at
+                AND r.status IN ('pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT most)) AS x
          ORDER BY x.since, x.id);
 END
 $$;

@@ -371,6 +371,7 @@ BEGIN
         SELECT min(x.due_at)
           FROM unnest(types) AS t(type) CROSS JOIN LATERAL (
               SELECT r.due_at FROM holdfast.runs AS r
-               WHERE r.namespace = ns AND r.type = t.type AND r.due_at IS NOT NULL ORDER BY r.due_at, r.id LIMIT 1) AS x);
+               WHERE r.namespace = ns AND r.type = t.type AND r.due_at IS NOT NULL
+                 AND r.status IN ('pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT 1) AS x);
 END
 $$;

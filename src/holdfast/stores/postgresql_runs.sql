@@ -43,10 +43,9 @@ CREATE TABLE holdfast.runs (
     PRIMARY KEY (namespace, id)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE INDEX runs_due ON holdfast.runs (namespace, type, due_at, id) WHERE due_at IS NOT NULL;
+CREATE INDEX runs_living ON holdfast.runs (namespace, type, due_at, id) WHERE status IN ('pending', 'running', 'suspended');
 CREATE INDEX runs_worker ON holdfast.runs (namespace, worker, id) WHERE worker <> '';
 CREATE INDEX runs_age ON holdfast.runs (namespace, created_at, id);
-CREATE INDEX runs_living ON holdfast.runs (namespace, type) WHERE status IN ('pending', 'running', 'suspended');
 CREATE UNIQUE INDEX runs_key ON holdfast.runs (namespace, workflow, key) WHERE key <> '';
 
 CREATE TABLE holdfast.journal (
