@@ -150,6 +150,7 @@ DECLARE
     looked bigint;
     skipped boolean := false;
     r holdfast.runs;
+    above record;
     found text[] := '{}';
 BEGIN
     woken := '{}';
@@ -185,11 +186,12 @@ BEGIN
                      WHERE o.namespace = ns AND o.id = r.id AND o.due_at <= at;
                     CONTINUE;
                 ELSIF r.deaths >= 5 THEN
-                    CONTINUE WHEN r.parent <> '' AND (holdfast.own(ns, r.parent, missed)).taken;  -- another time
+                    above := holdfast.own(ns, r.parent, missed);
+                    CONTINUE WHEN above.taken;  -- another time
                     SELECT * INTO r FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = r.id;  -- as it is by now
                     woken := woken || (holdfast.end_run(r, at, 'failed', format(
                         '{"type":"RunPoisoned","message":"its worker died %s times in a row while it drove this run"}',
-                        r.deaths))).woken;
+                        r.deaths), above.r)).woken;
                     CONTINUE;
                 ELSIF r.deaths >= 2 AND r.worker <> me THEN
                     suspects := suspects - 1;

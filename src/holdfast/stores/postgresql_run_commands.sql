@@ -91,6 +91,8 @@ DECLARE
     until bigint := (cmd->'then'->>'due_at')::bigint;
     mine record;
     r holdfast.runs;
+    above record;
+    parent holdfast.runs;
     child jsonb;
     born record;
     others text[] := '{}';
@@ -117,14 +119,21 @@ BEGIN
         RETURN;
     END IF;
     done := what IS NULL OR r.posted <= seen;
-    IF done AND what = 'finish' AND r.parent <> '' AND (holdfast.own(ns, r.parent, missed)).taken THEN
-        answer := holdfast.taken(r.parent);
-        RETURN;
+    IF done AND what = 'finish' AND r.parent <> '' THEN
+        above := holdfast.own(ns, r.parent, missed);
+        IF above.taken THEN
+            answer := holdfast.taken(r.parent);
+            RETURN;
+        END IF;
+        parent := above.r;
     END IF;
-    INSERT INTO holdfast.journal
-    SELECT ns, name, r.length + e.place - 1, e.entry
-      FROM jsonb_array_elements_text(cmd->'entries') WITH ORDINALITY AS e(entry, place);
-    FOR child IN SELECT c FROM jsonb_array_elements(cmd->'children') AS c LOOP
+    IF entries > 0 THEN
+        INSERT INTO holdfast.journal
+        SELECT ns, name, r.length + e.place - 1, e.entry
+          FROM jsonb_array_elements_text(cmd->'entries') WITH ORDINALITY AS e(entry, place);
+    END IF;
+    FOR n IN 0..coalesce(jsonb_array_length(cmd->'children'), 0) - 1 LOOP
+        child := cmd->'children'->n;
         born := holdfast.start_run(ns, child, '', at);
         IF born.kind IS NULL THEN
             RAISE serialization_failure USING MESSAGE = 'a child is being started by somebody else at this moment';
@@ -138,7 +147,7 @@ BEGIN
     r.deaths := CASE WHEN entries > 0 OR what IS NOT NULL THEN 0 ELSE r.deaths END;
     r.attributes := coalesce((cmd->>'attributes')::json, r.attributes);
     IF done AND what = 'finish' THEN
-        woken := woken || (holdfast.end_run(r, at, cmd->'then'->>'status', cmd->'then'->>'result')).woken;
+        woken := woken || (holdfast.end_run(r, at, cmd->'then'->>'status', cmd->'then'->>'result', parent)).woken;
     ELSE
         IF done AND what = 'park' THEN
             r.status := 'suspended';
@@ -207,13 +216,14 @@ BEGIN
     END IF;
     number := r.posted + 1;
     IF event->>'kind' = 'cancel' AND r.status = 'pending' AND r.started_at IS NULL THEN
-        IF r.parent <> '' AND (holdfast.own(ns, r.parent, missed)).taken THEN
+        mine := holdfast.own(ns, r.parent, missed);
+        IF mine.taken THEN
             answer := holdfast.taken(r.parent);
             RETURN;
         END IF;
         r.posted := number;
         step := holdfast.end_run(
-            r, at, 'cancelled', '{"type":"RunCancelled","message":"it was cancelled before it began"}');
+            r, at, 'cancelled', '{"type":"RunCancelled","message":"it was cancelled before it began"}', mine.r);
         INSERT INTO holdfast.events VALUES (ns, r.id, number, 'cancel', coalesce(event->>'name', ''),
                                             coalesce(event->>'payload', 'null'), known, at);
     ELSE
@@ -322,6 +332,7 @@ DECLARE
     oldest bigint := coalesce((cmd->>'since')::bigint, -9223372036854775808);
     newest bigint := coalesce((cmd->>'until')::bigint, 9223372036854775807);
     behind bigint := coalesce((cmd->'after'->>0)::bigint, 9223372036854775807);
+    probe text := (cmd->'attributes'->0->>0) || ':' || (cmd->'attributes'->0->>1);  -- sorts most of them out cheaply
     found holdfast.runs[];
 BEGIN
     found := ARRAY(
@@ -330,7 +341,8 @@ BEGIN
            AND (cmd->'after'->>1 IS NULL OR (r.created_at, r.id) < (behind, cmd->'after'->>1))
            AND (statuses = '{}' OR r.status = ANY (statuses))
            AND (cmd->>'workflow' = '' OR r.workflow = cmd->>'workflow') AND starts_with(r.id, cmd->>'prefix')
-           AND (cmd->'attributes' = '[]' OR holdfast.has_attributes(r.attributes, cmd->'attributes'))
+           AND (probe IS NULL
+                OR strpos(r.attributes::text, probe) > 0 AND holdfast.has_attributes(r.attributes, cmd->'attributes'))
          ORDER BY r.created_at DESC, r.id DESC LIMIT most + 1);
     RETURN json_build_array('RunPage', json_build_object(
         'runs', to_json(found[:most]), 'now', at,

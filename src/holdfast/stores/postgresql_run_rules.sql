@@ -129,11 +129,11 @@ BEGIN
 END
 $$;
 
--- End a run whose row is ours, and its parent's as well; tell the parent by an event, and those who watch the run.
-CREATE OR REPLACE FUNCTION holdfast.end_run(INOUT r holdfast.runs, at bigint, how text, outcome text, OUT woken text[])
+-- End a run whose row is ours, and its parent's as well (`above`); tell the parent by an event, and those who watch.
+CREATE OR REPLACE FUNCTION holdfast.end_run(
+    INOUT r holdfast.runs, at bigint, how text, outcome text, above holdfast.runs, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
-    above holdfast.runs;
     news text := 'ended/' || r.id || '/' || r.fence;
 BEGIN
     woken := r.watchers;
@@ -148,10 +148,11 @@ BEGIN
        SET status = r.status, result = r.result, ended_at = r.ended_at, worker = '', due_at = NULL, deaths = 0, watchers = '{}',
            length = r.length, last = r.last, posted = r.posted, attributes = r.attributes
      WHERE o.namespace = r.namespace AND o.id = r.id;
-    IF r.parent = '' THEN
+    IF r.parent IN ('', r.id) THEN
         RETURN;
+    ELSIF above.id IS NULL THEN  -- it may have been started in this very step
+        SELECT * INTO above FROM holdfast.runs AS o WHERE o.namespace = r.namespace AND o.id = r.parent FOR UPDATE;
     END IF;
-    SELECT * INTO above FROM holdfast.runs AS o WHERE o.namespace = r.namespace AND o.id = r.parent FOR UPDATE;
     IF above.status IN ('pending', 'running', 'suspended') AND NOT EXISTS (
         SELECT FROM holdfast.events AS e WHERE e.namespace = r.namespace AND e.run = r.parent AND e.key = news) THEN
         woken := woken || (holdfast.put_event(
