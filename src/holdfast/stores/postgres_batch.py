@@ -141,15 +141,25 @@ class Batch:
         row = next((row for row in rows if row is not None and row not in self._stuck_rows), None)
         if row is None:
             time.sleep(pause)
-        return self._run(commands, at, told, row)
+        return self._run(commands, at, told, row, again=True)
 
     def _run(
-        self, commands: Sequence[Command], at: bytes | None, told: bytes, row: str | None = None
+        self,
+        commands: Sequence[Command],
+        at: bytes | None,
+        told: bytes,
+        row: str | None = None,
+        *,
+        again: bool = False,
     ) -> list[Outcome | None]:
         """Answer what can be answered; None for a command whose row is taken. A row that is named is waited for."""
         if not commands:
             return []
-        patience = self._patience or (PATIENCE if _is_alone(commands) and row is None else None)
+        patience = self._patience
+        if patience is None and len(commands) == 1 and row is None and not (again and _kind(commands[0]) == "runs"):
+            patience = (
+                PATIENCE  # later on it is better to know which of a run's rows is in the way: its parent's, perhaps
+            )
         try:
             parts, places = _parts(commands, self._tie)
             asked = parts if row is None else [["await", row], *parts]
@@ -231,11 +241,6 @@ def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[
             else:
                 parts += [[type(command).__name__, _sweep(command)] for command in found]
     return parts, places
-
-
-def _is_alone(commands: Sequence[Command]) -> bool:
-    """Whether there is one row to wait for, and nobody else to wait with it. A run that ends has its parent's too."""
-    return len(commands) == 1 and _kind(commands[0]) != "runs"
 
 
 def _kind(command: Command) -> str:
