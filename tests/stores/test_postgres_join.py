@@ -243,13 +243,13 @@ def test_an_engine_that_commits_by_itself_lends_no_transaction(server):
 
 def test_a_connection_to_another_database_is_refused(server):
     with psycopg.connect(server.url, autocommit=True) as db:
-        db.execute("DROP DATABASE IF EXISTS elsewhere")
-        db.execute("CREATE DATABASE elsewhere")
-    other = server.url.rpartition("/")[0] + "/elsewhere"
-    store = open_store(server.url, namespace="default", options=SCHEMA)
-    with psycopg.connect(other) as db, pytest.raises(InvalidOption, match="another database"):
-        store.join(db)
-    store.close()
+        db.execute("CREATE DATABASE not_ours")
+        other = server.url.rpartition("/")[0] + "/not_ours"
+        store = open_store(server.url, namespace="default", options=SCHEMA)
+        with psycopg.connect(other) as stranger, pytest.raises(InvalidOption, match="another database"):
+            store.join(stranger)
+        store.close()
+        db.execute("DROP DATABASE not_ours")
 
 
 def test_what_is_no_connection_of_a_kind_that_is_known_is_refused(server, engine):
