@@ -14,6 +14,7 @@ import handover
 import leases
 import pairs
 import postgres
+import postgres_runs
 import redis_pairs
 import redis_waiting
 import states
@@ -27,6 +28,7 @@ PARTS = {
     "states": states,
     "wakeups": wakeups,
     "postgres": postgres,
+    "postgres_runs": postgres_runs,
     "redis_pairs": redis_pairs,
     "redis_waiting": redis_waiting,
 }

@@ -65,8 +65,9 @@ def _postgres_url(folder: Path) -> str:
     """One schema for all tests, emptied for each: making one takes longer than most tests do."""
     address = f"{real_servers.shared('postgres').url}?schema={POSTGRES_SCHEMA}"
     with _postgres(address) as db:
-        if db.execute("SELECT to_regclass(%s)", (f"{POSTGRES_SCHEMA}.slots",)).fetchone()[0]:
-            db.execute(f"DELETE FROM {POSTGRES_SCHEMA}.locks; DELETE FROM {POSTGRES_SCHEMA}.slots")
+        if db.execute("SELECT to_regclass(%s)", (f"{POSTGRES_SCHEMA}.workers",)).fetchone()[0]:
+            for table in ("locks", "slots", "runs", "journal", "events", "workers"):
+                db.execute(f"DELETE FROM {POSTGRES_SCHEMA}.{table}")
     return address
 
 

@@ -18,8 +18,8 @@ SERVERS = [
     Mutant(
         "PostgreSQL wakes nobody in another process",
         "stores/postgresql_batch.sql",
-        "            PERFORM holdfast.wake(ns, answers, told);\n",
-        "            NULL;\n",
+        "        PERFORM holdfast.wake(ns, woken, told);\n",
+        "        NULL;\n",
         (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[postgres]",),
     ),
     Mutant(

@@ -15,6 +15,7 @@ import pytest
 from psycopg import sql
 
 import real_servers
+from driving import assert_that_runs_can_be_driven
 from exhausted import no_threads
 from holdfast import Client
 from holdfast import commands as c
@@ -300,6 +301,14 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
     ).fetchall()
     assert columns == [
         ("about", "version", "integer"),
+        ("events", "namespace", "text"),
+        ("events", "run", "text"),
+        ("events", "number", "bigint"),
+        ("events", "kind", "text"),
+        ("events", "name", "text"),
+        ("events", "payload", "text"),
+        ("events", "key", "text"),
+        ("events", "at", "bigint"),
         ("holders", "namespace", "text"),
         ("holders", "key", "text"),
         ("holders", "kind", "text"),
@@ -312,10 +321,52 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
         ("holders", "expired", "boolean"),
         ("holders", "offered", "boolean"),
         ("holders", "waiting", "integer"),
+        ("journal", "namespace", "text"),
+        ("journal", "run", "text"),
+        ("journal", "number", "bigint"),
+        ("journal", "entry", "text"),
         ("locks", "namespace", "text"),
         ("locks", "key", "text"),
         ("locks", "record", "jsonb"),
         ("locks", "due_at", "bigint"),
+        ("run_list", "namespace", "text"),
+        ("run_list", "id", "text"),
+        ("run_list", "type", "text"),
+        ("run_list", "status", "text"),
+        ("run_list", "driver", "text"),
+        ("run_list", "created_at", "timestamp with time zone"),
+        ("run_list", "due_at", "timestamp with time zone"),
+        ("run_list", "started_at", "timestamp with time zone"),
+        ("run_list", "ended_at", "timestamp with time zone"),
+        ("run_list", "entries", "bigint"),
+        ("run_list", "events", "bigint"),
+        ("run_list", "lives", "bigint"),
+        ("run_list", "deaths", "bigint"),
+        ("run_list", "parent", "text"),
+        ("run_list", "result", "text"),
+        ("runs", "namespace", "text"),
+        ("runs", "id", "text"),
+        ("runs", "type", "text"),
+        ("runs", "workflow", "text"),
+        ("runs", "status", "text"),
+        ("runs", "created_at", "bigint"),
+        ("runs", "due_at", "bigint"),
+        ("runs", "worker", "text"),
+        ("runs", "fence", "bigint"),
+        ("runs", "length", "bigint"),
+        ("runs", "posted", "bigint"),
+        ("runs", "lives", "bigint"),
+        ("runs", "deaths", "bigint"),
+        ("runs", "request", "text"),
+        ("runs", "last", "text"),
+        ("runs", "key", "text"),
+        ("runs", "parent", "text"),
+        ("runs", "root", "text"),
+        ("runs", "started_at", "bigint"),
+        ("runs", "ended_at", "bigint"),
+        ("runs", "result", "text"),
+        ("runs", "attributes", "json"),
+        ("runs", "watchers", "ARRAY"),
         ("slots", "namespace", "text"),
         ("slots", "scope", "text"),
         ("slots", "owner", "text"),
@@ -331,6 +382,11 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
         ("waiters", "pid", "integer"),
         ("waiters", "since", "timestamp with time zone"),
         ("waiters", "expires_at", "timestamp with time zone"),
+        ("workers", "namespace", "text"),
+        ("workers", "id", "text"),
+        ("workers", "name", "text"),
+        ("workers", "types", "ARRAY"),
+        ("workers", "since", "bigint"),
     ]
 
 
@@ -378,12 +434,15 @@ def test_a_role_with_the_least_rights_can_do_everything(roles, schema, opened):
     connection = opened(f"{roles['holdfast_app']}?schema={postgres_url_quoted(schema)}").connect()
     outcomes = connection.execute([acquire(), wait(), swap("a.1"), c.ListLocks(), c.SettleDue(), c.Cleanup()])
     assert [type(one).__name__ for one in outcomes] == ["Granted", "Queued", "Swapped", "Page", "Swept", "Swept"]
+    assert_that_runs_can_be_driven(connection)
 
 
 def test_a_role_that_may_only_read_sees_and_changes_nothing(roles, schema, opened):
     with psycopg.connect(roles["holdfast_reader"], autocommit=True) as db:
         here = sql.Identifier(schema)
-        for name in ("holders", "waiters", "locks", "slots"):
+        for name in (
+            "holders", "waiters", "locks", "slots", "run_list", "runs", "journal", "events", "workers",
+        ):  # fmt: skip
             assert db.execute(sql.SQL("SELECT * FROM {}.{}").format(here, sql.Identifier(name))).fetchall() == []
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             db.execute(sql.SQL("DELETE FROM {}.locks").format(here))

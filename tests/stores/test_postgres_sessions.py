@@ -21,7 +21,7 @@ from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
 from holdfast.rules import outcomes as out
-from holdfast.stores import open_store, postgresql, redacted
+from holdfast.stores import open_store, postgres_address, redacted
 from holdfast.testing.asking import acquire, release, renew, wait
 from providers import PROVIDERS
 from waiting import eventually
@@ -158,7 +158,7 @@ def test_an_engine_of_another_encoding_is_set_right(url, server, admin):
 
 
 def test_an_adopted_pool_gives_up_connecting_as_a_url_does(opened, monkeypatch):
-    monkeypatch.setitem(postgresql.QUIET, "connect_timeout", "1")
+    monkeypatch.setitem(postgres_address.QUIET, "connect_timeout", "1")
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         address = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/db"
         pool = psycopg_pool.ConnectionPool(address, min_size=0, max_size=1, open=False)

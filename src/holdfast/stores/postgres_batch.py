@@ -8,9 +8,9 @@ command fails: whoever sent it asks again, and everybody else goes on meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, groupby
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,7 +33,9 @@ from ..rules import outcomes as out
 from ..rules.outcomes import Outcome
 from ..rules.record import EMPTY, decode
 from ..rules.slot import Conflict, SlotSeen, Swapped
-from .postgres_session import BadData, Contended, Session
+from ..run_commands import RunCommand
+from . import postgres_runs
+from .postgres_session import BadData, Contended
 from .shared import at_least_one, end_of_prefix, failed, listed
 
 PATIENCE = b"40"
@@ -50,6 +52,17 @@ UNTIED = ("hold", "lease")
 
 Answer = tuple[str, msgspec.Raw]
 
+
+class Asking(Protocol):
+    """What can be asked a statement: a session of our own, or somebody's transaction."""
+
+    def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
+        """Send one statement and wait for its first value."""
+
+    def ask_often(self, statement: bytes, values: Sequence[bytes | None]) -> bytes | None:
+        """The same for the statement that is sent all the time."""
+
+
 _encoder = msgspec.json.Encoder()
 _reply = msgspec.json.Decoder(tuple[int, list[list[Answer]]])
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -59,7 +72,8 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
         out.TargetHolds, out.Mismatch, out.TooHeavy, out.Gone, out.ForceReleased, out.Settled, Swept, SlotSeen, Swapped,
         Conflict,
     )
-}  # fmt: skip
+} | postgres_runs.DECODERS  # fmt: skip
+_taken = msgspec.json.Decoder(postgres_runs.Taken)
 
 
 class _Held(msgspec.Struct):
@@ -77,13 +91,17 @@ class _Rows(msgspec.Struct):
 class Batch:
     """What is the same for all batches of one connection."""
 
-    def __init__(self, session: Session, schema: bytes, namespace: str) -> None:
-        self._session, self._namespace = session, namespace.encode()
+    def __init__(self, session: Asking, schema: bytes, namespace: str, *, patience: bytes | None = None) -> None:
+        """With `patience`, also batches wait for rows that somebody else has locked."""
+        self._session, self._namespace, self._patience = session, namespace.encode(), patience
         self._statement = b"SELECT %b.execute($1, $2, $3, $4, $5)" % schema
         self._who = b"SELECT %b.locked_by($1, $2)" % schema
+        self._whose_run = b"SELECT %b.run_locked_by($1, $2)" % schema
         self._tie: int | None = None
         self._late = 0.0
         self._sent = False  # whether something of this batch has been carried out already
+        self._rows: dict[int, str] = {}  # which row a command waits for, by the identity of the command
+        self._stuck_rows: set[str] = set()  # those that were waited for in vain
 
     def run(
         self, commands: Sequence[Command], at: bytes | None, told: bytes, *, session: int | None = None
@@ -95,6 +113,8 @@ class Batch:
         self._sent = False
         self._tie = session
         self._late = elapsed() + AT_MOST
+        self._rows.clear()
+        self._stuck_rows.clear()
         try:
             until = elapsed() + LOOKS_FOR
             outcomes = self._run(commands, at, told)
@@ -102,8 +122,7 @@ class Batch:
                 taken = [place for place, outcome in enumerate(outcomes) if outcome is None]
                 if not taken or elapsed() >= until:
                     break
-                time.sleep(pause)
-                again = self._run([commands[place] for place in taken], at, told)
+                again = self._look_again([commands[place] for place in taken], at, told, pause)
                 for place, outcome in zip(taken, again, strict=True):
                     outcomes[place] = outcome
             stuck = [place for place, outcome in enumerate(outcomes) if outcome is None]
@@ -114,31 +133,72 @@ class Batch:
             raise
         return outcomes  # type: ignore[return-value]  # every place is filled by now
 
-    def _run(self, commands: Sequence[Command], at: bytes | None, told: bytes) -> list[Outcome | None]:
-        """Answer what can be answered; None for a command whose row is taken."""
+    def _look_again(
+        self, commands: Sequence[Command], at: bytes | None, told: bytes, pause: float
+    ) -> list[Outcome | None]:
+        """Ask again for what was taken: when a run's row that is in the way is free, or after a pause."""
+        rows = (self._rows.get(id(command)) for command in commands)
+        row = next((row for row in rows if row is not None and row not in self._stuck_rows), None)
+        if row is None:
+            time.sleep(pause)
+        return self._run(commands, at, told, row, again=True)
+
+    def _run(
+        self,
+        commands: Sequence[Command],
+        at: bytes | None,
+        told: bytes,
+        row: str | None = None,
+        *,
+        again: bool = False,
+    ) -> list[Outcome | None]:
+        """Answer what can be answered; None for a command whose row is taken. A row that is named is waited for."""
         if not commands:
             return []
-        patience = PATIENCE if len(commands) == 1 else None
+        patience = self._patience
+        if patience is None and len(commands) == 1 and row is None and not (again and _kind(commands[0]) == "runs"):
+            patience = (
+                PATIENCE  # later on it is better to know which of a run's rows is in the way: its parent's, perhaps
+            )
         try:
             parts, places = _parts(commands, self._tie)
+            asked = parts if row is None else [["await", row], *parts]
             answers = self._session.ask_often(
-                self._statement, (self._namespace, _encoder.encode(parts), at, patience, told)
+                self._statement, (self._namespace, _encoder.encode(asked), at, patience, told)
             )
         except (BadData, Contended, TypeError, ValueError, OverflowError) as error:
+            if row is not None and isinstance(error, Contended):
+                self._stuck_rows.add(row)
+                return [None] * len(commands)
             if len(commands) == 1:
                 return [None] if isinstance(error, Contended) else [failed(commands[0], error)]
-            if elapsed() >= self._late and isinstance(error, Contended):
+            if isinstance(error, Contended) and elapsed() >= self._late:
                 return [None] * len(commands)
             half = len(commands) // 2
             return self._run(commands[:half], at, told) + self._run(commands[half:], at, told)
         self._sent = True
-        return _outcomes(commands, places, answers)
+        return self._outcomes(commands, places, answers)
+
+    def _outcomes(
+        self, commands: Sequence[Command], places: list[int] | None, reply: bytes | None
+    ) -> list[Outcome | None]:
+        now, parts = _reply.decode(reply or b"")
+        outcomes: list[Outcome | None] = [None] * len(commands)
+        for place, (kind, body) in zip(places or (0,), chain.from_iterable(parts), strict=True):
+            if kind != "Taken":
+                outcomes[place] = _outcome(commands[place], kind, body, now)
+            elif (row := _taken.decode(body).row) is not None:
+                self._rows[id(commands[place])] = row
+        return outcomes
 
     def _stuck(self, command: Command, *, look: bool) -> StoreContended:
         key = getattr(command, "key", None) or getattr(command, "address", ("", "", ""))[2]
+        who = self._who
+        if isinstance(command, RunCommand):
+            key, who = self._rows.get(id(command)) or postgres_runs.name_of(command), self._whose_run
         by = ""
-        if look and isinstance(command, LockCommand):
-            found = self._session.ask(self._who, (self._namespace, command.key.encode()))
+        if look and key and not isinstance(command, SlotCommand):
+            found = self._session.ask(who, (self._namespace, key.encode()))
             by = f" by {found.decode()}" if found else ""
         return StoreContended(
             f"the row of {key!r} is kept locked{by}: nothing was done for this command, and all others go on. Look in "
@@ -153,49 +213,69 @@ def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[
     """
     if len(commands) == 1:
         command = commands[0]
+        if isinstance(command, RunCommand):
+            return [_of_runs(commands)], None
         if isinstance(command, LockCommand):
             _check_texts(command.key)
             return [["one", *_named(command, session)]], None
     parts: list[list[object]] = []
     places: list[int] = []
-    rounds: list[dict[str, int]] = []
-    slots: list[int] = []
-
-    def finish() -> None:
-        for one_round in rounds:
-            order = [place for _, place in sorted(one_round.items())]
-            places.extend(order)
-            parts.append(["many", [_named(commands[place], session) for place in order]])
-        if slots:
-            places.extend(slots)
-            parts.append(["slots", [_named(commands[place]) for place in slots]])
-        rounds.clear()
-        slots.clear()
-
-    seen: dict[str, int] = {}
-    for place, command in enumerate(commands):
-        if isinstance(command, LockCommand):
-            _check_texts(command.key)
-            if slots:
-                finish()
-            if not rounds:
-                seen = {}
-            turn = seen.get(command.key, 0)
-            seen[command.key] = turn + 1
-            if turn == len(rounds):
-                rounds.append({})
-            rounds[turn][command.key] = place
-        elif isinstance(command, SlotCommand):
-            _check_texts(*command.address, getattr(command, "request", ""))
-            if rounds:
-                finish()
-            slots.append(place)
+    for kind, neighbours in groupby(range(len(commands)), lambda place: _kind(commands[place])):
+        here = list(neighbours)
+        if kind == "locks":
+            for turn in _turns(here, lambda place: commands[place].key):  # type: ignore[attr-defined]
+                order = sorted(turn, key=lambda place: commands[place].key)  # type: ignore[attr-defined]
+                places += order
+                parts.append(["many", [_named(commands[place], session) for place in order]])
+        elif kind == "records":
+            for turn in _turns(here, lambda place: commands[place].run):  # type: ignore[attr-defined]
+                places += turn
+                parts.append(_of_runs([commands[place] for place in turn]))
         else:
-            finish()
-            places.append(place)
-            parts.append([type(command).__name__, _sweep(command)])
-    finish()
+            places += here
+            found = [commands[place] for place in here]
+            if kind == "runs":
+                parts.append(_of_runs(found))
+            elif kind == "slots":
+                parts.append(["slots", [_slot(command) for command in found]])
+            else:
+                parts += [[type(command).__name__, _sweep(command)] for command in found]
     return parts, places
+
+
+def _kind(command: Command) -> str:
+    if isinstance(command, LockCommand):
+        return "locks"
+    if isinstance(command, RunCommand):
+        return "records" if postgres_runs.is_simple(command) else "runs"
+    return "slots" if isinstance(command, SlotCommand) else "others"
+
+
+def _turns(places: Iterable[int], name: Callable[[int], str]) -> list[list[int]]:
+    """The places of commands in turns: in each turn every name once, and those of one name one after another."""
+    turns: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for place in places:
+        key = name(place)
+        _check_texts(key)
+        turn = seen.get(key, 0)
+        seen[key] = turn + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(place)
+    return turns
+
+
+def _of_runs(commands: Sequence[Any]) -> list[object]:
+    if all(postgres_runs.is_simple(command) for command in commands):
+        return postgres_runs.simple_part(commands)
+    return postgres_runs.part(commands)
+
+
+def _slot(command: Command) -> tuple[str, object]:
+    if isinstance(command, SlotCommand):
+        _check_texts(*command.address, getattr(command, "request", ""))
+    return _named(command)
 
 
 def _named(command: Command, session: int | None = None) -> tuple[str, object]:
@@ -232,21 +312,13 @@ def _most(limit: int) -> int:
     return min(at_least_one(limit), 2**31 - 1)
 
 
-def _outcomes(commands: Sequence[Command], places: list[int] | None, reply: bytes | None) -> list[Outcome | None]:
-    now, parts = _reply.decode(reply or b"")
-    outcomes: list[Outcome | None] = [None] * len(commands)
-    for place, (kind, body) in zip(places or (0,), chain.from_iterable(parts), strict=True):
-        outcomes[place] = _outcome(commands[place], kind, body, now)
-    return outcomes
-
-
 def _outcome(command: Command, kind: str, body: msgspec.Raw, now: int) -> Outcome | None:
     decoder = _DECODERS.get(kind)
     if decoder is not None:
         try:
             outcome: Outcome = decoder.decode(body)
-        except msgspec.ValidationError:  # a holder has fields that this version does not know
-            return _with_holders(command, kind, body)
+        except msgspec.ValidationError as error:  # a holder has fields that this version does not know
+            return postgres_runs.unread(error) if kind in postgres_runs.DECODERS else _with_holders(command, kind, body)
         return outcome
     try:
         if kind == "Record" and isinstance(command, Inspect):

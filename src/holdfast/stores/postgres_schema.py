@@ -13,8 +13,13 @@ from psycopg import sql
 from ..errors import StoreUnavailable, StoreUnusable
 from .postgres_session import BadData, Contended, LacksRights, Session
 
-VERSION = 1
-SCRIPTS = tuple(f"postgresql{part}.sql" for part in ("", "_tools", "_rules", "_slots", "_batch"))
+TABLES = ("postgresql.sql", "postgresql_runs.sql")
+"""What makes each version of the tables from the one before it; the first makes them from nothing."""
+VERSION = len(TABLES)
+FUNCTIONS = tuple(
+    f"postgresql_{part}.sql" for part in ("tools", "rules", "slots", "run_rules", "run_commands", "claims", "batch")
+)
+"""What is made anew with every version; the functions of an older one are replaced."""
 OLDEST_SERVER = 130_000
 _PLACE = "holdfast."
 # Not by to_regclass: after waiting for another who made it, that still says what the session had heard before.
@@ -65,7 +70,8 @@ def prepare(session: Session, schema: str) -> None:
     try:
         session.run(f"BEGIN; SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock({_LOCK})", timeout=PATIENCE)
         if not _is_ready(session, schema):
-            scripts = "\n".join(script(name, schema) for name in SCRIPTS)
+            missing = TABLES[version_of(session, schema) :]
+            scripts = "\n".join(script(name, schema) for name in (*missing, *FUNCTIONS))
             session.run(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n{scripts}", timeout=PATIENCE)
         session.run("COMMIT", timeout=PATIENCE)
     except LacksRights as error:

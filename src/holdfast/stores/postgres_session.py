@@ -180,7 +180,7 @@ def _opened(connect: Connect) -> psycopg.Connection[tuple[object, ...]]:
     try:
         connection = connect()
     except psycopg.Error as error:
-        raise _cannot_connect(error) from error
+        raise cannot_connect(error) from error
     try:
         connection.rollback()  # whatever an event of an engine's has begun
         connection.autocommit = True
@@ -197,7 +197,8 @@ def _opened(connect: Connect) -> psycopg.Connection[tuple[object, ...]]:
     return connection
 
 
-def _cannot_connect(error: psycopg.Error) -> StoreError:
+def cannot_connect(error: psycopg.Error) -> StoreError:
+    """The error for a connection that could not be opened."""
     text = " ".join(str(error).split())
     if any(word in text for word in ("password authentication failed", "no pg_hba.conf entry", "does not exist")):
         return StoreUnusable(f"PostgreSQL refused the connection: {text}. Look at the user, the database and the URL.")
@@ -244,14 +245,24 @@ _MEANINGS = {
 """By the whole SQLSTATE, else by its class."""
 
 
+def meaning_of(state: str) -> _Meaning:
+    """What an SQLSTATE means: by itself, else by its class."""
+    return _MEANINGS.get(state) or _MEANINGS.get(state[:2]) or _Meaning(StoreUnavailable)
+
+
+def refusal(state: str, text: str) -> Exception:
+    """The error for what the server has said."""
+    meaning = meaning_of(state)
+    told = f"PostgreSQL says: {text} (SQLSTATE {state or 'none'}). {meaning.advice}"
+    if issubclass(meaning.error, StoreUnavailable):
+        return meaning.error(told, ambiguous=meaning.ambiguous)
+    return meaning.error(told)
+
+
 def _refusal(result: PGresult | None) -> Exception:
     """The error for a statement that the server did not carry out, or of which that is not known."""
     if result is None:
         return StoreUnavailable("PostgreSQL ended the session without an answer", ambiguous=True)
     state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message).decode("utf-8", "replace")
-    meaning = _MEANINGS.get(state) or _MEANINGS.get(state[:2]) or _Meaning(StoreUnavailable)
-    told = f"PostgreSQL says: {text} (SQLSTATE {state or 'none'}). {meaning.advice}"
-    if issubclass(meaning.error, StoreUnavailable):
-        return meaning.error(told, ambiguous=meaning.ambiguous)
-    return meaning.error(told)
+    return refusal(state, text)

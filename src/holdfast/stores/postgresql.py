@@ -10,104 +10,59 @@ Besides libpq's own options the URL takes `?schema=holdfast`, `?timeout=5` (seco
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qsl, quote, urlencode
+from contextlib import AbstractContextManager, closing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
-import psycopg
-from psycopg import conninfo
 
 from .._platform import host_clock
 from ..commands import Acquire, Command
-from ..errors import InvalidKey, InvalidOption, StoreUnavailable, StoreUnusable
+from ..errors import InvalidOption, StoreUnavailable, StoreUnusable
 from ..rules.outcomes import Outcome
-from ..values import checked_key, seconds
-from . import postgres_health
+from . import postgres_health, postgres_join
 from .contract import Capabilities, Clock, Finding, Hint, Role
+from .postgres_address import (
+    DEFAULT_SCHEMA,
+    Options,
+    connector,
+    from_engine,
+    from_pool,
+    options_of,
+    parse,
+    where_of,
+)
 from .postgres_anchor import Anchor, Severed
 from .postgres_batch import Batch
 from .postgres_schema import VERSION, prepare, quoted, version_of
 from .postgres_session import Connect, Missing, Session
 from .postgres_wakeup import Listening, near
 from .shared import woken_by_channel
-from .urls import scheme_of
 
 if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
 
-CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=True)
-DEFAULT_SCHEMA = "holdfast"
-TIMEOUT_SECONDS = 5.0
+CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=True, workflows=True)
 ADVISORY_LOOK_SECONDS = 0.25
 """How often the head of a queue looks whether the holder's session lives."""
-MAX_IDENTIFIER = 63
-QUIET = {
-    "connect_timeout": "5",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-    "application_name": "holdfast",
-    "client_encoding": "utf8",
-}
-"""What libpq is told unless the URL says otherwise."""
-_OPTION = re.compile(r"[a-z_]{1,30}")
-_UNKNOWN = re.compile(r'URI query parameter: "([^"]*)"')
-OURS = ("schema", "timeout", "wakeup", "listen", "advisory")
 
 _json = msgspec.json.Encoder()
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be said besides where the server is."""
-
-    schema: str = DEFAULT_SCHEMA
-    timeout: float = TIMEOUT_SECONDS
-    wakeup: Literal["auto", "poll"] = "auto"
-    advisory: bool = False
-    listen: str = ""
-
-    def __repr__(self) -> str:
-        """Without the other address, which may have a password in it."""
-        return f"<Options of the schema {self.schema!r}>"
-
-
 def open_postgres(url: str, *, namespace: str, clock: Clock) -> Store:
     """Open the database of the URL. Nothing is sent before it is needed."""
-    place, said = _parse(url)
-    options = _options(said)
-    direct = _parse(options.listen)[0] if options.listen else place
+    place, said = parse(url)
+    options = options_of(said)
+    direct = parse(options.listen)[0] if options.listen else place
     return PostgresStore(
-        _connector(place),
-        listen=_connector(direct),
-        where=_where(place),
+        connector(place),
+        listen=connector(direct),
+        where=where_of(place),
         namespace=namespace,
         clock=clock,
         options=options,
-    )
-
-
-def _options(said: Mapping[str, object]) -> Options:
-    unknown = sorted(set(said) - set(OURS))
-    if unknown:
-        raise InvalidOption(f"there is no option {unknown[0]!r} for PostgreSQL; there are {', '.join(OURS)}")
-    timeout = seconds(said.get("timeout", TIMEOUT_SECONDS), what="timeout")  # type: ignore[arg-type]
-    wakeup, advisory = said.get("wakeup", "auto"), str(said.get("advisory", "false")).lower()
-    listen = str(said.get("listen", ""))
-    if listen and scheme_of(listen).partition("+")[0] not in ("postgresql", "postgres"):
-        raise InvalidOption("listen= takes the postgresql:// URL of the server itself, percent-encoded")
-    if wakeup not in ("auto", "poll") or timeout <= 0 or advisory not in ("true", "false"):
-        raise InvalidOption(
-            "a PostgreSQL store takes wakeup=auto or poll, advisory=true or false, and a timeout above 0"
-        )
-    return Options(
-        schema=_checked_schema(str(said.get("schema", DEFAULT_SCHEMA))),
-        timeout=timeout,
-        wakeup="poll" if wakeup == "poll" else "auto",
-        advisory=advisory == "true",
-        listen=listen,
     )
 
 
@@ -122,122 +77,38 @@ def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mappin
             f"a store cannot be made from {package}.{name}: Holdfast talks to its store from a thread of its own, for "
             "AsyncClient too. Give the URL, a psycopg_pool.ConnectionPool, or a (sync) SQLAlchemy engine."
         )
-    connect, place = _from_pool(handle) if package == "psycopg_pool" else _from_engine(handle)
-    said = _options(options)
-    listen = _connector(_parse(said.listen)[0]) if said.listen else connect
+    connect, place = from_pool(handle) if package == "psycopg_pool" else from_engine(handle)
+    said = options_of(options)
+    listen = connector(parse(said.listen)[0]) if said.listen else connect
     return PostgresStore(
         connect,
         listen=listen,
-        where=_where(place),
+        where=where_of(place),
         namespace=namespace,
         clock=clock,
         options=said,
         apart=f"#engine-{id(handle)}" if package == "sqlalchemy" else "",
+        lender=postgres_join.Pooled(handle) if package == "psycopg_pool" else postgres_join.Engined(handle),
     )
 
 
 def unready(url: str) -> str | None:
     """Why opening this URL would change the database; None where it would not."""
-    place, said = _parse(url)
-    options = _options(said)
-    session = Session(_connector(place), timeout=options.timeout)
+    place, said = parse(url)
+    options = options_of(said)
+    session = Session(connector(place), timeout=options.timeout)
     try:
         version = version_of(session, options.schema)
     finally:
         session.close()
     if version == 0:
         return (
-            f"there is no schema {options.schema!r} in {_where(place)}: nothing was ever locked there. Look at the URL "
-            "and its ?schema=, or use the store once, which makes it."
+            f"there is no schema {options.schema!r} in {where_of(place)}: nothing was ever locked there. Look at the "
+            "URL and its ?schema=, or use the store once, which makes it."
         )
     if version < VERSION:
         return f"the schema {options.schema!r} is of an older version: the next client that opens the store updates it."
     return None
-
-
-def _from_pool(pool: Any) -> tuple[Connect, dict[str, Any]]:
-    def settings() -> tuple[str, dict[str, Any]]:
-        text = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
-        return text, dict((pool.kwargs() if callable(pool.kwargs) else pool.kwargs) or {})
-
-    def connect() -> psycopg.Connection[tuple[object, ...]]:
-        text, options = settings()
-        options.pop("row_factory", None)
-        missing = {name: value for name, value in QUIET.items() if name not in conninfo.conninfo_to_dict(text)}
-        return psycopg.connect(text, **{**missing, **options, "client_encoding": "utf8"})
-
-    text, options = settings()
-    said = {name: value for name, value in options.items() if isinstance(value, (str, int))}
-    return connect, {**conninfo.conninfo_to_dict(text), **said}
-
-
-def _from_engine(engine: Any) -> tuple[Connect, dict[str, Any]]:
-    if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
-        raise InvalidOption(
-            f"a store can be made from an engine for postgresql+psycopg://, not for {engine.dialect.name}+"
-            f"{engine.dialect.driver}://: give the URL, or such an engine."
-        )
-    if type(engine.pool).__name__ in ("StaticPool", "SingletonThreadPool", "AssertionPool"):
-        raise InvalidOption(
-            f"an engine with a {type(engine.pool).__name__} has one connection for all, and Holdfast needs its own: "
-            "give the URL, or an engine with another pool."
-        )
-    pool = engine.pool.recreate()
-
-    def connect() -> psycopg.Connection[tuple[object, ...]]:
-        borrowed = pool.connect()
-        borrowed.detach()
-        connection: psycopg.Connection[tuple[object, ...]] = borrowed.dbapi_connection
-        return connection
-
-    url = engine.url
-    return connect, {"host": url.host, "port": url.port, "dbname": url.database, "user": url.username, **url.query}
-
-
-def _parse(url: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Take a URL apart: what libpq is to know, and what we are."""
-    rest, _, query = url.partition("://")[2].partition("?")
-    said = dict(parse_qsl(query, keep_blank_values=True))
-    ours = {name: said.pop(name) for name in OURS if name in said}
-    try:
-        place = conninfo.conninfo_to_dict(f"postgresql://{rest}{'?' if said else ''}{urlencode(said, quote_via=quote)}")
-    except psycopg.Error as error:
-        unknown = _UNKNOWN.search(str(error))  # of what libpq says only a name may be repeated: the rest may be secret
-        named = unknown is not None and f"{unknown[1]}=" in query and _OPTION.fullmatch(unknown[1]) is not None
-        what = f"there is no option {unknown[1]!r}" if unknown and named else "it is not one that libpq reads"
-        raise InvalidOption(
-            f"the postgresql:// URL cannot be used: {what}. Besides libpq's options it takes {', '.join(OURS)}; "
-            "special characters in a user's name or a password are percent-encoded."
-        ) from None
-    if any("@" in str(place.get(name, "")) for name in ("host", "port", "dbname")):
-        raise InvalidOption(
-            "the postgresql:// URL has an @ where none can be: percent-encode the special characters of its password"
-        )
-    return {**QUIET, **place}, ours
-
-
-def _connector(place: dict[str, Any]) -> Connect:
-    return lambda: psycopg.connect("", **place)
-
-
-def _where(place: dict[str, Any]) -> str:
-    """The address for people, and the same for all ways to it."""
-    user = f"{quote(str(place['user']))}@" if place.get("user") else ""
-    host, port = place.get("host") or place.get("hostaddr") or "", place.get("port") or 5432
-    return f"postgresql://{user}{quote(str(host), safe=',')}:{port}/{quote(str(place.get('dbname') or ''))}"
-
-
-def _checked_schema(schema: str) -> str:
-    try:
-        checked_key(schema, what="schema")
-    except InvalidKey as error:
-        raise InvalidOption(str(error)) from None
-    if len(schema.encode()) > MAX_IDENTIFIER or schema.startswith("pg_") or schema == "public":
-        raise InvalidOption(
-            f"the schema {schema!r} cannot be used: it is Holdfast's alone, at most 63 bytes, and neither public nor "
-            "pg_..."
-        )
-    return schema
 
 
 class PostgresStore:
@@ -253,8 +124,12 @@ class PostgresStore:
         clock: Clock,
         options: Options,
         apart: str = "",
+        lender: postgres_join.Lender | None = None,
     ) -> None:
-        """`apart` tells stores apart whose address does not say where they lead: an engine's own settings do."""
+        """`apart` tells stores apart whose address does not say where they lead: an engine's own settings do.
+
+        `lender` has the connections for users' own transactions, where these are not ours.
+        """
         self.url = where if options.schema == DEFAULT_SCHEMA else f"{where}?schema={quote(options.schema)}"
         self.identity = f"{where.partition('@')[2] or where}{apart}#{options.schema}#{namespace}"
         self._apart = apart
@@ -264,6 +139,9 @@ class PostgresStore:
         self._connect, self._listen, self._where = connect, listen, where
         self._namespace, self._clock = namespace, clock
         self._anchor = Anchor(listen, timeout=options.timeout) if options.advisory else None
+        self._given = lender
+        self._lender = lender or postgres_join.OwnConnections(connect)
+        self._place = ""
         self._preparing = threading.Lock()
         self._prepared = self._closed = False
 
@@ -272,6 +150,19 @@ class PostgresStore:
 
     def connect(self, role: Role) -> Connection:  # noqa: ARG002  (nobody waits for a turn here, so no role goes first)
         """Open a connection of its own; the first one makes the tables where there are none."""
+        session = self._session()
+        return PostgresConnection(
+            session,
+            identity=self.identity,
+            schema=self.options.schema,
+            namespace=self._namespace,
+            clock=self._clock,
+            anchor=self._anchor,
+            missed=self._make_again,
+        )
+
+    def _session(self) -> Session:
+        """A session of our own, with the tables made and up to date."""
         self._check_open()
         session = Session(self._connect, timeout=self.options.timeout)
         try:
@@ -282,15 +173,7 @@ class PostgresStore:
         except BaseException:
             session.close()
             raise
-        return PostgresConnection(
-            session,
-            identity=self.identity,
-            schema=self.options.schema,
-            namespace=self._namespace,
-            clock=self._clock,
-            anchor=self._anchor,
-            missed=self._make_again,
-        )
+        return session
 
     def _make_again(self) -> None:
         """The tables are gone: the next connection makes them again."""
@@ -307,6 +190,33 @@ class PostgresStore:
             connect=None if self.options.wakeup == "poll" else self._listen,
             timeout=self.options.timeout,
             look_every=ADVISORY_LOOK_SECONDS if self.options.advisory else None,
+        )
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """A block with a connection for the user's own statements: of their own pool or engine, else a psycopg one."""
+        self._check_open()
+        return self._lender.transaction()
+
+    def join(self, connection: Any) -> Connection:
+        """Carry commands out within the transaction that is open on this connection, of psycopg or SQLAlchemy."""
+        self._check_open()
+        driver = postgres_join.driver_of(connection)
+        postgres_join.check_open(driver)
+        there = postgres_join.place_of(driver, postgres_join.runner_of(connection, driver))
+        if there != self._place:  # not asked yet, or the server was started anew since then
+            with closing(self._session()) as session:
+                self._place = (session.ask(postgres_join.PLACE.encode()) or b"").decode()
+        if there != self._place:
+            raise InvalidOption(
+                f"this connection leads to another database than {self.url}: what is written in one transaction must "
+                "lie in one database. Give a connection to the same one."
+            )
+        return postgres_join.JoinedConnection(
+            connection,
+            driver,
+            schema=quoted(self.options.schema),
+            namespace=self._namespace,
+            clock=None if self._clock is host_clock else self._clock,
         )
 
     def on_severed(self, tell: Severed) -> None:
@@ -334,11 +244,13 @@ class PostgresStore:
             clock=self._clock,
             options=self.options,
             apart=self._apart,
+            lender=self._given,
         )
 
     def close(self) -> None:
-        """End the anchor, if there is one."""
+        """End the anchor, if there is one, and the connections that are kept for users' transactions."""
         self._closed = True
+        self._lender.close()
         if self._anchor is not None:
             self._anchor.close()
 

@@ -6,7 +6,7 @@
 -- transaction, and only then.
 
 -- Who keeps a row locked, for people; NULL where nobody does or it cannot be seen.
-CREATE FUNCTION holdfast.locked_by(ns text, name text) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION holdfast.locked_by(ns text, name text) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT format('process %s of the server (%s, user %s, %s since %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'),
                   a.usename, coalesce(a.state, 'busy'), to_char(a.state_change, 'HH24:MI:SS'))
       FROM holdfast.locks AS l
@@ -17,7 +17,7 @@ $$;
 
 -- What nearly every command is, in one statement that says just what the rule says: taking a key that nobody has, and
 -- ending the one grant of a key. NULL where it is not so simple, and nothing was done.
-CREATE FUNCTION holdfast.run_simply(ns text, op text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION holdfast.run_simply(ns text, op text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     given bigint;
 BEGIN
@@ -60,13 +60,13 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.clock() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION holdfast.clock() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;
 
 -- One lock command by itself. With patience it waits for its row, else it leaves a row that is taken. The clock is read
 -- when the row is ours: a record that was written while we waited must not be judged by an earlier time.
-CREATE FUNCTION holdfast.run_one(ns text, op text, cmd jsonb, set_time bigint, patient boolean) RETURNS jsonb
+CREATE OR REPLACE FUNCTION holdfast.run_one(ns text, op text, cmd jsonb, set_time bigint, patient boolean) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     name text := cmd->>'key';
@@ -112,7 +112,7 @@ $$;
 -- Lock commands of many keys, each key at most once and in the order of the keys. All of them in one statement, row by
 -- row, so that its cost is the same for each of ten and of ten thousand.
 -- Keys that an earlier command of the batch could not have are `avoided`, so that no later one overtakes it.
-CREATE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint, live boolean, avoided text[]) RETURNS jsonb
+CREATE OR REPLACE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint, live boolean, avoided text[]) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     answers jsonb;
@@ -164,7 +164,7 @@ END
 $$;
 
 -- A page of keys in their order, from `start` on (or after it) and before `stop`.
-CREATE FUNCTION holdfast.list_locks(ns text, cmd jsonb) RETURNS jsonb LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION holdfast.list_locks(ns text, cmd jsonb) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_array('Rows', jsonb_build_object('rows', coalesce(jsonb_agg(jsonb_build_array(key, record) ORDER BY key), '[]')))
       FROM (SELECT l.key, l.record FROM holdfast.locks AS l
              WHERE l.namespace = ns AND l.key >= (cmd->>'start') AND (l.key > (cmd->>'start') OR (cmd->>'inclusive')::boolean)
@@ -174,7 +174,7 @@ $$;
 
 -- Settle records that are due. What cannot be read stays due for ever, and is passed over. So is, this once, a record that
 -- was written after our clock was read: its time seems to end too late, and would be cut.
-CREATE FUNCTION holdfast.settle_due(ns text, cmd jsonb, at bigint, live boolean) RETURNS jsonb LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION holdfast.settle_due(ns text, cmd jsonb, at bigint, live boolean) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     most bigint := (cmd->>'limit')::bigint;
     one record;
@@ -210,7 +210,7 @@ END
 $$;
 
 -- Remove, of a page of records, those that may be forgotten; one that somebody is at stays for another time.
-CREATE FUNCTION holdfast.clean_up(ns text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION holdfast.clean_up(ns text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     most bigint := (cmd->>'limit')::bigint;
     page text[];
@@ -233,20 +233,17 @@ BEGIN
 END
 $$;
 
--- Tell those who were granted something by these answers, except those whom the caller tells itself.
-CREATE FUNCTION holdfast.wake(ns text, answers jsonb, told jsonb) RETURNS void LANGUAGE plpgsql AS $$
+-- Tell those who were granted something, except those whom the caller tells itself: one notification a channel.
+CREATE OR REPLACE FUNCTION holdfast.wake(ns text, woken text[], told jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('holdfast_' || md5(ns || '.' || channel), CASE WHEN octet_length(ids::text) < 7900 THEN ids::text ELSE '' END)
-       FROM (SELECT split_part(id, '.', 1) AS channel, jsonb_agg(DISTINCT id) AS ids
-               FROM jsonb_array_elements(answers) AS a
-              CROSS JOIN LATERAL jsonb_array_elements_text(a->1->'woken') AS id
-              WHERE a->1 ? 'woken' GROUP BY 1) AS x
+       FROM (SELECT split_part(id, '.', 1) AS channel, jsonb_agg(DISTINCT id) AS ids FROM unnest(woken) AS id GROUP BY 1) AS x
       WHERE NOT told ? channel;
 END
 $$;
 
 -- Lock the rows of a batch that are free, and return the keys of those that are not.
-CREATE FUNCTION holdfast.take_rows(ns text, parts jsonb) RETURNS text[] LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION holdfast.take_rows(ns text, parts jsonb) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     taken text[];
 BEGIN
@@ -263,27 +260,53 @@ END
 $$;
 
 -- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
--- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["ListLocks", command], ["SettleDue", command],
--- ["Cleanup", command]. `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is
--- taken. `told` are the channels whose waiters the caller tells itself. Returns the time, and the answers to each part.
-CREATE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text
+-- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["runs", [[op, command], ...], rows], ["records", [[...],
+-- ...], rows], ["ListLocks", command], ["SettleDue", command], ["Cleanup", command]. `rows` names what is locked. The first may be ["await", run]: wait for that run's row, holding no other.
+-- `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is taken. `told` are the
+-- channels whose waiters the caller tells itself; NULL: nobody is told. Returns the time, and the answers to each part.
+CREATE OR REPLACE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     part jsonb;
     live boolean := at IS NULL;
     answers jsonb;
     avoided text[] := '{}';
+    ours record;
+    step record;
+    woken text[] := '{}';
+    reply text;
     replies text[];
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
+        reply := set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
     END IF;
-    PERFORM set_config('lock_timeout', coalesce(patience, 40)::text, true);
+    reply := set_config('lock_timeout', coalesce(patience, 40)::text, true);
+    IF patience IS NOT NULL AND parts->0->>0 = 'records' AND parts->0->1->1 IS NULL THEN
+        reply := holdfast.record_alone(ns, parts->0->1->0, at);
+        IF reply IS NOT NULL THEN
+            RETURN '[0,[[' || reply || ']]]';
+        END IF;
+    ELSIF parts->0->>0 = 'await' THEN
+        PERFORM FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = parts->0->>1 FOR UPDATE;
+        parts := parts - 0;
+    END IF;
     IF live AND parts @? '$[*] ? (@[0] == "many")' THEN
         avoided := holdfast.take_rows(ns, parts);
     END IF;
+    IF parts @? '$[*][2]' THEN
+        ours := holdfast.take_runs(ns, parts, patience IS NOT NULL);
+    END IF;
     at := coalesce(at, holdfast.clock());  -- when all rows are ours, so that none is judged by an earlier time than its own
     FOR part IN SELECT * FROM jsonb_array_elements(parts) LOOP
+        IF part->>0 = 'records' THEN
+            replies := replies || ('[' || array_to_string(holdfast.record_many(ns, part->1, at, ours.missed), ',') || ']');
+            CONTINUE;
+        ELSIF part->>0 = 'runs' THEN
+            step := holdfast.run_runs(ns, part->1, at, live, ours.missed, ours.gone);
+            replies := replies || step.answers;
+            woken := woken || step.woken;
+            CONTINUE;
+        END IF;
         CASE part->>0
             WHEN 'one' THEN 
                 answers := jsonb_build_array(holdfast.run_one(
@@ -301,10 +324,26 @@ BEGIN
             WHEN 'Cleanup' THEN answers := jsonb_build_array(holdfast.clean_up(ns, part->1, at));
         END CASE;
         IF answers @? '$[*][1].woken' THEN
-            PERFORM holdfast.wake(ns, answers, told);
+            woken := woken || ARRAY(SELECT jsonb_array_elements_text(a->1->'woken') FROM jsonb_array_elements(answers) AS a);
         END IF;
         replies := replies || answers::text;
     END LOOP;
+    IF woken <> '{}' AND told IS NOT NULL THEN
+        PERFORM holdfast.wake(ns, woken, told);
+    END IF;
     RETURN '[' || at || ',[' || coalesce(array_to_string(replies, ','), '') || ']]';
+END
+$$;
+
+-- The same within somebody's own transaction: what goes wrong is told, and has neither broken the transaction nor changed
+-- its patience with rows. Nobody is notified.
+CREATE OR REPLACE FUNCTION holdfast.execute_within(ns text, parts text, at bigint, patience integer) RETURNS text
+LANGUAGE plpgsql SET lock_timeout = 0 AS $$
+BEGIN
+    RETURN holdfast.execute(ns, parts::jsonb, at, patience, NULL);
+EXCEPTION
+    WHEN data_exception OR lock_not_available OR deadlock_detected OR serialization_failure OR program_limit_exceeded
+        OR case_not_found THEN
+    RETURN json_build_object('state', SQLSTATE, 'message', SQLERRM)::text;
 END
 $$;

@@ -6,7 +6,7 @@
 -- PostgreSQL's own: a grant may be tied to a session, and ends with it (`without_severed`).
 
 -- End what time has ended, then offer free permits to the queue in order. `woken` is whom it offered to.
-CREATE FUNCTION holdfast.settle(INOUT rec jsonb, at bigint, OUT woken jsonb) LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION holdfast.settle(INOUT rec jsonb, at bigint, OUT woken jsonb) LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     old_holders jsonb := nullif(rec->'holders', '[]');
     holders jsonb := holdfast.living(old_holders, at);
@@ -73,7 +73,7 @@ END
 $$;
 
 -- Settle what follows from a change. However much does, the version goes up by one.
-CREATE FUNCTION holdfast.change(INOUT rec jsonb, changed jsonb, at bigint, OUT woken jsonb)
+CREATE OR REPLACE FUNCTION holdfast.change(INOUT rec jsonb, changed jsonb, at bigint, OUT woken jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     settled record;
@@ -86,20 +86,20 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.answer(kind text, woken jsonb, fields jsonb DEFAULT '{}') RETURNS jsonb
+CREATE OR REPLACE FUNCTION holdfast.answer(kind text, woken jsonb, fields jsonb DEFAULT '{}') RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_array(kind, CASE WHEN woken IS NULL THEN fields
                                         ELSE fields || jsonb_build_object('woken', woken) END)
 $$;
 
 -- The living grant of an attempt; only a lease may be named by its owner alone.
-CREATE FUNCTION holdfast.held_by(rec jsonb, id text, token bigint) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION holdfast.held_by(rec jsonb, id text, token bigint) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT h FROM holdfast.find(rec->'holders', id) AS h
     WHERE (h->>'token')::bigint = token OR (token IS NULL AND rec->>'kind' = 'lease')
 $$;
 
 -- Take over the caller's kind and number of permits; who can no longer fit must go.
-CREATE FUNCTION holdfast.reshape(rec jsonb, kind text, permits bigint, at bigint) RETURNS jsonb
+CREATE OR REPLACE FUNCTION holdfast.reshape(rec jsonb, kind text, permits bigint, at bigint) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     stay jsonb;
@@ -119,12 +119,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.last_stones(stones jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION holdfast.last_stones(stones jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_agg(t ORDER BY place) FROM jsonb_array_elements(stones) WITH ORDINALITY AS x(t, place)
     WHERE place > jsonb_array_length(stones) - 64
 $$;
 
-CREATE FUNCTION holdfast.acquire(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
+CREATE OR REPLACE FUNCTION holdfast.acquire(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     my_id text := cmd->>'id';
@@ -224,7 +224,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.renew(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
+CREATE OR REPLACE FUNCTION holdfast.renew(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     me jsonb;
@@ -245,7 +245,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.release(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
+CREATE OR REPLACE FUNCTION holdfast.release(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     woken jsonb;
@@ -262,7 +262,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.abandon(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
+CREATE OR REPLACE FUNCTION holdfast.abandon(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     my_id text := cmd->>'id';
@@ -292,7 +292,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.transfer(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
+CREATE OR REPLACE FUNCTION holdfast.transfer(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     from_id text := cmd->>'id';
@@ -330,7 +330,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION holdfast.force_release(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
+CREATE OR REPLACE FUNCTION holdfast.force_release(INOUT rec jsonb, cmd jsonb, at bigint, OUT answer jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     put_out jsonb;
@@ -356,7 +356,7 @@ END
 $$;
 
 -- Whether a record may be forgotten: nothing in it lives, and its fence is long behind the clock.
-CREATE FUNCTION holdfast.removable(rec jsonb, at bigint, retention bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION holdfast.removable(rec jsonb, at bigint, retention bigint) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF NOT holdfast.readable(rec) THEN
@@ -372,7 +372,7 @@ $$;
 
 -- Without the holders whose session has ended, where a grant was tied to one: a session that lives keeps the advisory
 -- lock of its number, so nobody else can share it. It is an abnormal loss, with the lock-delay that was asked for.
-CREATE FUNCTION holdfast.without_severed(rec jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION holdfast.without_severed(rec jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     holder jsonb;
     delay bigint;
@@ -399,7 +399,7 @@ $$;
 --
 -- The first part is a short way for what nearly every command is: taking a key that nobody has, prolonging and ending
 -- the one grant of a key. It answers as the rules below it do, and leaves all else to them.
-CREATE FUNCTION holdfast.apply(INOUT rec jsonb, op text, cmd jsonb, at bigint, OUT answer jsonb)
+CREATE OR REPLACE FUNCTION holdfast.apply(INOUT rec jsonb, op text, cmd jsonb, at bigint, OUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
     before jsonb := coalesce(rec, '{}');

@@ -4,7 +4,7 @@
 -- rule and writes; a row that somebody else has locked is left alone, as with locks.
 
 -- Write the value if the last write is the expected one. A write that is remembered is answered again, not made again.
-CREATE FUNCTION holdfast.swap(
+CREATE OR REPLACE FUNCTION holdfast.swap(
     INOUT version bigint, INOUT value text, INOUT past jsonb, cmd jsonb, at bigint, OUT changed boolean, OUT answer jsonb)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -68,7 +68,7 @@ END
 $$;
 
 -- Slot commands: each slot is read once, decided upon in the order of the commands, and written once.
-CREATE FUNCTION holdfast.run_slots(ns text, commands jsonb, at bigint, patient boolean) RETURNS jsonb
+CREATE OR REPLACE FUNCTION holdfast.run_slots(ns text, commands jsonb, at bigint, patient boolean) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     one record;

@@ -1,0 +1,355 @@
+"""Users' own statements and Holdfast's commands in one transaction of one PostgreSQL database.
+
+A lender has connections for a block: of the user's own pool or engine where the store was made from one, else ours.
+A `JoinedConnection` carries commands out within a transaction that is open on such a connection, or on any other one
+to the same database. There a row that somebody else has is waited for, though not without an end; what goes wrong with
+a command breaks neither the transaction nor its neighbours. Whether the whole happened, the commit alone tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import msgspec
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from ..commands import Command
+from ..errors import InvalidOption, StoreContended, StoreError, StoreUnavailable, StoreUnusable
+from ..rules.outcomes import Outcome
+from .contract import Clock
+from .postgres_batch import Batch
+from .postgres_session import BadData, Connect, Contended, cannot_connect, meaning_of, refusal
+
+PATIENCE = b"2000"
+"""Milliseconds for which a command within somebody's transaction waits for a row that another one has locked."""
+IDLE_CONNECTIONS = 4
+"""How many connections of our own are kept for the next block."""
+# The moment at which the server began is its name, as long as it runs; whatever the settings of the session are.
+PLACE = (
+    "SELECT extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text || ' ' || oid::text "
+    "FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
+)
+_NUMBERED = re.compile(rb"\$\d+")
+
+Psycopg = psycopg.Connection[Any]
+Began = AbstractContextManager[psycopg.Transaction]
+Run = Callable[[bytes, tuple[str | None, ...]], object]
+"""Sends a statement on somebody's connection, and gives its first value."""
+
+
+class _Refused(msgspec.Struct):
+    state: str
+    message: str
+
+
+# -- lending a connection -----------------------------------------------------------------------------------------
+
+
+class Lender(Protocol):
+    """Where the connections of users' transactions come from."""
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """A block with a connection, in one transaction."""
+
+    def close(self) -> None:
+        """End what is ours."""
+
+
+class OwnConnections:
+    """Connections that are opened when they are needed; a few are kept for the next block."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._idle: list[Psycopg] = []
+
+    @contextmanager
+    def transaction(self) -> Iterator[Psycopg]:
+        """A block with one of them."""
+        connection, begun = self._begun()
+        try:
+            with ended(connection, begun):
+                yield connection
+        finally:
+            clean = connection.info.transaction_status == TransactionStatus.IDLE and not connection.closed
+            if clean and len(self._idle) < IDLE_CONNECTIONS:
+                self._idle.append(connection)
+            else:
+                with suppress(psycopg.Error):
+                    connection.close()
+
+    def _begun(self) -> tuple[Psycopg, Began]:
+        """A connection in a transaction. One that was kept may have been lost meanwhile: then it is another one."""
+        while self._idle:
+            kept = self._idle.pop()
+            try:
+                return kept, begin(kept)
+            except StoreError:
+                with suppress(psycopg.Error):
+                    kept.close()
+        with _mapped():
+            fresh = self._connect()
+        return fresh, begin(fresh)
+
+    def close(self) -> None:
+        """Close those that are kept."""
+        while self._idle:
+            with suppress(psycopg.Error):
+                self._idle.pop().close()
+
+
+class Pooled:
+    """Connections of the user's own psycopg pool."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @contextmanager
+    def transaction(self) -> Iterator[Psycopg]:
+        """A block with one of the pool."""
+        with _mapped():
+            connection: Psycopg = self._pool.getconn()
+        try:
+            with ended(connection, begin(connection)):
+                yield connection
+        finally:
+            self._pool.putconn(connection)
+
+    def close(self) -> None:
+        """Leave the pool to its owner."""
+
+
+class Engined:
+    """Connections of the user's own SQLAlchemy engine."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A block with one of the engine's."""
+        with _mapped():
+            connection = self._engine.connect()
+        with connection:
+            transaction = connection.begin()
+            driver = connection.connection.dbapi_connection
+            _refuse_autocommit(driver)
+            try:
+                yield connection
+            except BaseException:
+                with suppress(Exception):  # what has happened is the error to tell
+                    transaction.rollback()
+                raise
+            if driver.info.transaction_status == TransactionStatus.INERROR:
+                transaction.rollback()
+                raise _swallowed()
+            with _mapped(commits=True):
+                transaction.commit()
+
+    def close(self) -> None:
+        """Leave the engine to its owner."""
+
+
+def begin(connection: Psycopg) -> Began:
+    """Begin a transaction, within which the user's own commit is refused."""
+    with _mapped():
+        if connection.info.transaction_status != TransactionStatus.IDLE:
+            connection.rollback()
+        transaction = connection.transaction()
+        transaction.__enter__()
+    return transaction
+
+
+@contextmanager
+def ended(connection: Psycopg, transaction: Began) -> Iterator[None]:
+    """Commit the transaction at the end of the block, roll it back when that raises."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(psycopg.Error):  # what has happened is the error to tell
+            if transaction.__exit__(type(error), error, error.__traceback__):
+                return
+        raise
+    if connection.info.transaction_status == TransactionStatus.INERROR:
+        problem = _swallowed()
+        transaction.__exit__(type(problem), problem, None)
+        raise problem
+    with _mapped(commits=True):
+        transaction.__exit__(None, None, None)
+
+
+def _swallowed() -> StoreUnusable:
+    return StoreUnusable(
+        "a statement of this transaction has failed and its error was caught within the block: PostgreSQL commits "
+        "nothing after that, and nothing was committed. Let the error leave the block, or put what may fail into a "
+        "transaction of its own (a savepoint)."
+    )
+
+
+def _refuse_autocommit(driver: Psycopg) -> None:
+    if driver.autocommit:
+        raise InvalidOption(
+            "this engine has the isolation level AUTOCOMMIT, so no transaction would hold its statements together. "
+            "Make the store from an engine with another isolation level."
+        )
+
+
+@contextmanager
+def _mapped(*, commits: bool = False) -> Iterator[None]:
+    """Say what the driver says in our words. What the server refused at the commit for the user's reasons stays."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error
+        if not isinstance(cause, psycopg.Error):
+            if commits or type(error).__module__.partition(".")[0] not in ("sqlalchemy", "psycopg_pool"):
+                raise
+            raise StoreUnavailable(f"no connection could be had: {error}. Nothing was sent.") from error
+        if not commits:
+            raise cannot_connect(cause) from error
+        if cause.sqlstate is not None and cause.sqlstate[:2] in ("22", "23", "P0"):
+            raise
+        raise _told(cause) from error
+
+
+def _told(error: psycopg.Error) -> StoreError:
+    meant = refusal(error.sqlstate or "", error.diag.message_primary or str(error))
+    if isinstance(meant, StoreError):
+        return meant
+    return StoreContended(f"{meant} The whole transaction was rolled back.")
+
+
+# -- joining one --------------------------------------------------------------------------------------------------
+
+_known: WeakKeyDictionary[Psycopg, str] = WeakKeyDictionary()
+"""Which database a connection leads to; that never changes."""
+
+
+def driver_of(connection: Any) -> Psycopg:
+    """The psycopg connection behind what was given. Raises `InvalidOption` for what cannot be joined."""
+    found = connection
+    if type(connection).__module__.partition(".")[0] == "sqlalchemy" and hasattr(connection, "exec_driver_sql"):
+        if connection.dialect.name != "postgresql" or connection.dialect.driver != "psycopg":
+            raise InvalidOption(
+                f"a transaction of {connection.dialect.name}+{connection.dialect.driver}:// cannot be joined: give a "
+                "connection of an engine for postgresql+psycopg://."
+            )
+        found = connection.connection.dbapi_connection
+    if not isinstance(found, psycopg.Connection):
+        raise InvalidOption(
+            f"{type(connection).__module__}.{type(connection).__name__} cannot be joined: give a psycopg.Connection or "
+            "a connection of SQLAlchemy (not a session, nothing asynchronous) to the database of this store."
+        )
+    if found.closed:
+        raise InvalidOption("this connection is closed: give an open one, in the transaction that is to be joined.")
+    if found.info.encoding.replace("-", "").lower() != "utf8":
+        raise InvalidOption(
+            f"this connection has the encoding {found.info.encoding}, in which not every text can be written: connect "
+            "with client_encoding=utf8."
+        )
+    return found
+
+
+def check_open(driver: Psycopg) -> None:
+    """Raise unless what is sent now is part of a transaction that its owner ends."""
+    status = driver.info.transaction_status
+    if driver.autocommit and status == TransactionStatus.IDLE:
+        raise InvalidOption(
+            "this connection is in autocommit mode and has no transaction open, so your writes and these commands "
+            "would be apart. Join it within `with connection.transaction():`, or use a connection without autocommit."
+        )
+    if status == TransactionStatus.INERROR:
+        raise StoreUnusable("a statement of this transaction has failed: roll it back, and begin again.")
+
+
+def runner_of(connection: Any, driver: Psycopg) -> Run:
+    """How a statement is sent on it: through SQLAlchemy where that is the owner, so that it knows of it."""
+    if connection is not driver:
+        return lambda statement, values: connection.exec_driver_sql(statement.decode(), values).scalar()
+
+    def run(statement: bytes, values: tuple[str | None, ...]) -> object:
+        with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
+            cursor.execute(statement, values or None)
+            row = cursor.fetchone()
+            return row[0] if row else None
+
+    return run
+
+
+def place_of(driver: Psycopg, run: Run) -> str:
+    """Which server and database this is; asked once a connection."""
+    if driver not in _known:
+        _known[driver] = str(_asked(run, PLACE.encode(), ()))
+    return _known[driver]
+
+
+def _asked(run: Run, statement: bytes, values: tuple[str | None, ...]) -> object:
+    try:
+        return run(statement, values)
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error
+        if not isinstance(cause, psycopg.Error):
+            raise
+        told = _told(cause)
+        told.ambiguous = False  # what is not committed has not happened
+        raise told from error
+
+
+class Within:
+    """Somebody's transaction, asked as a session of ours is."""
+
+    def __init__(self, run: Run, schema: str) -> None:
+        self._run = run
+        self._statement = b"SELECT %b.execute_within(%%s::text, %%s::text, %%s::bigint, %%s::integer)" % (
+            schema.replace("%", "%%").encode()
+        )
+
+    def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
+        """Send one statement."""
+        text = _NUMBERED.sub(b"%s::text", statement.replace(b"%", b"%%"))
+        found = _asked(self._run, text, tuple(None if value is None else value.decode() for value in values))
+        return None if found is None else str(found).encode()
+
+    def ask_often(self, statement: bytes, values: Sequence[bytes | None]) -> bytes | None:  # noqa: ARG002
+        """Carry a batch out; nobody is told of it."""
+        asked = tuple(None if value is None else value.decode() for value in values[:4])
+        found = str(_asked(self._run, self._statement, asked)).encode()
+        if found.startswith(b"{"):
+            refused = msgspec.json.decode(found, type=_Refused)
+            kind = BadData if meaning_of(refused.state).error is BadData else Contended
+            raise kind(f"PostgreSQL says: {refused.message} (SQLSTATE {refused.state}).")
+        return found
+
+
+class JoinedConnection:
+    """Commands within somebody's transaction. Used by the thread that uses the connection."""
+
+    def __init__(self, connection: Any, driver: Psycopg, *, schema: str, namespace: str, clock: Clock | None) -> None:
+        """`schema` is quoted."""
+        self._driver, self._clock = driver, clock
+        self._closed = False
+        within = Within(runner_of(connection, driver), schema)
+        self._batch = Batch(within, schema.encode(), namespace, patience=PATIENCE)
+
+    def execute(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Carry the commands out; they happen when the transaction is committed."""
+        if self._closed:
+            raise StoreUnusable("this connection is closed: join the transaction again")
+        check_open(self._driver)
+        at = None if self._clock is None else str(self._clock()).encode()
+        try:
+            return self._batch.run(commands, at, b"[]")
+        except StoreUnavailable as error:
+            error.ambiguous = False  # what is not committed has not happened
+            raise
+
+    def close(self) -> None:
+        """Leave the transaction and its connection to their owner."""
+        self._closed = True

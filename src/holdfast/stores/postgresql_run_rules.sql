@@ -1,0 +1,221 @@
+-- Holdfast on PostgreSQL: what the commands about runs are made of.
+--
+-- They say the same as the library's stories in Python (rules/runs.py), over the tables instead of a book; the library's
+-- tests compare the two on random histories. One thing is PostgreSQL's own: many transactions are at it at once. So
+-- whoever decides about a run has locked its row in an earlier statement, because a statement does not see what was
+-- committed while it waited: a signal and a park that each look for the other in one statement would both come through,
+-- and nobody would wake the run. Rows are locked in this order: those of workers, then a run's, then its parent's.
+
+-- The key of the lock with which others than engines lock a run.
+CREATE OR REPLACE FUNCTION holdfast.run_key(workflow text, run text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT 'run/' || replace(replace(workflow, '%', '%25'), '/', '%2F') || '/' || replace(replace(run, '%', '%25'), '/', '%2F')
+$$;
+
+-- Where a hint about a run goes that is for this worker: its channel, and which run.
+CREATE OR REPLACE FUNCTION holdfast.hint_for(worker text, run text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT split_part(worker, '.', 1) || '.run/' || run
+$$;
+
+-- Whether somebody (`who` is NULL), or this attempt, holds a lock at this moment. An offer is not a holding yet, and a
+-- grant that is tied to a session ends with it.
+CREATE OR REPLACE FUNCTION holdfast.holds(rec jsonb, at bigint, who text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM jsonb_array_elements(rec->'holders') AS h
+         WHERE (who IS NULL OR h->>'id' = who) AND h->'offered' IS DISTINCT FROM 'true'
+           AND coalesce((h->>'expires_at')::bigint > at, true)
+           AND CASE WHEN h ? 'session' THEN NOT pg_try_advisory_xact_lock_shared((h->>'session')::bigint) ELSE true END);
+END
+$$;
+
+-- Whether a worker's lease lives.
+CREATE OR REPLACE FUNCTION holdfast.lives(ns text, worker text, at bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    rec jsonb;
+BEGIN
+    IF worker = '' THEN
+        RETURN false;
+    END IF;
+    SELECT l.record INTO rec FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = 'worker/' || worker;
+    RETURN holdfast.holds(rec, at, worker);
+END
+$$;
+
+-- Who drives a run, for people; empty if nobody living does.
+CREATE OR REPLACE FUNCTION holdfast.holder_of(ns text, worker text, at bigint) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    IF coalesce(worker, '') = '' OR NOT holdfast.lives(ns, worker, at) THEN
+        RETURN '';
+    END IF;
+    RETURN coalesce((SELECT nullif(w.name, '') FROM holdfast.workers AS w WHERE w.namespace = ns AND w.id = worker), worker);
+END
+$$;
+
+-- Whom to tell of a run: its driver, else a worker that could drive it, now one and now another. An empty list: nobody.
+CREATE OR REPLACE FUNCTION holdfast.woken_by(r holdfast.runs, at bigint) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    able text[];
+    turn bigint;
+BEGIN
+    IF r.worker <> '' THEN
+        RETURN CASE WHEN r.posted > 0 THEN ARRAY[holdfast.hint_for(r.worker, r.id)] ELSE '{}' END;
+    ELSIF r.due_at IS NULL OR r.due_at > at THEN
+        RETURN '{}';
+    END IF;
+    SELECT array_agg(w.id ORDER BY w.since, w.id) INTO able
+      FROM holdfast.workers AS w JOIN holdfast.locks AS l ON l.namespace = w.namespace AND l.key = 'worker/' || w.id
+     WHERE w.namespace = r.namespace AND r.type = ANY (w.types) AND holdfast.holds(l.record, at, w.id);
+    IF able IS NULL THEN
+        RETURN '{}';
+    END IF;
+    SELECT sum(get_byte(name, place)) INTO turn
+      FROM convert_to(r.id, 'UTF8') AS name CROSS JOIN LATERAL generate_series(0, octet_length(name) - 1) AS place;
+    RETURN ARRAY[holdfast.hint_for(able[1 + coalesce(turn, 0) % cardinality(able)], r.id)];
+END
+$$;
+
+-- The inbox of a run, from after this number on.
+CREATE OR REPLACE FUNCTION holdfast.events_of(ns text, of_run text, after bigint) RETURNS json LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN coalesce((
+        SELECT json_agg(x ORDER BY x.number)
+          FROM (SELECT e.number, e.kind, e.name, e.payload, e.key, e.at FROM holdfast.events AS e
+                 WHERE e.namespace = ns AND e.run = of_run AND e.number > after) AS x), '[]');
+END
+$$;
+
+-- A run with its journal, or the first entries of it, and with its inbox, if that is wanted.
+CREATE OR REPLACE FUNCTION holdfast.shown(r holdfast.runs, most bigint, inbox boolean) RETURNS json LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN json_build_object(
+        'run', row_to_json(r),
+        'entries', coalesce((
+            SELECT json_agg(x.entry ORDER BY x.number)
+              FROM (SELECT j.number, j.entry FROM holdfast.journal AS j WHERE j.namespace = r.namespace AND j.run = r.id
+                     ORDER BY j.number LIMIT most) AS x), '[]'),
+        'events', CASE WHEN inbox THEN holdfast.events_of(r.namespace, r.id, 0) ELSE '[]' END);
+END
+$$;
+
+-- Lock a run's row unless somebody else has it. `taken`: it is there, and cannot be had now.
+CREATE OR REPLACE FUNCTION holdfast.own(ns text, name text, missed text[], OUT r holdfast.runs, OUT taken boolean)
+LANGUAGE plpgsql AS $$
+BEGIN
+    taken := name = ANY (missed);
+    IF NOT taken THEN
+        SELECT * INTO r FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = name FOR UPDATE SKIP LOCKED;
+        taken := NOT FOUND AND EXISTS (SELECT FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = name);
+    END IF;
+END
+$$;
+
+-- The answer where a row cannot be had: nothing was done, and which row it is.
+CREATE OR REPLACE FUNCTION holdfast.taken(name text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT json_build_array('Taken', json_build_object('row', name))::text
+$$;
+
+-- Write an event, and what follows from it for a run whose row is ours: one that nobody drives is due at once.
+CREATE OR REPLACE FUNCTION holdfast.put_event(
+    INOUT r holdfast.runs, at bigint, kind text, name text, payload text, key text, OUT woken text[])
+LANGUAGE plpgsql AS $$
+BEGIN
+    r.posted := r.posted + 1;
+    IF r.worker = '' AND (r.due_at IS NULL OR r.due_at >= 0) THEN
+        r.due_at := at - 5000000000000000;
+    END IF;
+    UPDATE holdfast.runs AS o SET posted = r.posted, due_at = r.due_at WHERE o.namespace = r.namespace AND o.id = r.id;
+    INSERT INTO holdfast.events VALUES (r.namespace, r.id, r.posted, kind, name, payload, key, at);
+    woken := holdfast.woken_by(r, at);
+END
+$$;
+
+-- End a run whose row is ours, and its parent's as well (`above`); tell the parent by an event, and those who watch.
+CREATE OR REPLACE FUNCTION holdfast.end_run(
+    INOUT r holdfast.runs, at bigint, how text, outcome text, above holdfast.runs, OUT woken text[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    news text := 'ended/' || r.id || '/' || r.fence;
+BEGIN
+    woken := r.watchers;
+    r.status := how;
+    r.result := outcome;
+    r.ended_at := at;
+    r.worker := '';
+    r.due_at := NULL;
+    r.deaths := 0;
+    r.watchers := '{}';
+    UPDATE holdfast.runs AS o
+       SET status = r.status, result = r.result, ended_at = r.ended_at, worker = '', due_at = NULL, deaths = 0, watchers = '{}',
+           length = r.length, last = r.last, posted = r.posted, attributes = r.attributes
+     WHERE o.namespace = r.namespace AND o.id = r.id;
+    IF r.parent IN ('', r.id) THEN
+        RETURN;
+    ELSIF above.id IS NULL THEN  -- it may have been started in this very step
+        SELECT * INTO above FROM holdfast.runs AS o WHERE o.namespace = r.namespace AND o.id = r.parent FOR UPDATE;
+    END IF;
+    IF above.status IN ('pending', 'running', 'suspended') AND NOT EXISTS (
+        SELECT FROM holdfast.events AS e WHERE e.namespace = r.namespace AND e.run = r.parent AND e.key = news) THEN
+        woken := woken || (holdfast.put_event(
+            above, at, 'child', r.id, '{"status":"' || how || '","result":' || outcome || '}', news)).woken;
+    END IF;
+END
+$$;
+
+-- Start a run, for a living worker or for whoever claims it. NULL where somebody else is starting it at this moment.
+CREATE OR REPLACE FUNCTION holdfast.start_run(
+    ns text, new jsonb, for_worker text, at bigint, OUT kind text, OUT r holdfast.runs, OUT fresh boolean, OUT woken text[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    of_workflow text := split_part(new->>'type', '@', 1);
+    known text := coalesce(new->>'key', '');
+    before holdfast.runs;
+BEGIN
+    woken := '{}';
+    kind := 'Started';
+    fresh := true;
+    SELECT * INTO before FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = new->>'id';
+    IF before.request = new->>'request' THEN
+        r := before;
+        RETURN;
+    END IF;
+    IF known <> '' THEN
+        SELECT * INTO r FROM holdfast.runs AS o WHERE o.namespace = ns AND o.workflow = of_workflow AND o.key = known AND o.key <> '';
+        IF FOUND THEN
+            fresh := false;
+            RETURN;
+        END IF;
+    END IF;
+    IF before.id IS NOT NULL THEN
+        kind := 'RunTaken';
+        r := before;
+        RETURN;
+    ELSIF for_worker <> '' AND NOT holdfast.lives(ns, for_worker, at) THEN
+        kind := 'WorkerGone';
+        RETURN;
+    END IF;
+    INSERT INTO holdfast.runs (namespace, id, type, workflow, status, created_at, due_at, worker, fence, length, lives,
+                               request, key, parent, root, started_at, attributes)
+    VALUES (ns, new->>'id', new->>'type', of_workflow, CASE WHEN for_worker = '' THEN 'pending' ELSE 'running' END, at,
+            CASE WHEN for_worker = '' THEN at - 5000000000000000 END, for_worker, CASE WHEN for_worker = '' THEN 0 ELSE at END,
+            1, CASE WHEN for_worker = '' THEN 0 ELSE 1 END, new->>'request', known, coalesce(new->>'parent', ''),
+            coalesce(nullif(new->>'root', ''), new->>'id'), CASE WHEN for_worker <> '' THEN at END,
+            coalesce(new->>'attributes', '{}')::json)
+        ON CONFLICT DO NOTHING RETURNING * INTO r;
+    IF NOT FOUND THEN
+        kind := NULL;
+        RETURN;
+    END IF;
+    INSERT INTO holdfast.journal VALUES (ns, r.id, 0, new->>'input');
+    woken := holdfast.woken_by(r, at);
+END
+$$;
+
+-- Who keeps a run's row locked, for people; NULL where nobody does or it cannot be seen.
+CREATE OR REPLACE FUNCTION holdfast.run_locked_by(ns text, name text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT format('process %s of the server (%s, user %s, %s since %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'),
+                  a.usename, coalesce(a.state, 'busy'), to_char(a.state_change, 'HH24:MI:SS'))
+      FROM holdfast.runs AS r
+      JOIN pg_locks AS p ON p.locktype = 'transactionid' AND p.granted AND p.transactionid = r.xmax
+      JOIN pg_stat_activity AS a ON a.pid = p.pid
+     WHERE r.namespace = ns AND r.id = name LIMIT 1
+$$;

@@ -1,0 +1,35 @@
+"""The life of a run in a few commands: whether a role or a schema can do all of it."""
+
+from __future__ import annotations
+
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.rules.run import Event, Finish, NewRun
+from holdfast.testing.asking import ME
+
+
+def assert_that_runs_can_be_driven(connection):
+    """By this role, with everything that happens in the life of one."""
+    lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60_000_000)
+    new = NewRun(id="r", type="order", input="1", request="q.1")
+    outcomes = connection.execute(
+        [
+            lease,
+            r.EnlistWorker(worker="w.1", name="w", types=("order",)),
+            r.StartRun(new=new),
+            r.PostEvent(run="r", event=Event(kind="signal")),
+            r.ClaimRuns(worker="w.1", types=(("order", "order"),)),
+        ]
+    )
+    run = outcomes[-1].claims[0].run
+    end = {"seen": 1, "then": Finish("completed", "1")}
+    outcomes = connection.execute(
+        [
+            r.RecordRun(run="r", fence=run.fence, at=1, entries=("a",), request="q.2", **end),
+            r.ReviveRun(run="r", fence=run.fence, keep=1, request="q.3", forget=(1,)),
+            r.DismissWorker(worker="w.1"),
+            r.SeeRun(run="r", history=True),
+        ]
+    )
+    assert [type(one).__name__ for one in outcomes] == ["Recorded", "Posted", "Enlisted", "RunSeen"]
+    assert (outcomes[-1].claim.run.status, outcomes[-1].claim.events) == ("pending", ())

@@ -1,0 +1,547 @@
+"""Runs on PostgreSQL, where many transactions are at them at once: what a single storyteller does not see."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import psycopg
+import pytest
+
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.errors import RecordUnreadable, StoreContended
+from holdfast.rules import run as rule
+from holdfast.rules.run import Event, Finish, NewRun, Park
+from holdfast.rules.run_book import RunFilter
+from holdfast.rules.run_outcomes import Claimed, Enlisted, Posted, Recorded, RunSeen
+from holdfast.stores import postgres_session
+from holdfast.testing.asking import ME, ManualClock, acquire, read, swap, wait
+from providers import PROVIDERS
+from waiting import eventually
+
+TYPES = (("order", "order"),)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return PROVIDERS["postgres"].url(tmp_path)
+
+
+@pytest.fixture
+def admin(url):
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as db:
+        yield db
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often a server was asked something, through whatever session."""
+    trips = []
+    talk = postgres_session.Session._talk
+
+    def counting(self, send, *options):
+        trips.append(send)
+        return talk(self, send, *options)
+
+    monkeypatch.setattr(postgres_session.Session, "_talk", counting)
+    return trips
+
+
+def start(run="r", worker="", **more):
+    new = {"id": run, "type": "order", "input": "1", "request": f"start {run}"} | more
+    return r.StartRun(new=NewRun(**new), worker=worker)
+
+
+def record(run, *entries, at=1, **more):
+    request = more.pop("request", f"record {run.id} {at} {more}")
+    return r.RecordRun(run=run.id, fence=run.fence, at=at, entries=entries, request=request, **more)
+
+
+def signal(run="r", **more):
+    return r.PostEvent(run=run, event=Event(kind="signal", name="paid", **more))
+
+
+def hire(connection, worker="w.1", seconds=600):
+    lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=seconds * 1_000_000)
+    outcomes = connection.execute([lease, r.EnlistWorker(worker=worker, name=f"worker {worker}", types=("order",))])
+    assert isinstance(outcomes[1], Enlisted)
+    return worker
+
+
+def claim(connection, worker="w.1", **more):
+    (claimed,) = connection.execute([r.ClaimRuns(worker=worker, types=TYPES, **more)])
+    assert isinstance(claimed, Claimed), claimed
+    return [one.run for one in claimed.claims]
+
+
+def seen(connection, run="r"):
+    (look,) = connection.execute([r.SeeRun(run=run, history=True)])
+    assert isinstance(look, RunSeen)
+    return look.claim
+
+
+def persist(connection, commands):
+    """Send until everything was answered, as callers do: within five seconds."""
+    late, answers, contended = time.monotonic() + 5, {}, 0
+    left = list(enumerate(commands))
+    while left:
+        outcomes = connection.execute([command for _, command in left])
+        for (place, _), outcome in zip(left, outcomes, strict=True):
+            if not isinstance(outcome, c.Failed):
+                answers[place] = outcome
+            elif not isinstance(outcome.error, StoreContended):
+                raise outcome.error
+        left = [(place, command) for place, command in left if place not in answers]
+        contended += len(left)
+        assert time.monotonic() < late, f"{len(left)} commands were never answered"
+    return [answers[place] for place in range(len(commands))], contended
+
+
+@contextmanager
+def changed_row(url, run):
+    """Somebody has changed this run's row by hand, and left the transaction open."""
+    with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
+        db.execute("UPDATE tests.runs SET deaths = deaths WHERE id = %s", (run,))
+        yield db
+        db.rollback()
+
+
+def waits_for_a_row(admin):
+    (many,) = admin.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'holdfast'"
+    ).fetchone()
+    return many > 0
+
+
+# -- trips -----------------------------------------------------------------------------------------------------
+
+
+def test_each_command_about_a_run_is_one_trip(url, opened, asked):
+    connection = opened(url).connect()
+    hire(connection)
+    (started,) = connection.execute([start(worker="w.1")])
+    asked.clear()
+    for place, command in enumerate(
+        [
+            record(started.run, "a"),
+            signal(),
+            r.WatchRun(run="r", id="x.1"),
+            r.SeeRun(run="r", history=True),
+            r.ListRuns(),
+            r.CountRuns(),
+            r.OwnedRuns(worker="w.1"),
+            r.RunsOutlook(types=("order",)),
+            record(started.run, "b", at=2, seen=1, then=Finish("completed", "1")),
+            r.ReviveRun(run="r", fence=started.run.fence, keep=1, request="again"),
+            r.ClaimRuns(worker="w.1", types=TYPES),
+            start("s"),
+            r.DismissWorker(worker="w.1"),
+        ],
+        start=1,
+    ):
+        (outcome,) = connection.execute([command])
+        assert not isinstance(outcome, c.Failed), outcome
+        assert len(asked) == place
+
+
+def test_a_batch_of_locks_slots_and_runs_is_one_trip_and_answered_in_its_order(url, opened, asked):
+    connection = opened(url).connect()
+    hire(connection)
+    (started,) = connection.execute([start(worker="w.1")])
+    asked.clear()
+    outcomes = connection.execute(
+        [
+            record(started.run, "a"),
+            acquire("k"),
+            record(started.run, "b", at=2),
+            swap("a.1"),
+            record(started.run, "c", at=3),
+            record(started.run, "d", at=4),
+            start("s"),
+            acquire("k"),
+            read(),
+            r.SeeRun(run="r", history=True),
+            c.ListLocks(),
+            record(started.run, "e", at=9),
+            wait("k"),
+        ]
+    )
+    assert len(asked) == 1
+    assert [type(one).__name__ for one in outcomes] == [
+        "Recorded", "Granted", "Recorded", "Swapped", "Recorded", "Recorded", "Started", "Granted", "SlotSeen",
+        "RunSeen", "Page", "Refused", "Queued",
+    ]  # fmt: skip
+    assert outcomes[9].claim.entries == ("1", "a", "b", "c", "d")
+    assert len({outcome.now for outcome in outcomes if hasattr(outcome, "now")}) == 1, "one clock"
+
+
+def test_a_record_of_a_driven_run_touches_no_index(url, opened, admin):
+    store = opened(url)
+    connection = store.connect()
+    hire(connection)
+    runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(4)])]
+    with store.transaction() as mine:
+        joined = store.join(mine)
+        for at in range(1, 6):
+            assert {type(one) for one in joined.execute([record(run, "x", at=at) for run in runs])} == {Recorded}
+        joined.execute([record(runs[0], "alone", at=6)])
+        counts = mine.execute(
+            "SELECT pg_stat_get_xact_tuples_updated(oid), pg_stat_get_xact_tuples_hot_updated(oid) "
+            "FROM pg_class WHERE oid = 'tests.runs'::regclass"
+        ).fetchone()
+    assert counts == (21, 21)
+
+
+# -- at once ---------------------------------------------------------------------------------------------------
+
+
+def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened):
+    store = opened(url)
+    connections = [store.connect(), store.connect()]
+    workers = [hire(connection, f"w.{n}") for n, connection in enumerate(connections)]
+    connections[0].execute([start(f"r{n:04}") for n in range(2_000)])
+
+    def work(place):
+        got = []
+        while True:
+            runs = claim(connections[place], workers[place], limit=40)
+            got += [run.id for run in runs]
+            if not runs:
+                (outlook,) = connections[place].execute([r.RunsOutlook(types=("order",))])
+                if outlook.next_due is None:
+                    return got
+
+    with ThreadPoolExecutor(2) as pool:
+        mine, yours = pool.map(work, range(2))
+    assert len(mine) + len(yours) == 2_000
+    assert len(set(mine) | set(yours)) == 2_000
+    assert min(len(mine), len(yours)) > 200, "both had work"
+
+
+def test_who_claims_passes_over_what_others_are_just_claiming(url, opened, asked):
+    store = opened(url)
+    connection = store.connect()
+    hire(connection, "w.1")
+    hire(connection, "v.1")
+    connection.execute([start(f"r{n:03}") for n in range(100)])
+    with store.transaction() as mine:
+        first = claim(store.join(mine), "w.1", limit=40)
+        asked.clear()
+        second = claim(connection, "v.1", limit=40)
+        assert len(asked) == 1, "nobody waited"
+        third = claim(connection, "v.1", limit=40)
+    names = [run.id for run in (*first, *second, *third)]
+    assert names == [f"r{n:03}" for n in range(100)], "all in order"
+
+
+def test_a_park_that_waited_for_a_signal_is_refused_with_it(url, opened, admin):
+    """The signal is committed while the park waits for the row: what it decides must be younger than its lock."""
+    store = opened(url)
+    connection = store.connect()
+    hire(connection)
+    for n, neighbour in enumerate(([], [start("other")])):
+        (started,) = connection.execute([start(f"r{n}", worker="w.1")])
+        with ThreadPoolExecutor(1) as pool:
+            with store.transaction() as mine:
+                store.join(mine).execute([signal(f"r{n}")])
+                park = pool.submit(connection.execute, [*neighbour, record(started.run, "a", then=Park(None))])
+                eventually(lambda: waits_for_a_row(admin))
+            outcome = park.result()[-1]
+        if isinstance(outcome, c.Failed):  # the machine was slow; sent again it must be the same
+            (outcome,) = connection.execute([record(started.run, "a", then=Park(None))])
+        assert isinstance(outcome, Recorded)
+        assert (outcome.done, [event.number for event in outcome.events]) == (False, [1])
+
+
+def test_a_signal_that_waited_for_a_park_wakes_the_run(url, opened, admin):
+    store = opened(url)
+    connection = store.connect()
+    hire(connection)
+    for n, neighbour in enumerate(([], [start("other", type="mail")])):
+        (started,) = connection.execute([start(f"r{n}", worker="w.1")])
+        with ThreadPoolExecutor(1) as pool:
+            with store.transaction() as mine:
+                assert store.join(mine).execute([record(started.run, "a", then=Park(None))])[0].done
+                post = pool.submit(connection.execute, [*neighbour, signal(f"r{n}")])
+                eventually(lambda: waits_for_a_row(admin))
+            outcome = post.result()[-1]
+        if isinstance(outcome, c.Failed):
+            (outcome,) = connection.execute([signal(f"r{n}")])
+        assert isinstance(outcome, Posted)
+        assert [run.id for run in claim(connection)] == [f"r{n}"]
+
+
+def test_a_signal_that_races_with_a_park_is_never_lost(url, opened):
+    store = opened(url)
+    driver, friend = store.connect(), store.connect()
+    hire(driver)
+    with ThreadPoolExecutor(2) as pool:
+        for n in range(300):
+            (started,) = driver.execute([start(f"r{n}", worker="w.1")])
+            many = [start(f"x{n}", type="mail")] if n % 2 else []
+            park = pool.submit(persist, driver, [*many, record(started.run, "a", then=Park(None))])
+            post = pool.submit(persist, friend, [signal(f"r{n}")])
+            parked, posted = park.result()[0][-1], post.result()[0][-1]
+            assert isinstance(posted, Posted)
+            run = seen(driver, f"r{n}").run
+            assert run.posted == 1
+            if parked.done:
+                assert run.due_at is not None, "it sleeps for ever"
+            else:
+                assert (run.status, [event.number for event in parked.events]) == ("running", [1])
+
+
+def test_children_that_end_at_once_all_reach_their_parent(url, opened):
+    store = opened(url)
+    connections = [store.connect() for _ in range(4)]
+    hire(connections[0])
+    connections[0].execute([start("parent", worker="w.1")])
+    names = [f"c{n:04}" for n in range(1_000)]
+    children = [
+        outcome.run
+        for chunk in range(0, 1_000, 250)
+        for outcome in connections[0].execute(
+            [start(name, worker="w.1", parent="parent", root="parent") for name in names[chunk : chunk + 250]]
+        )
+    ]
+
+    def work(place):
+        mine, contended = children[place::4], 0
+        for chunk in range(0, len(mine), 10):
+            batch = [record(run, "x", then=Finish("completed", "1")) for run in mine[chunk : chunk + 10]]
+            outcomes, failures = persist(connections[place], batch)
+            assert all(one.done for one in outcomes)
+            contended += failures
+        return contended
+
+    with ThreadPoolExecutor(4) as pool:
+        contended = sum(pool.map(work, range(4)))
+    inbox = seen(connections[0], "parent")
+    assert [event.number for event in inbox.events] == list(range(1, 1_001))
+    assert sorted(event.name for event in inbox.events) == names
+    assert inbox.run.posted == 1_000
+    assert contended < 500, "short waits for the parent's row are absorbed"
+
+
+def test_two_who_start_the_same_run_at_once_agree(url, opened):
+    store = opened(url)
+    connections = [store.connect() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for n in range(30):
+            command = [start(f"r{n}-{place}", key=f"k{n}") for place in range(4)]
+            outcomes = list(pool.map(lambda place: persist(connections[place], [command[place]])[0][0], range(4)))  # noqa: B023
+            assert len({outcome.run.id for outcome in outcomes}) == 1
+            assert sorted(outcome.fresh for outcome in outcomes) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened, many):
+    """Its start is under way when somebody else finds the worker dead: nobody would look for the run otherwise."""
+    now, later = ManualClock(), ManualClock()
+    later.pass_by(60)
+    store, elsewhere = opened(url, clock=now), opened(url, clock=later)
+    connection, other = store.connect(), elsewhere.connect()
+    hire(connection, "w.1", seconds=30)
+    hire(other, "v.1")
+    with store.transaction() as mine:
+        store.join(mine).execute([start(f"r{n}", worker="w.1") for n in range(many)])
+        assert claim(other, "v.1") == []
+    assert [run.id for run in claim(other, "v.1")] == [f"r{n}" for n in range(many)]
+    (started,) = connection.execute([start("late", worker="w.1")])
+    assert type(started).__name__ == "WorkerGone", "it was settled"
+
+
+def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(url, opened):
+    """One claim ends a child whose workers died over and over, and takes its parent: the news are not forgotten."""
+    clock = ManualClock()
+    connection = opened(url, clock=clock).connect()
+    connection.execute([start("child", parent="parent")])
+    for n in range(rule.POISONED):
+        assert claim(connection, hire(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
+        clock.pass_by(2)
+    hire(connection, "v.1")
+    connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # buries
+    clock.pass_by(1)
+    connection.execute([start("parent")])
+    (parent,) = claim(connection, "v.1")
+    assert (parent.id, parent.posted) == ("parent", 1)
+    (posted,) = connection.execute([signal("parent")])
+    assert posted.number == 2
+
+
+def test_a_worker_goes_only_when_all_its_runs_are_free(url, opened):
+    """One that was left with the worker's name would be nobody's for ever."""
+    store = opened(url)
+    connection = store.connect()
+    hire(connection, "w.1")
+    hire(connection, "v.1")
+    connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])
+    with changed_row(url, "r1"):
+        (outcome,) = connection.execute([r.DismissWorker(worker="w.1")])
+        assert isinstance(outcome, c.Failed)
+        assert "'r1'" in str(outcome.error)
+        assert claim(connection, "v.1") == []
+    assert isinstance(connection.execute([r.DismissWorker(worker="w.1")])[0], Enlisted)
+    assert len(claim(connection, "v.1")) == 3
+
+
+# -- rows that somebody else has -------------------------------------------------------------------------------
+
+
+def test_a_stuck_row_delays_its_own_run_alone(url, opened):
+    connection = opened(url).connect()
+    hire(connection)
+    runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(5)])]
+    connection.execute([start("due1"), start("due2")])
+    with changed_row(url, "r2"):
+        records = [record(run, "a") for run in runs]
+        outcomes = connection.execute([*records, signal("r2"), signal("r3"), acquire("k")])
+        assert [type(one).__name__ for one in outcomes] == [
+            "Recorded", "Recorded", "Failed", "Recorded", "Recorded", "Failed", "Posted", "Granted",
+        ]  # fmt: skip
+        error = outcomes[2].error
+        assert isinstance(error, StoreContended)
+        assert (error.ambiguous, error.retryable) == (False, True)
+        assert "'r2'" in str(error)
+        assert "forgotten" in str(error), "who it is can be seen"
+        (alone,) = connection.execute([records[2]])
+        assert isinstance(alone.error, StoreContended)
+        assert seen(connection, "r2").entries == ("1",), "looks wait for nobody"
+        with changed_row(url, "due1"):
+            assert [run.id for run in claim(connection)] == ["due2"]
+    assert isinstance(connection.execute([records[2]])[0], Recorded)
+    assert [run.id for run in claim(connection)] == ["due1"]
+
+
+def test_a_stuck_row_costs_its_neighbours_no_more_than_a_moment(url, opened):
+    connection = opened(url).connect()
+    hire(connection)
+    runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(100)])]
+    with changed_row(url, "r50"):
+        times = []
+        for at in range(1, 8):
+            begun = time.perf_counter()
+            outcomes = connection.execute([record(run, "a", at=at) for run in runs])
+            times.append(time.perf_counter() - begun)
+            assert sum(isinstance(one, Recorded) for one in outcomes) == 99
+    assert sorted(times)[3] < 0.3
+
+
+def test_a_stuck_parent_delays_the_end_of_its_own_children_alone(url, opened):
+    connection = opened(url).connect()
+    hire(connection)
+    runs = [
+        outcome.run
+        for outcome in connection.execute(
+            [
+                start("p1", worker="w.1"),
+                start("p2", worker="w.1"),
+                start("c1", worker="w.1", parent="p1"),
+                start("c2", worker="w.1", parent="p2"),
+                start("c3", worker="w.1", parent="p1"),
+            ]
+        )
+    ]
+    ends = [record(run, "x", then=Finish("completed", "1")) for run in runs[2:]]
+    with changed_row(url, "p1"):
+        outcomes = connection.execute([*ends, record(runs[1], "go on")])
+        assert [type(one).__name__ for one in outcomes] == ["Failed", "Recorded", "Failed", "Recorded"]
+        assert "'p1'" in str(outcomes[0].error), "the row that is in the way is named"
+        assert seen(connection, "c1").run.status == "running", "nothing was done for it"
+        assert "'p1'" in str(connection.execute([ends[0]])[0].error)
+    assert [one.done for one in connection.execute([ends[0], ends[2]])] == [True, True]
+    assert [event.name for event in seen(connection, "p1").events] == ["c1", "c3"]
+
+
+def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, opened, admin):
+    connection = opened(url).connect()
+    hire(connection)
+    (started,) = connection.execute([start(worker="w.1")])
+    with changed_row(url, "r") as other, ThreadPoolExecutor(1) as pool:
+        commands = [record(started.run, "a"), signal(), record(started.run, "b", at=2), acquire("k")]
+        batch = pool.submit(connection.execute, commands)
+        eventually(lambda: waits_for_a_row(admin))
+        other.rollback()
+        outcomes = batch.result()
+    assert [type(one).__name__ for one in outcomes] == ["Recorded", "Posted", "Recorded", "Granted"]
+    assert seen(connection).entries == ("1", "a", "b")
+
+
+# -- hints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_notifies_once_and_only_who_is_elsewhere(url, opened):
+    store = opened(url)
+    connection = store.connect()
+    hire(connection, "far.1")
+    watch = store.watch("far", print)
+    listen = watch._listen
+    watch.close()
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as ear:
+        ear.execute(listen)
+        connection.execute([*(start(f"r{n}") for n in range(20)), acquire("k"), start("last")])
+        told = list(ear.notifies(timeout=5, stop_after=1))
+        assert len(told) == 1
+        assert sorted(json.loads(told[0].payload)) == sorted(
+            rule.hint_for("far.1", run) for run in (*(f"r{n}" for n in range(20)), "last")
+        )
+        with closing(store.watch("far", print)):
+            connection.execute([start("near")])
+            assert list(ear.notifies(timeout=0.1)) == [], "it is told directly"
+
+
+# -- what is stored --------------------------------------------------------------------------------------------
+
+
+def test_what_people_look_at_by_night_shows_runs_as_they_are(url, opened, admin):
+    connection = opened(url).connect()
+    hire(connection)
+    started, _ = connection.execute([start("a", worker="w.1", attributes={"customer": "acme"}), start("b")])
+    connection.execute([record(started.run, "x")])
+    rows = admin.execute(
+        "SELECT id, type, status, driver, entries, extract(epoch FROM created_at) * 1000000, "
+        "extract(epoch FROM due_at) * 1000000 FROM tests.run_list ORDER BY id"
+    ).fetchall()
+    at = started.run.created_at
+    assert rows == [("a", "order", "running", "worker w.1", 2, at, None), ("b", "order", "pending", "", 1, at, at)]
+    assert admin.execute("SELECT attributes->>'customer' FROM tests.runs WHERE id = 'a'").fetchone() == ("acme",)
+
+
+def test_a_run_that_makes_no_sense_is_refused_and_left_alone(url, opened, admin):
+    connection = opened(url).connect()
+    connection.execute([start()])
+    admin.execute("UPDATE tests.runs SET status = 'asleep'")
+    (outcome,) = connection.execute([r.SeeRun(run="r")])
+    assert isinstance(outcome.error, RecordUnreadable)
+
+
+def test_a_value_that_the_server_cannot_take_fails_alone(url, opened):
+    connection = opened(url).connect()
+    bad = [signal(name_of) for name_of in ("a\0b", 5)] + [start("x", input=None), r.RunCommand()]
+    outcomes = connection.execute([start("a"), *bad, start("b")])
+    assert [type(one).__name__ for one in outcomes] == ["Started", *["Failed"] * 4, "Started"]
+
+
+def test_attributes_are_kept_whatever_is_in_them(url, opened):
+    connection = opened(url).connect()
+    odd = {'a,"b":1': "\0", "n": 2**63 - 1, "t": True, "e": "é😀\\"}
+    connection.execute([start("a", attributes=odd), start("b", attributes={"n": 1})])
+    assert seen(connection, "a").run.attributes == odd
+    for wanted, found in (({"n": 1}, ["b"]), ({"t": True}, ["a"]), ({"b": 1}, []), ({"t": 1}, []), (odd, ["a"])):
+        (page,) = connection.execute([r.ListRuns(wanted=RunFilter(attributes=wanted))])
+        assert [run.id for run in page.runs] == found
+
+
+def test_a_worker_whose_session_has_ended_is_dead(url, opened):
+    """With advisory=true a lease ends with its process: so do its claims."""
+    tied, other = opened(f"{url}&advisory=true"), opened(url)
+    mine, yours = tied.connect(), other.connect()
+    hire(mine, "w.1")
+    hire(yours, "v.1")
+    mine.execute([start(worker="w.1")])
+    assert claim(yours, "v.1") == []
+    tied._anchor.close()
+    eventually(lambda: [run.id for run in claim(yours, "v.1")] == ["r"])
