@@ -1,8 +1,8 @@
 """Several engines drive many runs on one store, while they are killed, paused and started, and lose answers.
 
 Each run has steps one after another and side by side, a sleep, a signal and a child. Every body of a step writes down
-when it began and ended, outside of the store. In the end all runs have the right result; no run was driven by two living
-engines at once; each history is one line (as long as it must be, whoever wrote it); nothing is left claimed or
+when it began and ended, outside of the store. In the end all runs have the right result; no run was driven by two
+living engines at once; each history is one line (as long as it must be, whoever wrote it); nothing is left claimed or
 waiting. Only a process that was paused in the middle of a body may find that another one has taken over.
 """
 

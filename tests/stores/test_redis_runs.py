@@ -188,6 +188,9 @@ def test_a_run_whose_outside_lock_has_a_slash_or_a_percent_is_left_alone_too(con
 # ---------------------------------------------------------------- numbers
 
 
+ENLIST = r.EnlistWorker(worker="w.1", name="w", types=("order",))
+
+
 def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, server, base):
     """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
     clock.now += 123_457
@@ -195,7 +198,7 @@ def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, 
     ask(connection, start(), Started)
     fences = []
     for _ in range(5):
-        claimed, _ = connection.execute([claim(), r.DismissWorker(worker="w.1")])
+        claimed, *_ = connection.execute([claim(), r.DismissWorker(worker="w.1"), ENLIST])
         assert isinstance(claimed, Claimed)
         fences += [one.run.fence for one in claimed.claims]
         clock.now -= 1
@@ -235,7 +238,7 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         r.RecordRun(run="r", fence=2**53, at=1, request="q", entries=("x",)),
         record(run, "x", 7),
         record(run, "x", then=Finish("ended", "1")),
-        r.ReviveRun(run="r", fence=run.fence, keep=-1, request="q"),
+        r.ReviveRun(run="r", fence=run.fence, keep=1.5, request="q"),
         claim(limit=1.5),
         start(7),
         r.ListRuns(after=(1.5, "r")),

@@ -9,7 +9,7 @@ import pytest
 from holdfast import Engine
 from providers import PROVIDERS
 
-STORES = ("memory", "sqlite", "valkey", "redis")
+STORES = ("memory", "sqlite", "postgres", "valkey", "redis")
 
 
 @pytest.fixture(params=STORES)

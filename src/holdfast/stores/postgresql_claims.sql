@@ -157,7 +157,7 @@ BEGIN
     IF named && missed THEN
         answer := holdfast.taken((SELECT n FROM unnest(named) AS n WHERE n = ANY (missed) LIMIT 1));
         RETURN;
-    ELSIF NOT holdfast.lives(ns, me, at) THEN
+    ELSIF NOT holdfast.works(ns, me, at) THEN
         answer := '["WorkerGone",{}]';
         RETURN;
     END IF;

@@ -259,7 +259,7 @@ BEGIN
         answer := holdfast.refused(r, holdfast.holder_of(ns, r.worker, at));
         RETURN;
     END IF;
-    r.length := least((cmd->>'keep')::bigint, r.length);
+    r.length := greatest(1, least((cmd->>'keep')::bigint, r.length));
     DELETE FROM holdfast.journal AS j WHERE j.namespace = ns AND j.run = r.id AND j.number >= r.length;
     DELETE FROM holdfast.events AS e
      WHERE e.namespace = ns AND e.run = r.id

@@ -41,6 +41,14 @@ BEGIN
 END
 $$;
 
+-- Whether a worker may be given runs: it lives and is enlisted. One that is not would never be found dead.
+CREATE OR REPLACE FUNCTION holdfast.works(ns text, worker text, at bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN holdfast.lives(ns, worker, at)
+        AND EXISTS (SELECT FROM holdfast.workers AS w WHERE w.namespace = ns AND w.id = worker);
+END
+$$;
+
 -- Who drives a run, for people; empty if nobody living does.
 CREATE OR REPLACE FUNCTION holdfast.holder_of(ns text, worker text, at bigint) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -189,7 +197,7 @@ BEGIN
         kind := 'RunTaken';
         r := before;
         RETURN;
-    ELSIF for_worker <> '' AND NOT holdfast.lives(ns, for_worker, at) THEN
+    ELSIF for_worker <> '' AND NOT holdfast.works(ns, for_worker, at) THEN
         kind := 'WorkerGone';
         RETURN;
     END IF;

@@ -186,7 +186,7 @@ local function claim(command)
     becomes[text_of(command[3][place])] = text_of(command[3][place + 1])
     kinds[#kinds + 1] = command[3][place]
   end
-  if not lives(worker) then
+  if not works(worker) then
     return WORKER_GONE
   end
   local free, told, found = bury(worker), {}, {}

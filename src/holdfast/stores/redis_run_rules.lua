@@ -152,7 +152,7 @@ local function start(new, worker)
     return STARTED, same, false, NOBODY
   elseif known then
     return RUN_TAKEN, known
-  elseif worker ~= "" and not lives(worker) then
+  elseif worker ~= "" and not works(worker) then
     return WORKER_GONE
   end
   local fields = {
@@ -278,13 +278,13 @@ end
 -- {25, run, fence, keep, request, forget, fresh}
 local function revive(command)
   local id, fence, request = text_of(command[2]), whole(command[3], -MAX, MAX), text_of(command[5])
-  local run, length = run_of(id), whole(command[4], 0, MAX)
+  local run, length = run_of(id), whole(command[4], -MAX, MAX)
   if run and text_in(run, "last") == request then
     return { POSTED, NOBODY, run.length, true, shown_run(run) }
   elseif not run or number_in(run, "fence") ~= fence or not is_free(run) then
     return refused(run or false)
   end
-  length = math.min(length, run.length)
+  length = math.max(1, math.min(length, run.length))
   for _, number in ipairs(command[6]) do
     if whole(number, -MAX, MAX) >= 1 and number <= run.posted then
       forget_event(id, number)
@@ -292,11 +292,7 @@ local function revive(command)
   end
   if length < run.length then
     later(function()
-      if length == 0 then
-        put("DEL", JOURNAL .. id)
-      else
-        put("LTRIM", JOURNAL .. id, "0", digits(length - 1))
-      end
+      put("LTRIM", JOURNAL .. id, "0", digits(length - 1))
     end)
   end
   local after = altered(run, {

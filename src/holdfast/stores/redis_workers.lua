@@ -51,6 +51,11 @@ local function lives(worker)
   return known.lives, known.ends
 end
 
+-- Whether a worker may be given runs: it lives and is enlisted. One that is not would never be found dead.
+local function works(worker)
+  return lives(worker) and call("HGET", WORKERS, worker) ~= false
+end
+
 -- What time has done to a lease is written down: a clock that was set back must not keep the dead alive. One that is
 -- not ours to write is left as it is.
 local function settle_lease(worker)
