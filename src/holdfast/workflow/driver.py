@@ -136,7 +136,8 @@ class Driver:
         self._words.clear()
         self._backlog.clear()
         self._transactions.clear()
-        self._code.leave()
+        self._code.over = True
+        self.host.later(0, self._code.leave)  # in a callback of its own: the workflow's loop runs in no task
         self.rested.set()
         self.host.gone(self)
 

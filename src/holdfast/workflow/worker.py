@@ -56,6 +56,7 @@ RESYNC = MICROSECONDS
 CLAIMED_AT_ONCE = 1_000
 HINT = ".run/"
 READ_BACK_SECONDS = 0.2
+SOONEST_PARKING = 0.01
 
 _log = logging.getLogger("holdfast.workflow")
 
@@ -89,6 +90,7 @@ class Worker:
         self._expected: set[str] = set()  # runs that are being started or claimed: their answers are on the way
         self._strangers: set[str] = set()  # counted as ours by the store when it was last asked, and not driven
         self._alarms: dict[str, asyncio.TimerHandle] = {}
+        self._parking: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(thread_name_prefix="holdfast-step")
         self._tending: asyncio.Task[None] | None = None
         self._recover = recover
@@ -152,8 +154,9 @@ class Worker:
             except HoldfastError as error:
                 _log.info("the worker %s could not say goodbye: %s", self.id, error)
         self._client.works.on_hint = None
-        for alarm in self._alarms.values():
-            alarm.cancel()
+        for alarm in (*self._alarms.values(), self._parking):
+            if alarm is not None:
+                alarm.cancel()
         if self._lease is not None:
             await _give_back(self._lease)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -207,7 +210,7 @@ class Worker:
         await self._compare()
         if not self._recover:
             return POLL_SECONDS
-        return min(await self._claim_due(), self._park_the_idle())
+        return await self._claim_due()
 
     async def _claim_due(self) -> float:
         """Claim what is due. Returns for how long nothing will be."""
@@ -269,17 +272,24 @@ class Worker:
         if lost:
             await self.claim(limit=len(lost), runs=lost)
 
-    def _park_the_idle(self) -> float:
-        """Park what has waited for long. Returns when to look again, in seconds."""
-        now, soonest = self.now(), POLL_SECONDS
+    def _park_later(self, seconds: float) -> None:
+        """Look in so many seconds for what has waited for long, unless that is going to happen anyway."""
+        if self._parking is None and self._recover and not self._draining:
+            self._parking = self._loop.call_later(max(seconds, SOONEST_PARKING), self._park_the_idle)
+
+    def _park_the_idle(self) -> None:
+        """Park what has waited for long, and look again when the next one will have."""
+        self._parking = None
+        now, waiting = self.now(), []
         for driver in list(self.drivers.values()):
             if driver.idle:
                 left = self._park_after - (now - driver.idle_since) / MICROSECONDS
                 if left <= 0:
                     driver.park()
                 else:
-                    soonest = min(soonest, left)
-        return soonest
+                    waiting.append(left)
+        if waiting:
+            self._park_later(min(waiting))
 
     def _types(self) -> tuple[tuple[str, str], ...]:
         """What it can drive; of a run that was started by name alone it decides the version."""
@@ -374,6 +384,8 @@ class Worker:
         if due is not None:
             pause = max(0.0, (due - self.now()) / MICROSECONDS)
             self._alarms[run] = self._loop.call_later(min(pause, 3_600.0), driver.tick)
+        if driver.idle:
+            self._park_later(self._park_after)
 
     def gone(self, driver: Driver) -> None:
         """The driver has left its run."""
