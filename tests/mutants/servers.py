@@ -24,10 +24,17 @@ SERVERS = [
     ),
     Mutant(
         "Redis wakes nobody",
+        "stores/redis.lua",
+        '  redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) -- only a hint\n',
+        "",
+        (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[valkey]",),
+    ),
+    Mutant(
+        "Redis wakes nobody who takes the long way",
         "stores/redis_rest.lua",
         "    publish()\n    local packed",
         "    local packed",
-        (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[valkey]",),
+        ("tests/stores/test_redis_watch.py::test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
     ),
     Mutant(
         "a key that is new to PostgreSQL begins with the token 1",

@@ -270,6 +270,15 @@ def test_who_has_another_token_hands_nothing_over(connection):
     assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
 
 
+def test_an_offer_that_has_run_out_is_not_confirmed(connection, clock):
+    (held,) = connection.execute([acquire()])
+    connection.execute([wait(id="b.1", waiter_ttl=1_000_000), release(token=held.token)])
+    offered = connection.execute([c.Inspect(key="k")])[0].record.fence
+    clock.pass_by(1.5)
+    (granted,) = connection.execute([wait(id="b.1")])
+    assert granted.token > offered
+
+
 def test_an_offer_with_fields_of_a_newer_version_keeps_them_when_it_is_confirmed(url, server, connection):
     (held,) = connection.execute([acquire()])
     connection.execute([wait(id="b.1"), wait(id="b.2"), release(token=held.token)])
