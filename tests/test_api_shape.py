@@ -98,8 +98,8 @@ def test_both_kinds_of_runs_have_the_same_words(kind):
 
 def test_the_engine_the_context_and_the_handle_have_these_words():
     assert public(Engine) == [
-        "cancel", "close", "drain", "get", "handle", "list", "open", "recover_all", "restart", "resume", "retry",
-        "signal", "start", "start_or_signal", "sweep", "unclaimed",
+        "cancel", "close", "drain", "events", "get", "handle", "list", "open", "recover_all", "restart", "resume",
+        "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
     assert public(Context) == [

@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .clock import VirtualClock
     from .conformance import StoreConformance
+    from .engine import TestEngine
     from .plugin import StoreUnderTest
 
-__all__ = ["StoreConformance", "StoreUnderTest", "VirtualClock"]
+__all__ = ["StoreConformance", "StoreUnderTest", "TestEngine", "VirtualClock"]
 
-_HOMES = {"StoreConformance": "conformance", "StoreUnderTest": "plugin", "VirtualClock": "clock"}
+_HOMES = {
+    "StoreConformance": "conformance",
+    "StoreUnderTest": "plugin",
+    "TestEngine": "engine",
+    "VirtualClock": "clock",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -81,6 +81,8 @@ class Engine:
     `recover=False` it claims nothing by itself: it drives what it starts, and what it is told to.
     """
 
+    _worker_type: type[Worker] = Worker
+
     def __init__(
         self,
         url_or_client: str | BaseClient | Handle | None = None,
@@ -108,6 +110,13 @@ class Engine:
         self._worker: Worker | None = None
         self._asking: Asking | None = None
 
+    @property
+    def events(self) -> Events:
+        """What can be told to the outside: subscribe to it when the engine is open."""
+        if self._client is None:
+            raise ClientClosed("this engine is not open: use `async with Engine(...) as engine`, or await open()")
+        return self._client.events
+
     # -- life -------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -128,7 +137,14 @@ class Engine:
         self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes)
         if not client.works.store.capabilities.workflows:
             raise StoreUnusable(f"{client.url} cannot run workflows yet: use SQLite, PostgreSQL or Redis/Valkey")
-        self._worker = Worker(
+        self._worker = self._new_worker(client)
+        await self._worker.start()
+        unknown = await self.unclaimed()
+        if unknown and self._workflows:
+            client.events.emit("types_unknown", worker=client.label(None).name, types=unknown)
+
+    def _new_worker(self, client: BaseClient) -> Worker:
+        return self._worker_type(
             client,
             self._workflows,
             name=client.label(None).name,
@@ -138,10 +154,6 @@ class Engine:
             max_bytes=self._max_bytes,
             recover=self._recover,
         )
-        await self._worker.start()
-        unknown = await self.unclaimed()
-        if unknown and self._workflows:
-            client.events.emit("types_unknown", worker=client.label(None).name, types=unknown)
 
     def _new_client(self, where: str | Handle | None) -> BaseClient:
         return BaseClient(where, namespace=self._namespace, name=self._given_name, events=Events(LoggingSink()))
@@ -303,16 +315,16 @@ class Engine:
         driver = worker.drivers.get(run_id)
         if driver is None and before.living:
             for driver in await worker.claim(limit=1, runs=(run_id,)):
-                await _at_rest(driver)
+                await at_rest(driver)
         elif driver is not None:
-            await _at_rest(driver)
+            await at_rest(driver)
         return await self._run(asking.get(run_id))
 
     async def sweep(self, limit: int = SWEEP) -> int:
         """Drive what is due, once, until each run waits or ends; returns how many. For cron and serverless."""
         _, worker = self._open()
         drivers = await worker.claim(limit=checked_count(limit, what="limit"))
-        await asyncio.gather(*(_at_rest(driver) for driver in drivers))
+        await asyncio.gather(*(at_rest(driver) for driver in drivers))
         for driver in drivers:
             driver.park()
         await asyncio.gather(*(driver.finished.wait() for driver in drivers if driver.left is None and driver.end))
@@ -369,7 +381,7 @@ class Engine:
         return f"<Engine {state} workflows={sorted(self._workflows)}>"
 
 
-async def _at_rest(driver: Driver) -> None:
+async def at_rest(driver: Driver) -> None:
     """Wait until a run waits for time or for others, or has left."""
     while driver.left is None and not driver.idle:
         driver.rested.clear()

@@ -13,6 +13,7 @@ from ..rules.outcomes import Outcome
 from ..run_commands import RecordRun
 
 if TYPE_CHECKING:
+    from .context import StepCall
     from .driver import Driver
 
 Answer = Callable[[Outcome | HoldfastError], None]
@@ -36,6 +37,9 @@ class Host(Protocol):
 
     def send(self, command: Command, answer: Answer) -> None:
         """Send a command; the answer comes in a callback of its own."""
+
+    def body_of(self, call: StepCall) -> Callable[..., Any]:
+        """The function of a step."""
 
     def spawn(self, body: Coroutine[Any, Any, Any], scope: Scope) -> asyncio.Future[Any]:
         """Run an async body."""

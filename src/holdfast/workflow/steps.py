@@ -46,11 +46,12 @@ class Steps:
         if call.future.done():  # nobody waits for it any more
             return
         call.attempts += 1
-        body = partial(call.function, *call.args, **call.options)
+        function = self._host.body_of(call)
+        body = partial(function, *call.args, **call.options)
         scope = copy_context()
         scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
         self.running.add(call)
-        if inspect.iscoroutinefunction(call.function):
+        if inspect.iscoroutinefunction(function):
             call.running = self._host.spawn(_timed(body, call), scope)
         else:
             call.running = self._host.in_thread(body, scope)
@@ -65,7 +66,7 @@ class Steps:
         entries: list[j.StepDone] = []
 
         def work(connection: Any) -> RecordRun:
-            entry = self.done(call, call.function(connection, *call.args))
+            entry = self.done(call, self._host.body_of(call)(connection, *call.args))
             entries[:] = [entry]
             return msgspec.structs.replace(record, entries=(j.encode_entry(entry),))
 

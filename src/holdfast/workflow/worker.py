@@ -45,6 +45,7 @@ from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, Re
 from ..runners import run_async
 from ..stores.contract import Joinable, Store
 from ..values import MICROSECONDS
+from .context import StepCall
 from .definition import Workflow
 from .driver import Driver
 from .host import Answer
@@ -363,6 +364,10 @@ class Worker:
             self._client.works.lanes["commands"].submit(command).add_done_callback(answered)
         except HoldfastError as error:
             self._loop.call_soon(answer, error)
+
+    def body_of(self, call: StepCall) -> Callable[..., Any]:
+        """The function of a step: its own; a test may put another in its place."""
+        return call.function
 
     def spawn(self, body: Coroutine[Any, Any, Any], scope: Scope) -> asyncio.Future[Any]:
         """Run an async body."""

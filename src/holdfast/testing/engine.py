@@ -1,0 +1,175 @@
+"""`TestEngine`: workflows in a test, with a clock that the test moves and steps that it replaces.
+
+Runs live in memory. Sleeps, timers, retries and timeouts of workflows pass when `advance` is called, and nobody sleeps
+for them; the bodies of steps run as they are, unless they are replaced by `mock`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..client import BaseClient
+from ..errors import InvalidOption
+from ..events import Events
+from ..observe import LoggingSink
+from ..stores import open_store
+from ..values import MAX_TTL_SECONDS, MICROSECONDS, Duration, seconds
+from ..workflow.context import StepCall
+from ..workflow.definition import Step, Workflow
+from ..workflow.driver import Driver
+from ..workflow.engine import Engine, at_rest
+from ..workflow.worker import Worker
+
+MANY = 1_000
+HOP = 300 * 86_400 * MICROSECONDS
+"""Time is moved by no more than this at once: the worker's lease must live on."""
+
+
+class _Client(BaseClient):
+    """A client on a memory of its own, by the test's clock."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        super().__init__("memory://", events=Events(LoggingSink()))
+
+    def _open(self) -> Any:
+        if self._store is None:
+            self._store = open_store("memory://", namespace=self._namespace, clock=self._clock)
+        return super()._open()
+
+
+class _Worker(Worker):
+    """A worker whose time is the test's."""
+
+    clock: Callable[[], int]
+    mocks: dict[str, Callable[..., Any]]
+    due: dict[str, tuple[int, Driver]]
+
+    def now(self) -> int:
+        """The test's time."""
+        return self.clock()
+
+    def _sync(self, now: int, *, force: bool = False) -> None:
+        """There is one clock."""
+
+    def _park_later(self, seconds: float) -> None:
+        """A run stays in memory: nothing would bring it back but the test."""
+
+    def timing(self, driver: Driver) -> None:
+        """Remember when time brings this driver something; `advance` goes there."""
+        self.due.pop(driver.run.id, None)
+        when = None if driver.left or driver.end else driver.next_time()
+        if when is not None:
+            self.due[driver.run.id] = (when, driver)
+
+    def gone(self, driver: Driver) -> None:
+        """The driver has left its run."""
+        self.due.pop(driver.run.id, None)
+        super().gone(driver)
+
+    def body_of(self, call: StepCall) -> Callable[..., Any]:
+        """The function of a step, or what the test has put in its place."""
+        return self.mocks.get(call.name, call.function)
+
+    async def keep(self) -> None:
+        """The lease lives on, however far time is moved."""
+        if self._lease is not None:
+            await self._lease.renew()
+
+
+class TestEngine(Engine):
+    """An engine for tests.
+
+    >>> import asyncio
+    >>> from holdfast import workflow
+    >>> from holdfast.testing import TestEngine
+    >>> @workflow
+    ... async def remind(ctx, name: str) -> str:
+    ...     await ctx.sleep("30 days")
+    ...     return await ctx.step("send", print, name)
+    >>> async def test() -> str:
+    ...     async with TestEngine([remind]) as engine:
+    ...         engine.mock("send", "sent")
+    ...         handle = await engine.start(remind, "you")
+    ...         await engine.advance("30 days")
+    ...         return await handle.result()
+    >>> asyncio.run(test())
+    'sent'
+    """
+
+    __test__ = False
+    _worker_type = _Worker
+
+    def __init__(
+        self, workflows: Sequence[Workflow[Any, Any]], *, start: datetime | None = None, **options: Any
+    ) -> None:
+        begin = start or datetime.now(UTC)
+        if begin.tzinfo is None:
+            raise InvalidOption(f"start needs a time zone, such as datetime(2026, 1, 1, tzinfo=UTC), not {begin!r}")
+        self._now = round(begin.timestamp() * MICROSECONDS)
+        self._mocks: dict[str, Callable[..., Any]] = {}
+        super().__init__(None, workflows=workflows, worker_ttl=MAX_TTL_SECONDS, **options)
+
+    def _time(self) -> int:
+        return self._now
+
+    def _new_client(self, where: Any) -> BaseClient:  # noqa: ARG002  (always in memory)
+        return _Client(self._time)
+
+    def _new_worker(self, client: BaseClient) -> Worker:
+        worker = super()._new_worker(client)
+        assert isinstance(worker, _Worker)  # noqa: S101
+        worker.clock, worker.mocks, worker.due = self._time, self._mocks, {}
+        return worker
+
+    def now(self) -> datetime:
+        """The time of this engine."""
+        return datetime.fromtimestamp(self._now / MICROSECONDS, UTC)
+
+    def mock(self, step: Step[Any, Any] | str, instead: Any) -> None:
+        """Put something in the place of a step: a function, an exception to raise, or the value that it returns."""
+        name = step.name if isinstance(step, Step) else step
+        if isinstance(instead, BaseException) or (isinstance(instead, type) and issubclass(instead, BaseException)):
+
+            def body(*_args: object, **_options: object) -> Any:
+                raise instead
+
+        elif callable(instead):
+            body = instead
+        else:
+
+            def body(*_args: object, **_options: object) -> Any:
+                return instead
+
+        self._mocks[name] = body
+
+    async def advance(self, duration: Duration) -> None:
+        """Let time pass, from one timer to the next, until all runs wait for something later."""
+        worker = self._open()[1]
+        assert isinstance(worker, _Worker)  # noqa: S101
+        end = self._now + round(seconds(duration) * MICROSECONDS)
+        await self.settle()
+        while worker.due and (first := min(worker.due.values(), key=lambda pair: pair[0]))[0] <= end:
+            while self._now < first[0]:
+                self._now = min(first[0], self._now + HOP)
+                await worker.keep()
+            worker.later(0, first[1].tick)
+            first[1].rested.clear()
+            await first[1].rested.wait()
+            await self.settle()
+        while self._now < end:
+            self._now = min(end, self._now + HOP)
+            await worker.keep()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until every run waits for time, for a signal or for another run, or has ended."""
+        worker = self._open()[1]
+        while True:
+            for driver in list(worker.drivers.values()):
+                await at_rest(driver)
+            claimed = await worker.claim(limit=MANY)
+            if not claimed and all(driver.idle for driver in worker.drivers.values()):
+                return
