@@ -18,9 +18,19 @@ EXAMPLES = {
 }
 
 
+FILES = {
+    page.relative_to(ROOT).as_posix(): re.findall(
+        r"^```python title=\"([a-z_]+\.py)\"\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+    for page in PAGES
+}
+
+
 @pytest.mark.parametrize("page", [page for page, examples in EXAMPLES.items() if examples])
 def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
-    """In an empty folder and a process of their own; the operators' paths are moved into that folder."""
+    """In a folder with the page's files and a process of their own; the operators' paths are moved into that folder."""
+    for name, text in FILES[page]:
+        (tmp_path / name).write_text(text)
     code = "\n\n".join(EXAMPLES[page]).replace("sqlite:////var/lib/app/", f"sqlite:///{tmp_path}/")
     compile(code, page, "exec")
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_URL"}
