@@ -15,8 +15,11 @@
 | skew    | 6 processes, 24 grants, 3 deaths                            | 6, 240, 3                              |
 | rows    | 600 leases, a row held once                                 | 3,000, 5 times                         |
 | crowd   | 8 waiting for 6 seconds, 120 turns                          | 20, 12, 1,000                          |
+| crashes | a kill at each of 26 points, when it is reached first       | the first, second and third time       |
+| engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
 
-The last five run here on PostgreSQL and Valkey, and at full size on Redis as well; `rows` is about PostgreSQL alone.
+`network` to `crowd` run here on PostgreSQL and Valkey, and at full size on Redis as well; `rows` is about PostgreSQL
+alone. The last two run on SQLite too.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ LIMIT = 150.0
 
 
 HERE = ("counter", "permits", "clock", "waiters", "replies", "stalls", "state", "leader")
+WORKFLOWS = ("crashes", "engines")
+"""These run on a SQLite file, and on servers as well."""
 SERVERS = {
     "network": ("postgres", "valkey"),
     "outages": ("postgres", "valkey"),
@@ -45,7 +50,7 @@ SERVERS = {
 """The proofs on real servers, and on which of them they run at this size."""
 
 
-@pytest.mark.parametrize("name", [*HERE, *SERVERS])
+@pytest.mark.parametrize("name", [*HERE, *SERVERS, *WORKFLOWS])
 def test_it_holds_at_the_smaller_size(name):
     if name in ("clock", "skew") and not sys.platform.startswith("linux"):
         pytest.skip("the clock is moved by a library that is preloaded on Linux only")

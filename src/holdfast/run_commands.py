@@ -196,7 +196,7 @@ class OwnedRuns(RunCommand, frozen=True, kw_only=True):
 
     def apply(self, book: Book, now: int) -> Outcome:  # noqa: ARG002
         """Look."""
-        return Owned(runs={run.id: run.fence for run in book.owned(self.worker, None)})
+        return Owned(runs={run.id: (run.fence, run.posted) for run in book.owned(self.worker, None)})
 
 
 class RunsOutlook(RunCommand, frozen=True, kw_only=True):

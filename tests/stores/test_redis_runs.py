@@ -209,7 +209,7 @@ def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, 
         ask(connection, r.RecordRun(run="r", fence=fence, at=1, request="no", entries=("x",)), Refused)
         ask(connection, r.RecordRun(run="r", fence=fence, at=1, request="no", then=Park(None)), Refused)
         assert isinstance(connection.execute([r.ReviveRun(run="r", fence=fence, keep=1, request="n")])[0], Refused)
-    assert connection.execute([r.OwnedRuns(worker="w.1")])[0].runs == {"r": run.fence}
+    assert connection.execute([r.OwnedRuns(worker="w.1")])[0].runs == {"r": (run.fence, 0)}
 
 
 def test_due_times_are_kept_to_the_microsecond_and_come_in_their_order(connection, clock, server, base):

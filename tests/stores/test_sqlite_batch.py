@@ -11,6 +11,7 @@ from holdfast import commands as c
 from holdfast import run_commands as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules import outcomes as out
+from holdfast.rules.run import NewRun
 from holdfast.rules.run_outcomes import Census
 from holdfast.rules.slot import Swapped
 from holdfast.testing.asking import ME, SECOND, read, swap
@@ -47,6 +48,20 @@ def test_a_slot_that_cannot_be_read_is_refused_by_name_and_left_alone(url, opene
     assert isinstance(outcome, c.Failed)
     assert isinstance(outcome.error, RecordUnreadable)
     assert "'k'" in str(outcome.error)
+
+
+def test_a_run_that_cannot_be_read_keeps_no_other_from_being_claimed(url, opened):
+    connection = opened(url).connect("commands")
+    lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
+    enlist = r.EnlistWorker(worker="w.1", name="w", types=("order",))
+    starts = [r.StartRun(new=NewRun(id=name, type="order", input="1", request=name)) for name in "ab"]
+    connection.execute([lease, enlist, *starts])
+    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
+        db.execute("UPDATE runs SET record = '{' WHERE id = 'a'")
+    claimed, seen = connection.execute([r.ClaimRuns(worker="w.1", types=(("order", "order"),)), r.SeeRun(run="a")])
+    assert [claim.run.id for claim in claimed.claims] == ["b"]
+    assert isinstance(seen, c.Failed)
+    assert isinstance(seen.error, RecordUnreadable)
 
 
 def test_a_file_of_the_first_schema_is_brought_up_to_date_and_keeps_its_locks(url, opened):

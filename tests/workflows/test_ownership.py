@@ -186,6 +186,31 @@ def test_clients_start_signal_and_wait_without_any_of_the_code(url, played, engi
     played(story)
 
 
+def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on):
+    """A new run, a signal to a run that is driven, one to a run that is parked: nobody is told of them."""
+
+    @workflow
+    async def listens(ctx: Context, _: None) -> str:
+        return await ctx.wait_for_signal("word")
+
+    async def story():
+        async with engine_on(url, [listens], park_after=0.1) as engine, AsyncClient(url) as client:
+            engine._client.works.on_hint = None
+            driven = await engine.start(listens, None)
+            await client.runs.signal(driven.id, "word", "driven")
+            assert await driven.result() == "driven"
+            fresh = await client.runs.start("listens", None)
+            await until(lambda: _has_status(engine, fresh, "suspended"))
+            await client.runs.signal(fresh, "word", "parked")
+            return await client.runs.result(fresh)
+
+    assert played(story) == "parked"
+
+
+async def _has_status(engine, run, status):
+    return (await engine.get(run)).status == status
+
+
 def test_start_or_signal_speaks_to_the_run_that_is_there(url, played, engine_on):
     @workflow
     async def two(ctx: Context, _: None) -> list[int]:

@@ -93,9 +93,9 @@ class Census(Outcome, frozen=True, kw_only=True):
 
 
 class Owned(Outcome, frozen=True, kw_only=True):
-    """The runs that the store counts as this worker's, by id, with their fences."""
+    """The runs that the store counts as this worker's, by id: the fence of each, and how many events it was sent."""
 
-    runs: dict[str, int]
+    runs: dict[str, tuple[int, int]]
 
 
 class Outlook(Outcome, frozen=True, kw_only=True):

@@ -316,7 +316,8 @@ BEGIN
                       INTO one FROM (SELECT r.type, count(*) AS many FROM holdfast.runs AS r
                                       WHERE r.namespace = ns AND r.status IN ('pending', 'running', 'suspended') GROUP BY 1) AS x;
                 WHEN 'OwnedRuns' THEN
-                    SELECT json_build_array('Owned', json_build_object('runs', coalesce(json_object_agg(r.id, r.fence), '{}')))::text
+                    SELECT json_build_array('Owned', json_build_object('runs', coalesce(json_object_agg(r.id,
+                                                                 json_build_array(r.fence, r.posted)), '{}')))::text
                       INTO one FROM holdfast.runs AS r
                      WHERE r.namespace = ns AND r.worker = cmd->>'worker' AND r.worker <> '';
                 WHEN 'ListWorkers' THEN

@@ -154,7 +154,10 @@ end
 
 -- {30, worker}
 local function owned_runs(command)
-  local found = call("ZRANGE", OWNED_BY .. text_of(command[2]), "0", "-1", "WITHSCORES")
+  local flat, found = call("ZRANGE", OWNED_BY .. text_of(command[2]), "0", "-1", "WITHSCORES"), {}
+  for place = 1, #flat, 2 do
+    found[#found + 1] = { flat[place], flat[place + 1], call("LLEN", INBOX .. flat[place]) }
+  end
   return { OWNED, NOBODY, keep(cmsgpack.pack(found)) }
 end
 

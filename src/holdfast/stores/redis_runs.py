@@ -237,6 +237,11 @@ def _pairs(answer: Answer, texts: Texts) -> dict[str, int]:
     return {name: int(float(number)) for name, number in zip(flat[::2], flat[1::2], strict=True)}
 
 
+def _owned(_: Command, answer: Answer, texts: Texts, __: int) -> Outcome:
+    found = msgspec.msgpack.decode(texts[answer[2]], type=list[tuple[str, str, int]])
+    return out.Owned(runs={name: (int(float(fence)), posted) for name, fence, posted in found})
+
+
 def _outlook(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:  # noqa: ARG001
     return out.Outlook(next_due=None if answer[2] is False else answer[2], now=now)
 
@@ -260,7 +265,7 @@ READERS: dict[int, Callable[[Any, Answer, Texts, int], Outcome]] = {
     s.RUN_SEEN: _seen,
     s.RUN_PAGE: _page,
     s.CENSUS: lambda _, answer, texts, __: out.Census(counts=_pairs(answer, texts)),
-    s.OWNED: lambda _, answer, texts, __: out.Owned(runs=_pairs(answer, texts)),
+    s.OWNED: _owned,
     s.OUTLOOK: _outlook,
     s.WORKERS_SEEN: _workers_seen,
     s.ENLISTED: _enlisted,

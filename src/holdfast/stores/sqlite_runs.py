@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -189,7 +190,11 @@ class SqliteBook:
         self.flush()
         rows = self._db.execute(DUE, (self._namespace, type, -LONG_AGO, -1, limit)).fetchall()
         rows += self._db.execute(DUE, (self._namespace, type, 0, now, limit)).fetchall()
-        return [self._read(row[0]) for row in rows]
+        found = []
+        for row in rows:
+            with suppress(RecordUnreadable):  # one that is damaged must not keep the others from being claimed
+                found.append(self._read(row[0]))
+        return found
 
     def next_due(self, types: Sequence[str]) -> int | None:
         """When the first run of these types is due."""

@@ -109,6 +109,11 @@ class Driver:
         )
 
     @property
+    def seen(self) -> int:
+        """How many events it knows of."""
+        return self._seen
+
+    @property
     def ending(self) -> bool:
         """Whether a record is on its way after which this process does not drive the run."""
         return self._recording is not None and self._recording.then is not None

@@ -264,8 +264,13 @@ class Worker:
         if worker != self.id:
             return
         for run, driver in driven.items():
-            if outcome.runs.get(run) != driver.run.fence and self.drivers.get(run) is driver and not driver.ending:
+            fence, posted = outcome.runs.get(run, (0, 0))
+            if self.drivers.get(run) is not driver or driver.ending:
+                continue
+            if fence != driver.run.fence:
                 driver.leave("refused")
+            elif posted > driver.seen:  # the hint was lost
+                self._hinted([run])
         strangers = {run for run in outcome.runs if run not in self.drivers and run not in self._expected}
         lost = tuple(strangers & self._strangers)[:CLAIMED_AT_ONCE]
         self._strangers = strangers

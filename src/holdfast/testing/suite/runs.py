@@ -172,7 +172,8 @@ class Runs(Suite):
     def test_what_a_worker_has_already_is_given_again_under_the_same_fence_when_it_is_named(self) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
         assert self.claim(runs=("r", "nobody")) == [run]
-        assert self.ask(r.OwnedRuns(worker="w.1"), Owned).runs == {"r": run.fence}
+        self.ask(signal(), Posted)
+        assert self.ask(r.OwnedRuns(worker="w.1"), Owned).runs == {"r": (run.fence, 1)}
 
     def test_a_run_that_is_driven_cannot_be_had_by_naming_it(self) -> None:
         self.hire("w.1")
