@@ -46,6 +46,22 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
     assert done.returncode == 0, f"{page}\n{done.stderr}"
 
 
+def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
+    (tmp_path / "trip.py").write_text(dict(FILES["README.md"])["trip.py"])
+    lives = []
+    for kill_at in ("booking a hotel", None):
+        lives.append([])
+        with subprocess.Popen([sys.executable, "trip.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                lives[-1].append(line.strip())
+                if lives[-1][-1] == kill_at:
+                    process.kill()
+    assert lives == [
+        ["booking a flight", "booking a hotel"],
+        ["booking a hotel", "booking a car", "['flight booked', 'hotel booked', 'car booked']"],
+    ]
+
+
 def test_the_table_of_events_is_the_one_in_the_code():
     rows = [
         f"| `{name}` | {kind.level} | {kind.when} | {', '.join(f'`{field}`' for field in kind.fields)} |"
