@@ -8,12 +8,16 @@ import signal
 import subprocess
 import textwrap
 import time
+import uuid
 from contextlib import contextmanager
 
+import psycopg
 import pytest
 
+import real_servers
 from commandline import COMMAND, answer, environment, failure, holdfast, started
 from holdfast import Client
+from holdfast.testing.proxy import Proxy
 from waiting import PATIENCE, eventually
 
 FLOWS = """
@@ -216,6 +220,38 @@ def test_a_ready_file_that_nobody_touches_any_more_is_not_ready(tmp_path):
     assert "4711 has not touched" in failure(holdfast("worker", "--check", str(file)), 1)
     file.write_text("a letter to my aunt")
     assert "no ready file" in failure(holdfast("worker", "--check", str(file)), 1)
+
+
+@pytest.fixture(params=["postgres", "valkey"])
+def proxy(request, folder):
+    """A way to a real server, and a module `far` whose engine goes by it."""
+    server, kind = real_servers.shared(request.param), {"postgres": "schema", "valkey": "prefix"}[request.param]
+    name = f"worker_{uuid.uuid4().hex}"
+    with Proxy(server.host, server.port) as way:
+        url = f"{way.url_for(server.url)}?{kind}={name}"
+        (folder / "far.py").write_text(
+            f"from flows import Engine, hello\nengine = Engine({url!r}, workflows=[hello])\n"
+        )
+        way.url = url
+        yield way
+    if request.param == "postgres":
+        with psycopg.connect(server.url, autocommit=True) as db:
+            db.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+def test_while_the_store_does_not_answer_the_worker_is_not_ready_and_then_it_goes_on(folder, proxy):
+    file = folder / "ready"
+    with worker(folder, "--ready-file", str(file), target="far:engine") as popen:
+        eventually(file.exists)
+        proxy.refuse()
+        proxy.cut()
+        eventually(lambda: not file.exists(), within=60)
+        proxy.go_on()
+        eventually(file.exists, within=60)
+        with Client(proxy.url) as hf:
+            assert hf.runs.result(hf.runs.start("hello", "ann"), timeout=PATIENCE) == "hello ann"
+        popen.terminate()
+        assert ended(popen)[0] == 0
 
 
 def test_with_json_each_change_is_a_document(folder):
