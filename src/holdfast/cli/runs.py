@@ -180,7 +180,7 @@ def show(settings: Settings, run_id: str) -> None:
         tell({**run_document(found), "input": _value(claim.entries[0]), "history": history, "signals": unread})
         return
     _show(found, claim)
-    say("  history:")
+    say("  history:" if history else "  history: nothing yet")
     for entry in history:
         value = "" if entry["value"] is None else f"  {_short(json.dumps(entry['value'], ensure_ascii=False))}"
         say(f"    {moment(entry['at'])}  {entry['kind']:<8}  {entry['name']}{value}".rstrip())
