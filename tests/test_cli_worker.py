@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import textwrap
 import time
@@ -330,6 +331,7 @@ def test_what_ctx_log_says_is_on_stderr_unless_the_application_says_otherwise(fo
     )
     run_id = hf.runs.start("talks")
     with worker(folder, target="talks:engine") as popen:
+        assert popen.ready.startswith(f"ready: talks@{socket.gethostname()}:{popen.pid} drives talks in ")
         hf.runs.result(run_id, timeout=PATIENCE)
         popen.terminate()
         _, _, err = ended(popen)

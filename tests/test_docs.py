@@ -40,7 +40,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, f"{page}\n{done.stderr}"

@@ -14,6 +14,7 @@ import inspect
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -73,6 +74,7 @@ def worker(settings: Settings, target: str | None, grace: float, ready_file: Pat
     if ready_file is not None:
         _prepare(ready_file)
     engine = engine_of(target)
+    _name(engine, target)
     _log_to_stderr()
     code = asyncio.run(Shift(engine, grace, ready_file, as_json=settings.json).work())
     _end(code)
@@ -106,6 +108,12 @@ def engine_of(target: str) -> Engine:
     if not isinstance(found, Engine):
         raise _bad(f"{target} {made} a {type(found).__name__}, not an Engine (or a function that makes one)")
     return found
+
+
+def _name(engine: Engine, target: str) -> None:
+    """An engine that has no name is told apart from its siblings: what drives, where, and as which process."""
+    if engine._given_name is None:  # noqa: SLF001  (the same house)
+        engine._given_name = f"{target.partition(':')[0]}@{socket.gethostname()}:{os.getpid()}"  # noqa: SLF001
 
 
 def _bad(message: str) -> click.BadParameter:
