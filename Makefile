@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 
-# Most tests wait, for a process or for time to pass. More than two at once keep each other from the disk.
-WORKERS ?= 2
+# Most tests wait, for a process or for time to pass.
+WORKERS ?= 3
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -12,7 +12,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 
-PROOFS := counter permits clock waiters replies stalls state leader network outages skew rows crowd crashes engines
+PROOFS := counter permits clock waiters replies stalls state leader network outages skew rows crowd crashes engines recovery
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

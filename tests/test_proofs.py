@@ -17,9 +17,10 @@
 | crowd   | 8 waiting for 6 seconds, 120 turns                          | 20, 12, 1,000                          |
 | crashes | a kill at each of 26 points, when it is reached first       | the first, second and third time       |
 | engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
+| recovery | 200 runs of an engine that is killed                       | 1,000                                  |
 
 `network` to `crowd` run here on PostgreSQL and Valkey, and at full size on Redis as well; `rows` is about PostgreSQL
-alone. The last two run on SQLite too.
+alone. The last three run on SQLite too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LIMIT = 150.0
 
 
 HERE = ("counter", "permits", "clock", "waiters", "replies", "stalls", "state", "leader")
-WORKFLOWS = ("crashes", "engines")
+WORKFLOWS = ("crashes", "engines", "recovery")
 """These run on a SQLite file, and on servers as well."""
 SERVERS = {
     "network": ("postgres", "valkey"),

@@ -65,7 +65,7 @@ async def drive(task: dict[str, Any]) -> None:
         await asyncio.to_thread(sys.stdin.readline)
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:  # noqa: ARG001
+def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
     task = {"url": place.url(folder), "runs": size.runs}
     with Crew(__file__, folder) as crew, Client(task["url"], namespace="recovery") as client:
         victim = crew.start({**task, "dies": True})

@@ -141,7 +141,7 @@ def driven(client: BaseClient, workflow_name: str, run_id: str) -> Flow[RunLock 
     """Which engine drives a run, as a lock; None if none that lives does."""
     if not client.works.store.capabilities.workflows:
         return None
-    seen, _ = yield from send(SeeRun(run=run_id), role="queries")
+    seen, _ = yield from send(SeeRun(run=run_id))
     assert isinstance(seen, RunSeen)  # noqa: S101  (the command's only answer)
     if seen.claim is None or not seen.holder or seen.claim.run.workflow != workflow_name:
         return None

@@ -7,6 +7,7 @@ callers to decide, who know their commands. Nothing here is used across a fork.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  (else the first connection imports it; interrupted there, it locks for ever)
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol

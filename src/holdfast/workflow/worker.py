@@ -228,7 +228,9 @@ class Worker:
     async def claim(self, *, limit: int, runs: tuple[str, ...] = ()) -> list[Driver]:
         """Claim runs and begin to drive them."""
         worker = self.id
-        suspects = 0 if any(driver.run.deaths >= SUSPECT for driver in self.drivers.values()) else 1
+        # One that waits for others does not kill anybody at this moment, and may be waiting for another such run.
+        busy = any(driver.run.deaths >= SUSPECT and not driver.idle for driver in self.drivers.values())
+        suspects = 0 if busy else 1
         command = ClaimRuns(worker=worker, types=self._types(), limit=limit, suspects=suspects, runs=runs)
         outcome = await self.ask(command)
         if isinstance(outcome, WorkerGone):
