@@ -65,7 +65,7 @@ prove-interfaces: $(DEV)
 
 prove-recipes: $(DEV)
 	$(PY) -m pytest -rs tests/test_patterns.py tests/test_cli.py tests/test_cli_locks.py tests/test_cli_state.py \
-	  tests/test_cli_doctor.py tests/test_cli_servers.py
+	  tests/test_cli_runs.py tests/test_cli_worker.py tests/test_cli_doctor.py tests/test_cli_servers.py
 
 prove-mutants: $(DEV)
 	HOLDFAST_MUTANTS=all $(PY) -m pytest -rs tests/mutants

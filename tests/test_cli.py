@@ -63,7 +63,7 @@ def test_the_version_is_told(arguments):
     assert (done.exit_code, done.output) == (0, f"holdfast {package.__version__}\n")
 
 
-@pytest.mark.parametrize("group", [[], ["locks"], ["state"]])
+@pytest.mark.parametrize("group", [[], ["locks"], ["state"], ["runs"]])
 def test_without_a_command_the_help_is_shown_and_it_counts_as_not_understood(group):
     done = holdfast(*group)
     assert done.exit_code == 2
@@ -100,6 +100,9 @@ READING = [
     ["locks", "watch", "--for", "0"],
     ["locks", "release", "a", "--yes", "--reason", "x"],
     ["state", "get", "a"],
+    ["runs", "list"],
+    ["runs", "show", "a"],
+    ["runs", "cancel", "a"],
 ]
 
 
@@ -205,6 +208,7 @@ LOOKING = [
     ["locks", "show", "a"],
     ["locks", "watch", "--for", "0"],
     ["state", "get", "a"],
+    ["runs", "list"],
     ["doctor"],
 ]
 
@@ -229,10 +233,18 @@ def shell(redirection, *arguments, **more):
     return done
 
 
-ANSWERING = [*LOOKING[:3], ["state", "set", "a", "1"], ["doctor"], ["--help"], ["--version"], ["demo"]]
+ANSWERING = [
+    *LOOKING[:3],
+    ["state", "set", "a", "1"],
+    ["doctor"],
+    ["runs", "list"],
+    ["--help"],
+    ["--version"],
+    ["demo"],
+]
 
 
-ANSWERING_JSON = [[*command, "--json"] for command in ANSWERING[:5]]
+ANSWERING_JSON = [[*command, "--json"] for command in ANSWERING[:6]]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -346,8 +358,13 @@ def test_the_commands_that_the_pages_show_are_understood(page, line, url):
     words = [word.replace("sqlite:////var/lib/app/holdfast.db", url) for word in shlex.split(line)]
     if words[:2] == ["locks", "watch"]:
         words += ["--for", "0"]
-    if words[:2] == ["locks", "release"] and "--yes" not in words:
+    if words[:2] in (["locks", "release"], ["runs", "restart"]) and "--yes" not in words:
         words += ["--yes"]
+    if words[0] == "runs":
+        with Client(url) as hf:
+            hf.runs.start("order", None, id="order-42")
+    if words[:2] == ["runs", "retry"]:
+        holdfast("runs", "cancel", "order-42", url=url)
     done = holdfast(*words, url=url)
     assert done.exit_code in (0, 1), done.output
-    assert done.exit_code == 0 or words[1] in ("show", "get")
+    assert done.exit_code == 0 or words[1] in ("show", "get", "resume")

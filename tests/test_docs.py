@@ -18,9 +18,19 @@ EXAMPLES = {
 }
 
 
+FILES = {
+    page.relative_to(ROOT).as_posix(): re.findall(
+        r"^```python title=\"([a-z_]+\.py)\"\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+    for page in PAGES
+}
+
+
 @pytest.mark.parametrize("page", [page for page, examples in EXAMPLES.items() if examples])
 def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
-    """In an empty folder and a process of their own; the operators' paths are moved into that folder."""
+    """In a folder with the page's files and a process of their own; the operators' paths are moved into that folder."""
+    for name, text in FILES[page]:
+        (tmp_path / name).write_text(text)
     code = "\n\n".join(EXAMPLES[page]).replace("sqlite:////var/lib/app/", f"sqlite:///{tmp_path}/")
     compile(code, page, "exec")
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_URL"}
@@ -30,10 +40,26 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, f"{page}\n{done.stderr}"
+
+
+def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
+    (tmp_path / "trip.py").write_text(dict(FILES["README.md"])["trip.py"])
+    lives = []
+    for kill_at in ("booking a hotel", None):
+        lives.append([])
+        with subprocess.Popen([sys.executable, "trip.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                lives[-1].append(line.strip())
+                if lives[-1][-1] == kill_at:
+                    process.kill()
+    assert lives == [
+        ["booking a flight", "booking a hotel"],
+        ["booking a hotel", "booking a car", "['flight booked', 'hotel booked', 'car booked']"],
+    ]
 
 
 def test_the_table_of_events_is_the_one_in_the_code():

@@ -209,6 +209,14 @@ class RunsOutlook(RunCommand, frozen=True, kw_only=True):
         return runs.outlook(book, now, self.types)
 
 
+class ListWorkers(RunCommand, frozen=True, kw_only=True):
+    """Look which workers live, and what each can drive. Answers `WorkersSeen`, the latest last. A read."""
+
+    def apply(self, book: Book, now: int) -> Outcome:
+        """Tell by `rules.runs.workers`."""
+        return runs.workers(book, now)
+
+
 class EnlistWorker(RunCommand, frozen=True, kw_only=True):
     """Make a worker known whose lease lives. Answers `Enlisted` or `WorkerGone`. Again: harmless."""
 
@@ -231,5 +239,5 @@ class DismissWorker(RunCommand, frozen=True, kw_only=True):
         return runs.dismiss(book, now, self.worker)
 
 
-RUN_READS: tuple[type[Command], ...] = (SeeRun, ListRuns, CountRuns, OwnedRuns, RunsOutlook)
+RUN_READS: tuple[type[Command], ...] = (SeeRun, ListRuns, CountRuns, OwnedRuns, RunsOutlook, ListWorkers)
 """Commands about runs that never write."""

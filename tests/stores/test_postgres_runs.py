@@ -134,6 +134,7 @@ def test_each_command_about_a_run_is_one_trip(url, opened, asked):
             r.CountRuns(),
             r.OwnedRuns(worker="w.1"),
             r.RunsOutlook(types=("order",)),
+            r.ListWorkers(),
             record(started.run, "b", at=2, seen=1, then=Finish("completed", "1")),
             r.ReviveRun(run="r", fence=started.run.fence, keep=1, request="again"),
             r.ClaimRuns(worker="w.1", types=TYPES),

@@ -251,6 +251,7 @@ AGAIN = {
     "CountRuns": lambda _: r.CountRuns(),
     "OwnedRuns": lambda _: r.OwnedRuns(worker="w.1"),
     "RunsOutlook": lambda _: r.RunsOutlook(types=("order",)),
+    "ListWorkers": lambda _: r.ListWorkers(),
 }
 
 
@@ -401,5 +402,5 @@ def test_the_rights_of_the_page_are_enough_for_runs_too(quiet, opened):
     user(operator, "viewer")
     viewer = opened(own.url.replace("redis://", "redis://viewer:pw@"), clock=clock).connect("queries")
     looks = [r.SeeRun(run="r", history=True), r.ListRuns(), r.ListRuns(after=(START, "r"), wanted=RunFilter(until=1)),
-             r.CountRuns(), r.OwnedRuns(worker="w.1"), r.RunsOutlook(types=("order",))]  # fmt: skip
+             r.CountRuns(), r.OwnedRuns(worker="w.1"), r.RunsOutlook(types=("order",)), r.ListWorkers()]  # fmt: skip
     assert not [outcome for outcome in viewer.execute(looks) if isinstance(outcome, c.Failed)]

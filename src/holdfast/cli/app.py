@@ -11,8 +11,10 @@ from .demo import Demo
 from .doctor import doctor
 from .ending import App
 from .locks import locks
+from .runs import runs
 from .settings import Settings, common, pass_settings
 from .state import state
+from .worker import worker
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,5 +37,5 @@ def demo(settings: Settings, ttl: float) -> None:
     sys.exit(0 if Demo(console, ttl).run() else 1)
 
 
-for command in (locks, state, doctor):
+for command in (locks, state, runs, worker, doctor):
     app.add_command(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .outcomes import Outcome
-from .run import Event, Run
+from .run import Event, Run, Worker
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +103,12 @@ class Outlook(Outcome, frozen=True, kw_only=True):
 
     next_due: int | None
     now: int
+
+
+class WorkersSeen(Outcome, frozen=True, kw_only=True):
+    """The workers that live, the latest last."""
+
+    workers: tuple[Worker, ...]
 
 
 class Enlisted(Outcome, frozen=True, kw_only=True):

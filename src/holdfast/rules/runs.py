@@ -28,6 +28,7 @@ from .run_outcomes import (
     RunTaken,
     Started,
     WorkerGone,
+    WorkersSeen,
 )
 
 BURIED_AT_ONCE = 1_000
@@ -210,6 +211,11 @@ def outlook(book: Book, now: int, types: Sequence[str]) -> Outlook:
     if any(not _lives(book, now, worker.id) for worker in book.workers()):
         return Outlook(next_due=now, now=now)
     return Outlook(next_due=book.next_due(types), now=now)
+
+
+def workers(book: Book, now: int) -> WorkersSeen:
+    """Who lives, and what each can drive."""
+    return WorkersSeen(workers=tuple(worker for worker in book.workers() if _lives(book, now, worker.id)))
 
 
 def enlist(book: Book, now: int, *, worker: str, name: str, types: Sequence[str]) -> Outcome:

@@ -21,6 +21,7 @@ from ..run_commands import (
     DismissWorker,
     EnlistWorker,
     ListRuns,
+    ListWorkers,
     OwnedRuns,
     PostEvent,
     RecordRun,
@@ -38,14 +39,14 @@ MAX_PAGE = 2**31 - 2
 KNOWN = frozenset(
     {
         StartRun, ClaimRuns, RecordRun, PostEvent, ReviveRun, WatchRun, SeeRun, ListRuns, CountRuns, OwnedRuns,
-        RunsOutlook, EnlistWorker, DismissWorker,
+        RunsOutlook, ListWorkers, EnlistWorker, DismissWorker,
     }
 )  # fmt: skip
 DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     kind.__name__: msgspec.json.Decoder(kind)
     for kind in (
         told.Started, told.RunTaken, told.Claimed, told.WorkerGone, told.Recorded, told.Refused, told.Posted,
-        told.RunSeen, told.RunPage, told.Census, told.Owned, told.Outlook, told.Enlisted,
+        told.RunSeen, told.RunPage, told.Census, told.Owned, told.Outlook, told.WorkersSeen, told.Enlisted,
     )
 }  # fmt: skip
 

@@ -320,6 +320,12 @@ BEGIN
                                                                  json_build_array(r.fence, r.posted)), '{}')))::text
                       INTO one FROM holdfast.runs AS r
                      WHERE r.namespace = ns AND r.worker = cmd->>'worker' AND r.worker <> '';
+                WHEN 'ListWorkers' THEN
+                    SELECT json_build_array('WorkersSeen', json_build_object('workers', coalesce(json_agg(json_build_object(
+                               'id', w.id, 'name', w.name, 'types', w.types, 'since', w.since) ORDER BY w.since, w.id), '[]')))::text
+                      INTO one FROM holdfast.workers AS w JOIN holdfast.locks AS l
+                        ON l.namespace = w.namespace AND l.key = 'worker/' || w.id
+                     WHERE w.namespace = ns AND holdfast.holds(l.record, at, w.id);
             END CASE;
         END IF;
         woken := woken || told;

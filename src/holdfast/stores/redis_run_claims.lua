@@ -221,7 +221,7 @@ local function tell_claims(outcome)
   return { CLAIMED, outcome[2], start, #found, next_due(outcome[4]) }
 end
 
--- {33, worker}
+-- {34, worker}
 local function dismiss(command)
   local worker, told = text_of(command[2]), {}
   forget_worker(worker)
@@ -232,4 +232,4 @@ local function dismiss(command)
   return #told > 0 and { ENLISTED, told } or ENLISTED
 end
 
-return { [22] = claim, [33] = dismiss, tell = tell_claims }
+return { [22] = claim, [34] = dismiss, tell = tell_claims }

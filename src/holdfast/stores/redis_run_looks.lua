@@ -3,7 +3,7 @@
 -- A page is looked for in the order of age, from the newest on. However many there are, one call looks at no more than
 -- LOOKED_AT of them: then the page may be short, even empty, and says where the next one begins.
 
-local RUN_SEEN, RUN_PAGE, CENSUS, OWNED, OUTLOOK = 47, 48, 49, 50, 51
+local RUN_SEEN, RUN_PAGE, CENSUS, OWNED, OUTLOOK, WORKERS_SEEN = 47, 48, 49, 50, 51, 53
 local WATCHERS_MOST, LOOKED_AT, STRIDE = 64, 2000, 200
 
 local function seen_run(run, history)
@@ -171,6 +171,17 @@ local function outlook(command)
   return { OUTLOOK, NOBODY, next_due(command[2]) }
 end
 
+-- {32}
+local function list_workers()
+  local found = {}
+  for _, worker in ipairs(all_workers()) do
+    if lives(worker.id) then
+      found[#found + 1] = call("HGET", WORKERS, worker.id)
+    end
+  end
+  return { WORKERS_SEEN, NOBODY, keep(cmsgpack.pack(found)) }
+end
+
 return {
-  [26] = watch, [27] = see, [28] = list_runs, [29] = count_runs, [30] = owned_runs, [31] = outlook,
+  [26] = watch, [27] = see, [28] = list_runs, [29] = count_runs, [30] = owned_runs, [31] = outlook, [32] = list_workers,
 }

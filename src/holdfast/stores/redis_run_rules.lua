@@ -306,7 +306,7 @@ end
 
 -- ------------------------------------------------------------------------------------------ workers
 
--- {32, worker, what it is as JSON, without since}
+-- {33, worker, what it is as JSON, without since}
 local function enlist(command)
   local worker, text = text_of(command[2]), text_of(command[3])
   if not lives(worker) then
@@ -320,6 +320,6 @@ local function enlist(command)
 end
 
 return {
-  [21] = start_run, [23] = record, [24] = post, [25] = revive, [32] = enlist,
+  [21] = start_run, [23] = record, [24] = post, [25] = revive, [33] = enlist,
   add = add, wake = wake, claimed = claimed, buried = buried, finish = finish,
 }

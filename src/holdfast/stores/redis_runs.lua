@@ -20,7 +20,7 @@ local RUN, JOURNAL, INBOX, INBOX_KEYS = BASE .. "run:", BASE .. "journal:", BASE
 local DUE_OF, OWNED_BY, LIVING = BASE .. "runs:due:", BASE .. "runs:of:", BASE .. "runs:living:"
 local AGE, TYPES, BY_KEY, WORKERS = BASE .. "runs:age", BASE .. "runs:types", BASE .. "runs:keys", BASE .. "workers"
 
-local FIRST_LOOK, LAST_LOOK = 26, 31
+local FIRST_LOOK, LAST_LOOK = 26, 32
 local WORKER_GONE, CLAIMED, ENLISTED = 43, 42, 52
 local LONG_AGO = 5000000000000000
 local AT_ONCE = format("%.0f", now - LONG_AGO)

@@ -130,6 +130,7 @@ ROWS: dict[type[Command], Callable[[Any], Row]] = {
     r.CountRuns: lambda _: (s.COUNT_RUNS,),
     r.OwnedRuns: lambda command: (s.OWNED_RUNS, command.worker),
     r.RunsOutlook: lambda command: (s.RUNS_OUTLOOK, _all(str, command.types)),
+    r.ListWorkers: lambda _: (s.LIST_WORKERS,),
     r.EnlistWorker: _enlist,
     r.DismissWorker: lambda command: (s.DISMISS_WORKER, command.worker),
 }
@@ -249,6 +250,10 @@ def _enlisted(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:  #
     return out.Enlisted() if answer == s.ENLISTED else out.Enlisted(woken=tuple(answer[1]))
 
 
+def _workers_seen(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:  # noqa: ARG001
+    return out.WorkersSeen(workers=tuple(_worker.decode(text) for text in _texts.decode(texts[answer[2]])))
+
+
 READERS: dict[int, Callable[[Any, Answer, Texts, int], Outcome]] = {
     s.STARTED: _started,
     s.RUN_TAKEN: lambda _, answer, texts, __: out.RunTaken(run=_run_at(answer[2], texts)),
@@ -262,5 +267,6 @@ READERS: dict[int, Callable[[Any, Answer, Texts, int], Outcome]] = {
     s.CENSUS: lambda _, answer, texts, __: out.Census(counts=_pairs(answer, texts)),
     s.OWNED: _owned,
     s.OUTLOOK: _outlook,
+    s.WORKERS_SEEN: _workers_seen,
     s.ENLISTED: _enlisted,
 }

@@ -227,6 +227,7 @@ class RunStoryteller:
             (2, r.CountRuns),
             (2, lambda: r.OwnedRuns(worker=worker)),
             (2, lambda: r.RunsOutlook(types=tuple(pick.sample(TYPES, 2)))),
+            (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])

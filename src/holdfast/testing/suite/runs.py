@@ -24,6 +24,7 @@ from ...rules.run_outcomes import (
     RunTaken,
     Started,
     WorkerGone,
+    WorkersSeen,
 )
 from ..asking import ME, SECOND, START
 from ..run_stories import RunModel, RunStoryteller
@@ -32,7 +33,7 @@ from .histories import CHUNKS, ENOUGH, first_difference
 
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "Refused", "Posted", "RunSeen", "RunPage", "Census",
-    "Owned", "Outlook", "Enlisted",
+    "Owned", "Outlook", "Enlisted", "WorkersSeen",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -352,6 +353,22 @@ class Runs(Suite):
         running = self.ask(r.ListRuns(wanted=RunFilter(statuses=("running",), workflow="order")), RunPage)
         assert [run.id for run in running.runs] == ["r0"]
         assert self.ask(r.CountRuns(), Census).counts == {"order": 5}
+
+    def test_living_workers_are_seen_with_what_they_can_drive(self) -> None:
+        assert self.ask(r.ListWorkers(), WorkersSeen).workers == ()
+        self.hire("w.1", "order@2", "order@*", "mail", seconds=5)
+        self.advance(1)
+        self.hire("w.2")
+        seen = self.ask(r.ListWorkers(), WorkersSeen).workers
+        assert [(one.id, one.name, one.types) for one in seen] == [
+            ("w.1", "worker w.1", ("order@2", "order@*", "mail")),
+            ("w.2", "worker w.2", ("order",)),
+        ]
+        assert seen[0].since < seen[1].since
+        self.advance(5)
+        assert [one.id for one in self.ask(r.ListWorkers(), WorkersSeen).workers] == ["w.2"]
+        self.ask(r.DismissWorker(worker="w.2"), Enlisted)
+        assert self.ask(r.ListWorkers(), WorkersSeen).workers == ()
 
     def test_namespaces_are_kept_apart(self) -> None:
         self.ask(start(), Started)
