@@ -249,7 +249,7 @@ def test_a_step_that_takes_too_long_is_a_timeout(url, played, engine_on, sync):
     async def flow(ctx, _):
         try:
             await ctx.step("slow", blocking if sync else slow, timeout=0.02)
-        except StepFailed as error:
+        except TimeoutError as error:
             return error.kind
 
     assert ran(played, engine_on, url, flow, None) == f"{StepTimeout.__module__}.StepTimeout"
@@ -665,6 +665,69 @@ def test_a_failed_run_goes_on_where_it_failed_and_a_restarted_one_from_the_begin
             assert bodies[3:] == ["first", "second"]
 
     played(story)
+
+
+@pytest.mark.parametrize("how", ["retry", "restart", "child first"])
+def test_a_run_that_failed_through_its_child_goes_on_with_it(url, played, engine_on, how):
+    bodies, broken = [], [True]
+
+    def first():
+        bodies.append("first")
+
+    def second():
+        bodies.append("second")
+        if broken[0]:
+            raise ValueError("broken")
+        return "mended"
+
+    @workflow
+    async def below(ctx, _):
+        return await ctx.step("second", second)
+
+    @workflow
+    async def above(ctx, _):
+        await ctx.step("first", first)
+        return await ctx.child(below, None)
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above, None, id="r")
+            with pytest.raises(WorkflowFailed, match="broken"):
+                await handle.result()
+            broken[0] = False
+            if how == "child first":
+                await engine.retry("r/below")
+                assert await engine.handle("r/below").result() == "mended"
+            await (engine.restart if how == "restart" else engine.retry)("r")
+            assert await handle.result(10) == "mended"
+
+    played(story)
+    assert bodies == ["first", "second", *(["first"] if how == "restart" else []), "second"]
+
+
+def test_a_run_that_timed_out_has_all_its_time_when_it_is_retried(url, played, engine_on):
+    slow = [True]
+
+    async def wait():
+        if slow[0]:
+            await asyncio.sleep(60)
+
+    @workflow(timeout=0.5)
+    async def flow(ctx, _):
+        await ctx.step("wait", wait)
+        return "in time"
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, None)
+            with pytest.raises(WorkflowFailed, match="timed_out"):
+                await handle.result()
+            slow[0] = False
+            await asyncio.sleep(0.3)
+            await engine.retry(handle.id)
+            return await handle.result(10)
+
+    assert played(story) == "in time"
 
 
 def test_engines_leave_unknown_types_and_versions_alone_and_say_so(url, played, engine_on):

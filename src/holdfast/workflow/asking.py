@@ -40,6 +40,7 @@ from .definition import Workflow
 LOOK_SECONDS = 1.0
 """How often somebody who waits for a run's end looks by itself."""
 STATUSES = ("pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
+RETRIABLE = {"failed", "timed_out", "cancelled"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -59,7 +60,6 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, Scalar]
     holder: str | None = None
     entries: int = 0
-    unread: int = 0
     result: Any = None
     error: j.Failure | None = None
 
@@ -210,16 +210,16 @@ class Asking:
         """Let a run go on after its failure, or begin anew with a new history."""
         claim, seen = yield from self.see(run_id, history=True)
         run = claim.run
-        if not restart and run.status not in {"failed", "timed_out", "cancelled"}:
+        if not restart and run.status not in RETRIABLE:
             raise InvalidOption(
                 f"the run {run_id!r} is {run.status}: only one that failed, was cancelled or timed out can be retried. "
                 "restart() begins a run anew."
             )
-        keep, forget = cut(claim, restart=restart)
+        keep, forget, children = cut(claim, restart=restart)
+        fresh = restart or run.status == "timed_out"  # its time counts anew
+        request = secrets.token_hex(8)
         outcome, _ = yield from send(
-            ReviveRun(
-                run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=restart, request=secrets.token_hex(8)
-            )
+            ReviveRun(run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=fresh, request=request)
         )
         if isinstance(outcome, Refused):
             holder = outcome.holder or seen.holder
@@ -228,7 +228,23 @@ class Asking:
                 holder=holder or None,
             )
         assert isinstance(outcome, Posted)  # noqa: S101
+        for child in children:
+            yield from self._revive_child(run_id, child, restart=restart)
         return info(outcome.run)
+
+    def _revive_child(self, run_id: str, child: str, *, restart: bool) -> Flow[None]:
+        """Let a child of a run that begins again do so too; its parent must live by then, or it would not be told."""
+        claim, _ = yield from self.see(child)
+        run = claim.run
+        if run.living:
+            return
+        if restart or run.status in RETRIABLE:
+            yield from self.revive(child, restart=restart)
+        else:  # it went on by itself meanwhile, when there was nobody to be told
+            end = {"status": run.status, "result": msgspec.Raw((run.result or "null").encode())}
+            payload = msgspec.json.encode(end).decode()
+            key = f"ended/{run.id}/{run.fence}"
+            yield from self.post(run_id, Event(kind="child", name=child, payload=payload, key=key))
 
 
 def _started(new: NewRun, outcome: Outcome) -> Started:
@@ -243,15 +259,21 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
     return outcome
 
 
-def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...]]:
-    """How many entries a run keeps that goes on or begins anew, and which events it forgets."""
+def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
+    """How many entries a run keeps that goes on or begins anew, which events it forgets, which children do so too."""
     cancels = [event.number for event in claim.events if event.kind == "cancel"]
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
     if restart:
         read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
-        children = [event.number for event in claim.events if event.kind == "child"]
-        return 1, tuple(sorted({*cancels, *read, *children}))
+        ends = {event.number: event.name for event in claim.events if event.kind == "child"}
+        return 1, tuple(sorted({*cancels, *read, *ends})), tuple(dict.fromkeys(ends.values()))
+    failed = {
+        event.number
+        for event in claim.events
+        if event.kind == "child" and j.read_end(event.payload).status != "completed"
+    }
     keep = len(entries)
+    children: tuple[str, ...] = ()
     for place in range(len(entries) - 1, -1, -1):
         entry = entries[place]
         if isinstance(entry, j.BegunAgain):
@@ -259,9 +281,13 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...]]:
         if isinstance(entry, j.StepLost):
             keep = min(keep, place)
             break
+        if isinstance(entry, j.ChildEnded) and entry.event in failed:
+            keep, children = min(keep, place), (entry.id,)
+            cancels.append(entry.event)
+            break
         if isinstance(entry, j.CancelAsked):
             keep = place
-    return keep + 1, tuple(cancels)
+    return keep + 1, tuple(cancels), children
 
 
 def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -135,6 +135,13 @@ class Engine:
         where = self._where
         client = where if isinstance(where, BaseClient) else self._new_client(where)
         self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes)
+        try:
+            await self._begin(client)
+        except BaseException:
+            await self.close(0)
+            raise
+
+    async def _begin(self, client: BaseClient) -> None:
         if not client.works.store.capabilities.workflows:
             raise StoreUnusable(f"{client.url} cannot run workflows yet: use SQLite, PostgreSQL or Redis/Valkey")
         self._worker = self._new_worker(client)

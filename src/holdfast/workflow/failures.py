@@ -10,11 +10,12 @@ import builtins
 import traceback
 from functools import cache
 
-from ..errors import StepFailed, WorkflowFailed
+from ..errors import StepFailed, StepTimeout, WorkflowFailed
 from .journal import Failure
 
 MAX_MESSAGE = 10_000
 MAX_TRACEBACK = 20_000
+_TIMEOUT = f"{StepTimeout.__module__}.{StepTimeout.__qualname__}"
 _OWN_LAYOUT = (StopIteration, StopAsyncIteration, BaseExceptionGroup, SyntaxError, UnicodeError, ImportError)
 
 
@@ -37,7 +38,7 @@ def step_failed(step: str, failure: Failure, attempts: int) -> StepFailed:
 
 @cache
 def _class_for(name: str) -> type[StepFailed]:
-    kind = getattr(builtins, name, None)
+    kind = TimeoutError if name == _TIMEOUT else getattr(builtins, name, None)
     if (
         not isinstance(kind, type)
         or not issubclass(kind, Exception)
