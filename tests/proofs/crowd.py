@@ -42,9 +42,9 @@ class Size:
     window: float
     """Seconds of waiting in which requests are counted."""
     turns: int
+    """How often two processes take the lock from each other, altogether."""
     told: int
     """So many of them with the other one known to wait: on a busy machine one is often alone for a while."""
-    """How often two processes take the lock from each other, altogether."""
 
 
 SMALL = Size(waiters=8, window=6.0, turns=240, told=80)

@@ -38,7 +38,7 @@ class Size:
     limit: float
 
 
-SMALL = Size(processes=2, tasks=25, additions=400, lost=0.2, stale=20, limit=60)
+SMALL = Size(processes=2, tasks=25, additions=400, lost=0.1, stale=20, limit=60)
 FULL = Size(processes=4, tasks=25, additions=2_000, lost=0.03, stale=500, limit=300)
 
 
