@@ -250,8 +250,11 @@ def test_the_reply_to_a_request_with_certain_bytes_is_swallowed(proxy, echo):
 def test_where_no_server_is_the_client_is_reset():
     port = HeldPort()
     try:
-        with Proxy("127.0.0.1", port.number) as proxy, connected(proxy) as connection:
-            with pytest.raises(ConnectionResetError):
+        with Proxy("127.0.0.1", port.number) as proxy:
+            with (
+                pytest.raises(ConnectionResetError),
+                connected(proxy) as connection,
+            ):  # it may be so quick as to come first
                 connection.recv(1)
             eventually(lambda: proxy.open_connections == 0)
     finally:
