@@ -15,10 +15,12 @@ from holdfast import (
     InvalidOption,
     RunExists,
     RunLocked,
+    StoreUnavailable,
     UnknownRun,
     WorkflowFailed,
     WouldDeadlock,
     current_step,
+    failpoints,
     step,
     workflow,
 )
@@ -209,6 +211,59 @@ def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on)
 
 async def _has_status(engine, run, status):
     return (await engine.get(run)).status == status
+
+
+def test_what_came_before_a_start_was_answered_is_not_missed(url, played, engine_on):
+    @workflow
+    async def listens(ctx: Context, _: None) -> str:
+        return await ctx.wait_for_signal("word")
+
+    async def story():
+        async with engine_on(url, [listens]) as engine:
+            asking = engine._asking
+            start = asking.start
+
+            def answered_late(new, worker):
+                """The first answer is lost; a signal comes before the start is sent again."""
+                yield from start(new, worker)
+                yield from asking.signal(new.id, "word", "early", None)
+                return (yield from start(new, worker))
+
+            asking.start = answered_late
+            return await (await engine.start(listens, None)).result()
+
+    assert played(story) == "early"
+
+
+def test_a_child_is_told_to_stop_although_the_store_is_away_for_a_while(played, engine_on, monkeypatch):
+    @workflow
+    async def sleeps(ctx: Context, _: None) -> None:
+        await ctx.sleep(3_600)
+
+    @workflow
+    async def parent(ctx: Context, _: None) -> None:
+        await ctx.child(sleeps, None)
+
+    words = []
+
+    def away(point):
+        if point == "before cancel":
+            words.append(point)
+            if len(words) in (2, 3):  # the first one is the caller's, to the parent
+                raise StoreUnavailable("away")
+
+    monkeypatch.setattr(failpoints, "reached", away)
+
+    async def story():
+        async with engine_on("memory://", [parent, sleeps]) as engine:
+            handle = await engine.start(parent, None, id="p")
+            await until(lambda: _is("p/sleeps" in engine._worker.drivers, wanted=True))
+            await handle.cancel()
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await engine.handle("p/sleeps").result(10)
+            assert len(words) == 4
+
+    played(story)
 
 
 def test_start_or_signal_speaks_to_the_run_that_is_there(url, played, engine_on):

@@ -65,6 +65,7 @@ class Code:
         self._signal_waits: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         self._child_waits: dict[str, asyncio.Future[Any]] = {}
         self._children: dict[str, NewRun] = {}  # those that are not known to have ended
+        self._stopped: set[str] = set()  # those that were told to stop
 
     # -- for the driver ---------------------------------------------------------------------------------
 
@@ -224,8 +225,9 @@ class Code:
         return result
 
     def cancel_child(self, id: str) -> None:
-        """Tell a child to stop."""
-        if id in self._children and not self.over:
+        """Tell a child to stop, once."""
+        if id in self._children and id not in self._stopped and not self.over:
+            self._stopped.add(id)
             self._effects.cancel_child(id)
 
     def set_attributes(self, attributes: dict[str, Scalar]) -> None:

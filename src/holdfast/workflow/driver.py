@@ -356,7 +356,7 @@ class Driver:
             effects.popleft()[1]()
         while words and words[0][0] <= self._durable:
             self._unanswered += 1
-            self.host.send(words.popleft()[1], self._told)
+            self._tell(words.popleft()[1])
         if self._recording is None and self._wants_record():
             self._record()
         elif self._recording is None and self._transactions:
@@ -365,12 +365,21 @@ class Driver:
         if self.idle:
             self.rested.set()
 
-    def _told(self, answer: Outcome | HoldfastError) -> None:
-        """A word to a child has been answered; one that did not arrive is said again by whoever drives the run next."""
-        self._unanswered -= 1
-        if isinstance(answer, StoreUnavailable):
-            self.host.emit("record_failed", run=self.run.id, error=str(answer))
-        self._flush()
+    def _tell(self, word: PostEvent) -> None:
+        """Say a word to a child, again and again until it is answered: the run does not end before that."""
+
+        def told(answer: Outcome | HoldfastError) -> None:
+            if self.left is not None:
+                return
+            if isinstance(answer, StoreUnavailable):
+                self.host.emit("record_failed", run=self.run.id, error=str(answer))
+                self.host.later(RETRY_SECONDS, lambda: self._tell(word))
+            else:
+                self._unanswered -= 1
+                self._flush()
+
+        if self.left is None:
+            self.host.send(word, told)
 
     def _record(self) -> None:
         code = self._code

@@ -235,20 +235,18 @@ class Engine:
         worker.expect(new.id)
         try:
             started = await self._run(asking.start(new, worker.id))
-            self._drive(started, new.input)
+            await self._drive(started, new.input)
         finally:
             worker.unexpect(new.id)
         return RunHandle(asking, started.run.id, output)
 
-    def _drive(self, started: Started, input: str) -> None:
-        worker, run = self._worker, started.run
-        if (
-            worker is not None
-            and run.worker
-            and run.worker == worker.id
-            and run.id not in worker.drivers
-            and started.fresh
-        ):
+    async def _drive(self, started: Started, input: str) -> None:
+        worker, run = self._open()[1], started.run
+        if not started.fresh or not run.worker or run.worker != worker.id or run.id in worker.drivers:
+            return
+        if run.posted or run.length > 1:  # the answer is that of a later sending, and something has come meanwhile
+            await worker.claim(limit=1, runs=(run.id,))
+        else:
             worker.drive(Claim(run=run, entries=(input,), events=()))
 
     def handle(self, run_id: str, workflow: Workflow[Any, O] | None = None) -> RunHandle[O]:
