@@ -8,9 +8,7 @@ receipt = await handle.result()
 from __future__ import annotations
 
 import asyncio
-import builtins
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -25,17 +23,17 @@ from ..rules.run_outcomes import Census, Claim, Started
 from ..run_commands import CountRuns
 from ..runners import run_async
 from ..stores import Handle
-from ..values import Duration, checked_count, checked_ttl, seconds
-from .asking import Asking, RunInfo, RunsPage, checked_timeout, wanted_runs
+from ..values import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
+from .asking import Asking, RunInfo, checked_timeout
 from .definition import Workflow
 from .driver import Driver
+from .runs import AsyncQuestions
 from .worker import Worker
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 T = TypeVar("T")
 
-MICROSECONDS = 1_000_000
 GRACE_SECONDS = 10.0
 SWEEP = 100
 
@@ -74,7 +72,7 @@ class RunHandle(Generic[O]):
         return f"<RunHandle {self.id}>"
 
 
-class Engine:
+class Engine(AsyncQuestions):
     """Drives the runs of its workflows, and starts and answers about any.
 
     `worker_ttl` is how long its runs wait for others when this process dies; the heartbeat is every third of it. With
@@ -113,9 +111,7 @@ class Engine:
     @property
     def events(self) -> Events:
         """What can be told to the outside: subscribe to it when the engine is open."""
-        if self._client is None:
-            raise ClientClosed("this engine is not open: use `async with Engine(...) as engine`, or await open()")
-        return self._client.events
+        return self._ready().client.events
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -254,32 +250,6 @@ class Engine:
         asking, _ = self._open()
         return RunHandle(asking, run_id, Any if workflow is None else workflow.output_type)
 
-    async def get(self, run_id: str) -> RunInfo:
-        """A run as it is now. Raises `UnknownRun`."""
-        return await self._run(self._open()[0].get(run_id))
-
-    async def list(
-        self,
-        *,
-        status: str | tuple[str, ...] | builtins.list[str] | None = None,
-        workflow: Workflow[Any, Any] | str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        attributes: Mapping[str, Scalar] | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-    ) -> RunsPage:
-        """A page of runs, the newest first; `after` is the `next` of the page before."""
-        wanted = wanted_runs(
-            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
-        )
-        return await self._run(self._open()[0].list(wanted, after=after, limit=limit))
-
-    async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
-        """Send a signal to a living run. It is kept until the run reads it; with the same key it counts once."""
-        await self._run(self._open()[0].signal(run_id, name, payload, idempotency_key))
-
     async def start_or_signal(
         self,
         workflow: Workflow[Any, O] | str,
@@ -298,18 +268,6 @@ class Engine:
             handle = RunHandle(self._open()[0], id, known.output_type if isinstance(known, Workflow) else Any)
         await handle.signal(name, payload, idempotency_key=idempotency_key)
         return handle
-
-    async def cancel(self, run_id: str) -> None:
-        """Ask a run to stop, wherever it is; its `finally` blocks have half a minute."""
-        await self._run(self._open()[0].cancel(run_id))
-
-    async def retry(self, run_id: str) -> RunInfo:
-        """Let a run that failed go on from the step that failed it."""
-        return await self._run(self._open()[0].revive(run_id, restart=False))
-
-    async def restart(self, run_id: str) -> RunInfo:
-        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
-        return await self._run(self._open()[0].revive(run_id, restart=True))
 
     # -- driving ----------------------------------------------------------------------------------------
 
@@ -366,13 +324,13 @@ class Engine:
 
     def _open(self) -> tuple[Asking, Worker]:
         if self._asking is None or self._worker is None:
-            raise ClientClosed("this engine is not open: use `async with Engine(...) as engine`, or await open()")
+            raise _not_open()
         return self._asking, self._worker
 
-    async def _run(self, flow: Flow[T]) -> T:
-        if self._client is None:
-            raise ClientClosed("this engine is not open: use `async with Engine(...) as engine`, or await open()")
-        return await run_async(flow, self._client.works.lanes)
+    def _ready(self) -> Asking:
+        if self._asking is None or self._client is None:
+            raise _not_open()
+        return self._asking
 
     def _named(self, workflow: Workflow[Any, Any] | str) -> Workflow[Any, Any] | str:
         """The workflow itself, where its name is known here; the newest that was given, if there are several."""
@@ -384,6 +342,10 @@ class Engine:
     def __repr__(self) -> str:
         state = "closed" if self._client is None else self._client.url
         return f"<Engine {state} workflows={sorted(self._workflows)}>"
+
+
+def _not_open() -> ClientClosed:
+    return ClientClosed("this engine is not open: use `async with Engine(...) as engine`, or await open()")
 
 
 async def at_rest(driver: Driver) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ..client import BaseClient
 from ..codec import MAX_BYTES
@@ -18,6 +18,57 @@ from ..runners import run, run_async
 from ..values import Duration
 from .asking import Asking, RunInfo, RunsPage, checked_timeout, wanted_runs
 from .definition import Workflow
+
+T = TypeVar("T")
+
+
+class AsyncQuestions:
+    """What an asynchronous client and an engine can be asked about runs alike."""
+
+    def _ready(self) -> Asking:
+        """Who asks; raises when that is closed."""
+        raise NotImplementedError
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await run_async(flow, self._ready().client.works.lanes)
+
+    async def get(self, run_id: str) -> RunInfo:
+        """A run as it is now. Raises `UnknownRun`."""
+        return await self._run(self._ready().get(run_id))
+
+    async def list(
+        self,
+        *,
+        status: str | tuple[str, ...] | builtins.list[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+    ) -> RunsPage:
+        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        wanted = wanted_runs(
+            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
+        )
+        return await self._run(self._ready().list(wanted, after=after, limit=limit))
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
+        """Send a signal to a living run. It is kept until the run reads it; with the same key it counts once."""
+        await self._run(self._ready().signal(run_id, name, payload, idempotency_key))
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask a run to stop, wherever it is; its `finally` blocks have half a minute."""
+        await self._run(self._ready().cancel(run_id))
+
+    async def retry(self, run_id: str) -> RunInfo:
+        """Let a run that failed go on from the step that failed it."""
+        return await self._run(self._ready().revive(run_id, restart=False))
+
+    async def restart(self, run_id: str) -> RunInfo:
+        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        return await self._run(self._ready().revive(run_id, restart=True))
 
 
 class _Runs:
@@ -115,8 +166,11 @@ class Runs(_Runs):
         return run(self._asking.revive(run_id, restart=True), self._client.works.lanes)
 
 
-class AsyncRuns(_Runs):
+class AsyncRuns(_Runs, AsyncQuestions):
     """`client.runs` of an asynchronous client."""
+
+    def _ready(self) -> Asking:
+        return self._asking
 
     async def start(
         self,
@@ -128,37 +182,7 @@ class AsyncRuns(_Runs):
         attributes: Mapping[str, Scalar] | None = None,
     ) -> str:
         """Start a run, which an engine will drive, and return its id."""
-        return await run_async(self._start(workflow, input, id, idempotency_key, attributes), self._client.works.lanes)
-
-    async def get(self, run_id: str) -> RunInfo:
-        """A run as it is now. Raises `UnknownRun`."""
-        return await run_async(self._asking.get(run_id), self._client.works.lanes)
-
-    async def list(
-        self,
-        *,
-        status: str | tuple[str, ...] | builtins.list[str] | None = None,
-        workflow: Workflow[Any, Any] | str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        attributes: Mapping[str, Scalar] | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-    ) -> RunsPage:
-        """A page of runs, the newest first; `after` is the `next` of the page before."""
-        wanted = wanted_runs(
-            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
-        )
-        return await run_async(self._asking.list(wanted, after=after, limit=limit), self._client.works.lanes)
-
-    async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
-        """Send a signal to a living run."""
-        await run_async(self._asking.signal(run_id, name, payload, idempotency_key), self._client.works.lanes)
-
-    async def cancel(self, run_id: str) -> None:
-        """Ask a run to stop."""
-        await run_async(self._asking.cancel(run_id), self._client.works.lanes)
+        return await self._run(self._start(workflow, input, id, idempotency_key, attributes))
 
     async def result(
         self,
@@ -169,13 +193,4 @@ class AsyncRuns(_Runs):
     ) -> Any:
         """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
         output = Any if workflow is None else workflow.output_type
-        flow = self._asking.result(run_id, output, checked_timeout(timeout))
-        return await run_async(flow, self._client.works.lanes)
-
-    async def retry(self, run_id: str) -> RunInfo:
-        """Let a run that failed go on from the step that failed it."""
-        return await run_async(self._asking.revive(run_id, restart=False), self._client.works.lanes)
-
-    async def restart(self, run_id: str) -> RunInfo:
-        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
-        return await run_async(self._asking.revive(run_id, restart=True), self._client.works.lanes)
+        return await self._run(self._asking.result(run_id, output, checked_timeout(timeout)))

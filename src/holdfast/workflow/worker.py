@@ -11,19 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from contextvars import Context as Scope
 from functools import partial
 from typing import Any
 
-from .. import failpoints, lane
 from .._platform import elapsed
 from ..client import BaseClient
 from ..commands import Command, Failed
-from ..errors import HoldfastError, LeaseLost, LockTimeout, StoreError, StoreUnavailable
+from ..errors import HoldfastError, LeaseLost, LockTimeout, StoreError
 from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import checked_terms
@@ -36,19 +34,19 @@ from ..rules.run_outcomes import (
     Outlook,
     Owned,
     Recorded,
-    Refused,
     RunSeen,
     Started,
     WorkerGone,
 )
 from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RecordRun, RunsOutlook, SeeRun
 from ..runners import run_async
-from ..stores.contract import Joinable, Store
+from ..stores.contract import Joinable
 from ..values import MICROSECONDS
 from .context import StepCall
 from .definition import Workflow
 from .driver import Driver
 from .host import Answer
+from .transacting import transact
 
 POLL_SECONDS = 1.0
 """How often a worker looks by itself, for what it was not told of."""
@@ -56,7 +54,6 @@ RESYNC = MICROSECONDS
 """The store's clock as known here is corrected when it is this far off."""
 CLAIMED_AT_ONCE = 1_000
 HINT = ".run/"
-READ_BACK_SECONDS = 0.2
 SOONEST_PARKING = 0.01
 
 _log = logging.getLogger("holdfast.workflow")
@@ -380,7 +377,7 @@ class Worker:
     def transact(self, work: Callable[[Any], RecordRun], scope: Scope) -> asyncio.Future[Outcome | None]:
         """Do work and carry out its record in one transaction of the store's database, in a thread."""
         store = self._client.works.store
-        return self._loop.run_in_executor(self._threads, scope.run, partial(_transact, store, work))
+        return self._loop.run_in_executor(self._threads, scope.run, partial(transact, store, work))
 
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""
@@ -420,50 +417,6 @@ async def _give_back(lease: AsyncLease) -> None:
 def _tell(driver: Driver, answer: Outcome | HoldfastError) -> None:
     if isinstance(answer, RunSeen) and answer.claim is not None and driver.left is None:
         driver.hear(answer.claim.events)
-
-
-def _transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
-    """One transaction; where the outcome of its commit is unknown, the journal knows."""
-    assert isinstance(store, Joinable)  # noqa: S101  (checked before the work was asked for)
-    answer: Outcome | None = None
-    record: RecordRun | None = None
-    try:
-        alone = lane.within(store.identity) if store.capabilities.one_writer else nullcontext()
-        with alone, store.transaction() as connection:
-            record = work(connection)
-            (answer,) = store.join(connection).execute([record])
-            if not isinstance(answer, Recorded):
-                raise _RolledBack  # noqa: TRY301
-            failpoints.reach_transaction("before")
-        failpoints.reach_transaction("after")
-    except _RolledBack:
-        return answer
-    except StoreUnavailable as error:
-        if not error.ambiguous or record is None:
-            return None
-        return _read_back(store, record)
-    return answer
-
-
-def _read_back(store: Store, record: RecordRun) -> Outcome | None:
-    """What became of a record whose commit was not answered; asked until the store answers."""
-    while True:
-        with suppress(StoreUnavailable):
-            connection = store.connect("commands")
-            try:
-                (seen,) = connection.execute([SeeRun(run=record.run, history=True)])
-            finally:
-                connection.close()
-            if not isinstance(seen, RunSeen) or seen.claim is None:
-                return Refused(run=None)
-            if seen.claim.run.last == record.request:
-                return Recorded(done=True, events=(), now=seen.now)
-            return None if seen.claim.run.fence == record.fence else Refused(run=seen.claim.run, holder=seen.holder)
-        time.sleep(READ_BACK_SECONDS)
-
-
-class _RolledBack(Exception):
-    """The record was refused, so the user's writes are not made either."""
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -1,0 +1,61 @@
+"""A transaction of the user's with a record of the journal in it: both are made, or neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from .. import failpoints, lane
+from ..errors import StoreUnavailable
+from ..rules.outcomes import Outcome
+from ..rules.run_outcomes import Recorded, Refused, RunSeen
+from ..run_commands import RecordRun, SeeRun
+from ..stores.contract import Joinable, Store
+
+READ_BACK_SECONDS = 0.2
+
+
+class _RolledBack(Exception):
+    """The record was refused, so the user's writes are not made either."""
+
+
+def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
+    """One transaction; where the outcome of its commit is unknown, the journal knows."""
+    assert isinstance(store, Joinable)  # noqa: S101  (checked before the work was asked for)
+    answer: Outcome | None = None
+    record: RecordRun | None = None
+    try:
+        alone = lane.within(store.identity) if store.capabilities.one_writer else nullcontext()
+        with alone, store.transaction() as connection:
+            record = work(connection)
+            (answer,) = store.join(connection).execute([record])
+            if not isinstance(answer, Recorded):
+                raise _RolledBack  # noqa: TRY301
+            failpoints.reach_transaction("before")
+        failpoints.reach_transaction("after")
+    except _RolledBack:
+        return answer
+    except StoreUnavailable as error:
+        if not error.ambiguous or record is None:
+            return None
+        return _read_back(store, record)
+    return answer
+
+
+def _read_back(store: Store, record: RecordRun) -> Outcome | None:
+    """What became of a record whose commit was not answered; asked until the store answers."""
+    while True:
+        with suppress(StoreUnavailable):
+            connection = store.connect("commands")
+            try:
+                (seen,) = connection.execute([SeeRun(run=record.run, history=True)])
+            finally:
+                connection.close()
+            if not isinstance(seen, RunSeen) or seen.claim is None:
+                return Refused(run=None)
+            if seen.claim.run.last == record.request:
+                return Recorded(done=True, events=(), now=seen.now)
+            return None if seen.claim.run.fence == record.fence else Refused(run=seen.claim.run, holder=seen.holder)
+        time.sleep(READ_BACK_SECONDS)
