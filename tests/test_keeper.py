@@ -64,7 +64,7 @@ def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, 
         renew(self, due, sent)
 
     monkeypatch.setattr(Keeper, "_renew", stumble)
-    with hf.lock("a", ttl=0.9) as lease:
+    with hf.lock("a", ttl=3, renew_every=0.3) as lease:
         first = lease.expires_at
         eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
     assert stumbled
@@ -88,7 +88,7 @@ def test_a_renewal_that_arrives_after_the_release_is_not_a_loss(hf, plan):
             renewed.wait(20)  # the reply of the release takes longer than the whole renewal
 
     plan.before, plan.after = before, after
-    lease = hf.lock("a", ttl=0.9).acquire()
+    lease = hf.lock("a", ttl=3, renew_every=0.3).acquire()
     judge = hf.works.keeper._judge
 
     def judged(*arguments):
@@ -160,7 +160,7 @@ def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
         started.set()
         go_on.wait(20)
 
-    other = hf.lock("b", ttl=0.9).acquire()
+    other = hf.lock("b", ttl=3, renew_every=0.3).acquire()
     lost = hf.lock("a", on_lost=slow).acquire()
     hf.works.keeper.soon(lambda: lost._held.lose("test"))  # as the keeper itself finds out
     assert started.wait(10)
@@ -172,7 +172,7 @@ def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
 
 def test_a_sink_that_ends_its_thread_does_not_end_the_keeper(hf):
     hf.events.subscribe(lambda _event: sys.exit(1))
-    with hf.lock("a", ttl=0.9) as lease:
+    with hf.lock("a", ttl=3, renew_every=0.3) as lease:
         first = lease.expires_at
         eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
         assert lease.valid
@@ -210,7 +210,7 @@ def test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one(caplo
 def test_a_loss_that_finds_no_thread_for_its_callback_ends_nobodys_heartbeats(hf):
     other = hf.lock("b", ttl=6, renew_every=0.3).acquire()
     told = []
-    lost = hf.lock("a", ttl=0.9, on_lost=told.append).acquire()
+    lost = hf.lock("a", ttl=3, renew_every=0.3, on_lost=told.append).acquire()
     eventually(lambda: hf.works.lanes["heartbeats"]._thread)
     with no_threads():
         hf.locks.force_release("a", reason="test")
@@ -224,7 +224,7 @@ def test_a_keeper_that_finds_no_thread_says_so_and_starts_when_there_is_one(url)
     with Client(url) as hf:
         with no_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
             hf.lock("a").acquire()
-        with hf.lock("a", ttl=0.9, wait=10) as lease:
+        with hf.lock("a", ttl=3, renew_every=0.3, wait=10) as lease:
             first = lease.expires_at
             eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
 

@@ -47,7 +47,7 @@ def test_of_a_release_the_lock_is_free(hf, plan):
 
 
 def test_of_a_renewal_the_lease_lives_on(hf, plan):
-    with hf.lock("a", ttl=0.6) as lease:
+    with hf.lock("a", ttl=3, renew_every=0.3) as lease:
         before = lease.expires_at
         plan.lose_reply_of = Renew
         eventually(lambda: plan.lost == ["Renew"])

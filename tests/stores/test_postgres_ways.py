@@ -92,7 +92,7 @@ def test_the_same_for_asynchronous_code(pool):
 def test_a_pool_that_is_used_up_costs_nobody_his_lease(pool, engine):
     with pool.connection(), engine.connect():  # the only ones that there are
         for handle in (pool, engine):
-            with Client(handle, store_options=SCHEMA) as hf, hf.lock("k", ttl=0.5) as lease:
+            with Client(handle, store_options=SCHEMA) as hf, hf.lock("k", ttl=3, renew_every=0.3) as lease:
                 first = lease.expires_at
                 eventually(lambda: lease.expires_at > first)  # noqa: B023
                 lease.check()
@@ -179,7 +179,7 @@ def test_every_statement_in_a_session_of_its_own_is_enough(server, monkeypatch):
 
     monkeypatch.setattr(postgres_session.Session, "_talk", in_a_new_session)
     with Client(server.url, store_options={**SCHEMA, "wakeup": "poll"}) as hf:
-        with hf.lock("k", ttl=0.6) as lease, hf.semaphore("s", permits=2):
+        with hf.lock("k", ttl=3, renew_every=0.3) as lease, hf.semaphore("s", permits=2):
             first = lease.expires_at
             eventually(lambda: lease.expires_at > first)
             assert hf.lock("k").try_acquire() is None

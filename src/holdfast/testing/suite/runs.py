@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,10 +27,10 @@ from ...rules.run_outcomes import (
     WorkerGone,
     WorkersSeen,
 )
-from ..asking import ME, SECOND, START
+from ..asking import ME, SECOND
 from ..run_stories import RunModel, RunStoryteller
-from .base import Suite, names
-from .histories import CHUNKS, ENOUGH, first_difference
+from .base import names
+from .telling import CHUNKS, Telling
 
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "Refused", "Posted", "RunSeen", "RunPage", "Census",
@@ -55,7 +56,7 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
     return r.PostEvent(run=run, event=Event(kind="signal", name=name, payload="7", key=key))
 
 
-class Runs(Suite):
+class Runs(Telling):
     """What the commands about runs promise, on a store that has workflows."""
 
     @pytest.fixture(autouse=True)
@@ -388,35 +389,11 @@ class Runs(Suite):
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     def test_a_random_history_of_runs_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
-        for seed in range(chunk, self.histories, CHUNKS):
-            kinds |= self.tell_runs(seed)
-        if self.histories // CHUNKS >= ENOUGH:
-            assert kinds >= EVERY_ANSWER
+        for seed in self.chunk_of_seeds(chunk):
+            teller = RunStoryteller(seed, second=self.second)
+            kinds |= self.told(f"runs-{seed}", RunModel(), teller, partial(_looks, teller))
+        self.seen_all(kinds, EVERY_ANSWER)
 
-    def tell_runs(self, seed: int) -> set[str]:
-        """One history, in a namespace of its own. Returns the kinds of answers."""
-        self.clock.now = START
-        second = SECOND if self.steers else self.real_second
-        model, teller, told, kinds = RunModel(), RunStoryteller(seed, second=second), 0, set()
-        store = self.open(self.address, namespace=f"runs-{seed}", clock=self.clock)
-        connections = [store.connect("commands"), store.connect("heartbeats")]
-        try:
-            while told < self.story_length:
-                self.pass_time(teller.time_passes() + teller.clock_jumps(), second)
-                commands = teller.batch()
-                outcomes, now = self.decided_at(teller.random.choice(connections), commands)
-                expected = model.execute(commands, now)
-                assert outcomes == expected, (
-                    f"seed {seed}, after {told} commands: {first_difference(commands, outcomes, expected)}"
-                )
-                teller.heard(commands, expected)
-                told += len(commands)
-                kinds.update(names(outcomes))
-            looks: list[c.Command] = [r.ListRuns(limit=1000), *(r.SeeRun(run=run, history=True) for run in teller.ids)]
-            outcomes, now = self.decided_at(connections[0], looks)
-            assert outcomes == model.execute(looks, now), f"seed {seed}, at the end"
-        finally:
-            for connection in connections:
-                connection.close()
-            store.close()
-        return kinds
+
+def _looks(teller: RunStoryteller) -> list[c.Command]:
+    return [r.ListRuns(limit=1000), *(r.SeeRun(run=run, history=True) for run in teller.ids)]
