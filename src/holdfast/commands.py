@@ -8,20 +8,15 @@ sending it again after a lost reply does.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from .errors import HoldfastError
 from .rules import lock, slot
 from .rules import outcomes as out
 from .rules.record import EMPTY, Kind, Label, LockRecord
+from .rules.slot import Address
 
 PAGE = 100
-
-Scope = Literal["shared", "workflow", "execution"]
-Address = tuple[Scope, str, str]
-"""Where a slot is: its scope, whose it is within the scope (a workflow's name, a run's id, or nothing), its key."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from .rules.outcomes import Outcome
 from .rules.run import Event, NewRun, Scalar, Then
 from .rules.run_book import Book, RunFilter
 from .rules.run_outcomes import Census, Owned, RunPage
+from .rules.slot import Swap
 
 PAGE = 100
 
@@ -73,6 +74,8 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
 
     Answers `Recorded` with the events after `seen`, or `Refused`. While there are such events the run neither parks
     nor ends, and the answer is not `done`. The end of a run is an event for its parent. Again: the same answer.
+    With `swap` a state slot is written in the same step; where another write came first, nothing at all is done, and
+    the answer is `Conflict` with what the slot holds now.
     """
 
     run: str
@@ -84,6 +87,7 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     then: Then | None = None
     children: tuple[NewRun, ...] = ()
     attributes: dict[str, Scalar] | None = None
+    swap: Swap | None = None
 
     def apply(self, book: Book, now: int) -> Outcome:
         """Decide by `rules.runs.record`."""
@@ -99,6 +103,7 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
             children=self.children,
             attributes=self.attributes,
             request=self.request,
+            swap=self.swap,
         )
 
 

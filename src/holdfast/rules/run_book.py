@@ -9,6 +9,7 @@ import msgspec
 
 from .record import LockRecord
 from .run import Event, Run, Scalar, Worker
+from .slot import Address, Slot
 
 
 class RunFilter(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -94,6 +95,12 @@ class Book(Protocol):
 
     def settle(self, key: str, now: int) -> None:
         """Settle a lock that nobody waits for, and write it if that changed it."""
+
+    def slot(self, address: Address) -> Slot:
+        """A state slot; empty if it was never written."""
+
+    def put_slot(self, address: Address, slot: Slot) -> None:
+        """Write a state slot."""
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that fit, the newest first, those after the cursor."""

@@ -30,6 +30,7 @@ from .run_outcomes import (
     WorkerGone,
     WorkersSeen,
 )
+from .slot import Conflict, Swap, written
 
 BURIED_AT_ONCE = 1_000
 """How many runs of dead workers one claim sets free, at most."""
@@ -111,8 +112,12 @@ def record(
     children: Sequence[NewRun],
     attributes: dict[str, Scalar] | None,
     request: str,
+    swap: Swap | None = None,
 ) -> Outcome:
-    """Add to the journal of a run that the caller drives, start its children, and park or end it."""
+    """Add to the journal of a run that the caller drives, start its children, and park or end it.
+
+    With a swap, a slot is written in the same step; where somebody else has written it before, nothing is done at all.
+    """
     before = book.run(run)
     if before is not None and before.last == request:
         done = then is None or before.status != "running" or before.fence != fence
@@ -120,6 +125,12 @@ def record(
         return Recorded(done=done, taken=others, events=book.events(run, seen), now=now)
     if before is None or not rule.may_record(before, fence=fence, at=at):
         return Refused(run=before, holder=_holder(book, now, before))
+    if swap is not None:
+        slot = book.slot(swap.address)
+        changed = written(slot, swap, f"{run}:{request}")
+        if changed is None:
+            return Conflict(version=slot.version, last=slot.last, value=slot.value)
+        book.put_slot(swap.address, changed)
     after, done = rule.recorded(
         before, now, entries=len(entries), seen=seen, then=then, attributes=attributes, request=request
     )

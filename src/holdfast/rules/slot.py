@@ -8,6 +8,8 @@ writer that lost several times may reserve the next write for a moment; that sho
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from msgspec.structs import replace
 
@@ -54,6 +56,20 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 EMPTY_SLOT = Slot()
+
+
+Scope = Literal["shared", "workflow", "execution"]
+Address = tuple[Scope, str, str]
+"""Where a slot is: its scope, whose it is within the scope (a workflow's name, a run's id, or nothing), its key."""
+
+
+class Swap(msgspec.Struct, frozen=True):
+    """A write that is made with the record of a run, or not at all."""
+
+    address: Address
+    expected: str
+    version: int
+    value: str | None
 
 
 class SlotSeen(Outcome, frozen=True, kw_only=True):
@@ -131,6 +147,17 @@ def swap(
         wait=until - now if taken else 0,
         decided=version >= slot.version or (version >= past.forgotten if mine is None else number >= mine.floor),
     )
+
+
+def written(slot: Slot, change: Swap, id: str) -> Slot | None:
+    """The slot after a write that needs no answer of its own to be remembered; None if somebody else was first.
+
+    A reservation does not stop it, and ends with it.
+    """
+    if slot.last != change.expected or slot.version != change.version:
+        return None
+    past = Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)
+    return Slot(slot.version + 1, change.value, past)
 
 
 def _remember(past: Past, mine: Writer, request: str, acked: int, version: int) -> Past:

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from ..client import BaseClient
 from ..codec import decode_value, encode_value
-from ..commands import Address
 from ..errors import InvalidOption, InvalidValue
 from ..flows import Flow
+from ..rules.slot import Address
 from ..runners import run, run_async
 from .chains import Link
 from .transacting import Change, Decision, look, transact

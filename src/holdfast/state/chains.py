@@ -12,8 +12,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..client import Works
-from ..commands import Address
-from ..rules.slot import number_of
+from ..rules.slot import Address, number_of
 
 
 class Link(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar, overload
 
 from ..client import BaseClient
-from ..commands import Address
+from ..rules.slot import Address
 from ..values import checked_key
 from .atomic import MAX_RETRIES, NOTHING, AsyncAtomicState, AtomicState, BaseState
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from ..client import Works
-from ..commands import Address, ReadSlot, SwapSlot
+from ..commands import ReadSlot, SwapSlot
 from ..errors import AtomicStateConflictError, StoreUnavailable, WouldDeadlock
 from ..flag import Flag
 from ..flows import Flow, Wait, send
-from ..rules.slot import Conflict, SlotSeen, Swapped
+from ..rules.slot import Address, Conflict, SlotSeen, Swapped
 from ..values import MICROSECONDS
 from .chains import Chains, Link, chains_of
 

@@ -15,12 +15,12 @@ from urllib.parse import quote
 from weakref import WeakSet, WeakValueDictionary
 
 from .._platform import after_fork_in_child
-from ..commands import Address, Cleanup, Command, ListLocks, LockCommand, Page, SettleDue, SlotCommand, Swept
+from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, SettleDue, SlotCommand, Swept
 from ..errors import InvalidKey, InvalidOption, StoreUnusable
 from ..rules import lock
 from ..rules.outcomes import Outcome
 from ..rules.record import EMPTY, LockRecord
-from ..rules.slot import EMPTY_SLOT, Slot
+from ..rules.slot import EMPTY_SLOT, Address, Slot
 from ..run_commands import RunCommand
 from ..values import checked_key
 from .contract import Capabilities, Clock, Finding, Hint, Role
@@ -67,7 +67,7 @@ class _Space:
         self.mutex = threading.Lock()
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
-        self.runs = MemoryBook(self.records.get, self.put)
+        self.runs = MemoryBook(self.records.get, self.put, self.slots)
         self.watches: dict[str, list[MemoryWatch]] = {}
         self._sorted: list[str] | None = []
 

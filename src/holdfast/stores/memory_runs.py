@@ -10,13 +10,19 @@ from ..rules import lock
 from ..rules.record import LockRecord
 from ..rules.run import Event, Run, Worker
 from ..rules.run_book import RunFilter
+from ..rules.slot import EMPTY_SLOT, Address, Slot
 
 
 class MemoryBook:
     """The runs of one namespace. Used under the mutex of their space."""
 
-    def __init__(self, lock: Callable[[str], LockRecord | None], put_lock: Callable[[str, LockRecord], None]) -> None:
-        self.lock, self._put_lock = lock, put_lock
+    def __init__(
+        self,
+        lock: Callable[[str], LockRecord | None],
+        put_lock: Callable[[str, LockRecord], None],
+        slots: dict[Address, Slot],
+    ) -> None:
+        self.lock, self._put_lock, self._slots = lock, put_lock, slots
         self._runs: dict[str, Run] = {}
         self._by_key: dict[tuple[str, str], str] = {}
         self._by_age: list[tuple[int, str]] = []
@@ -114,6 +120,14 @@ class MemoryBook:
         before = self.lock(key)
         if before is not None and (after := lock.settle(before, now)[0]) is not before:
             self._put_lock(key, after)
+
+    def slot(self, address: Address) -> Slot:
+        """A state slot; empty if it was never written."""
+        return self._slots.get(address, EMPTY_SLOT)
+
+    def put_slot(self, address: Address, slot: Slot) -> None:
+        """Write a state slot."""
+        self._slots[address] = slot
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that fit, the newest first, those after the cursor."""

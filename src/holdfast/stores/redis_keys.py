@@ -11,8 +11,8 @@ import re
 
 import msgspec
 
-from ..commands import Address
 from ..errors import InvalidOption
+from ..rules.slot import Address
 
 PREFIX = "holdfast"
 _PREFIX = re.compile(r"[^{}\s\x00-\x1f\x7f]{1,100}")

@@ -19,8 +19,10 @@ from ..rules.outcomes import Outcome
 from ..rules.record import LockRecord, decode, encode
 from ..rules.run import LONG_AGO, Event, Run, Worker
 from ..rules.run_book import RunFilter
+from ..rules.slot import Address, Slot
 from ..run_commands import RunCommand
 from .shared import end_of_prefix, failed
+from .sqlite_slots import load_slot, save_slot
 
 SAVE = (
     "INSERT INTO runs (namespace, id, type, workflow, status, created_at, due_at, worker, key, record) "
@@ -89,6 +91,7 @@ class SqliteBook:
         self._stored: dict[str, Run | None] = {}
         self._current: dict[str, Run | None] = {}
         self._locks: dict[str, LockRecord | None] = {}
+        self._slots: dict[Address, Slot] = {}
         self._appended: list[tuple[str, str, int, str]] = []
         self._living: list[Worker] | None = None
         self.changed = False
@@ -99,6 +102,10 @@ class SqliteBook:
             self.changed = True
             self._db.executemany(APPEND, self._appended)
             self._appended.clear()
+        for address, slot in self._slots.items():
+            self.changed = True
+            save_slot(self._db, self._namespace, address, slot)
+        self._slots.clear()
         for name, run in self._current.items():
             before = self._stored.get(name)
             if run is not None and run is not before:
@@ -241,6 +248,14 @@ class SqliteBook:
             self.changed = True
             self._locks[key] = after
             self._db.execute(SETTLE, (self._namespace, key, encode(after).decode(), after.due_at))
+
+    def slot(self, address: Address) -> Slot:
+        """A state slot; empty if it was never written."""
+        return self._slots.get(address) or load_slot(self._db, self._namespace, address)
+
+    def put_slot(self, address: Address, slot: Slot) -> None:
+        """Write a state slot."""
+        self._slots[address] = slot
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that fit, the newest first, those after the cursor."""

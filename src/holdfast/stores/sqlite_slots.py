@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..commands import Address, SlotCommand
+from ..commands import SlotCommand
 from ..errors import RecordUnreadable
 from ..rules.outcomes import Outcome
-from ..rules.slot import EMPTY_SLOT, Past, Slot
+from ..rules.slot import EMPTY_SLOT, Address, Past, Slot
 from .shared import failed
 
 LOAD = "SELECT version, value, past FROM slots WHERE namespace = ? AND scope = ? AND owner = ? AND key = ?"
@@ -40,7 +40,7 @@ def run_slots(
             address = command.address
             before = slots.get(address)
             if before is None:
-                before = slots[address] = _load(db, namespace, address)
+                before = slots[address] = load_slot(db, namespace, address)
             after, outcome = command.apply(before, now)
             if after is not before:
                 _encoder.encode(after)  # text that no store can hold fails alone
@@ -52,12 +52,17 @@ def run_slots(
             outcome = failed(command, error)
         outcomes.append(outcome)
     for address in changed:
-        slot = slots[address]
-        db.execute(SAVE, (namespace, *address, slot.version, slot.value, _encoder.encode(slot.past).decode()))
+        save_slot(db, namespace, address, slots[address])
     return outcomes, bool(changed)
 
 
-def _load(db: sqlite3.Connection, namespace: str, address: Address) -> Slot:
+def save_slot(db: sqlite3.Connection, namespace: str, address: Address, slot: Slot) -> None:
+    """Write a slot."""
+    db.execute(SAVE, (namespace, *address, slot.version, slot.value, _encoder.encode(slot.past).decode()))
+
+
+def load_slot(db: sqlite3.Connection, namespace: str, address: Address) -> Slot:
+    """Read a slot."""
     found = db.execute(LOAD, (namespace, *address)).fetchone()
     if found is None:
         return EMPTY_SLOT

@@ -6,12 +6,13 @@ from typing import Any
 
 from .. import commands as c
 from ..rules.record import Label
+from ..rules.slot import Address
 
 ME = Label(name="me", host="here", pid=1)
 SECOND = 1_000_000
 DAY = 86_400
 START = 1_790_000_000_000_000
-SLOT: c.Address = ("shared", "", "k")
+SLOT: Address = ("shared", "", "k")
 
 
 class ManualClock:
@@ -71,7 +72,7 @@ def swap(
     expected: str = "",
     version: int = 0,
     value: str | None = "1",
-    address: c.Address = SLOT,
+    address: Address = SLOT,
     *,
     acked: int = 0,
     reserve: int = 0,
@@ -88,7 +89,7 @@ def swap(
     )
 
 
-def read(address: c.Address = SLOT) -> c.ReadSlot:
+def read(address: Address = SLOT) -> c.ReadSlot:
     """Look at a slot."""
     return c.ReadSlot(address=address)
 

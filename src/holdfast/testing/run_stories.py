@@ -13,11 +13,14 @@ from ..rules.record import EMPTY, LockRecord
 from ..rules.run import Event, Finish, NewRun, Park, Run, Scalar, Then
 from ..rules.run_book import RunFilter
 from ..rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started
+from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.memory_runs import MemoryBook
 from .asking import ME, SECOND
 
 WORKFLOWS = ("order", "mail", "order@2")
+SLOTS: tuple[Address, ...] = (("workflow", "order", "total"), ("execution", "run-0", "seats: é"))
 TYPES = ("order", "mail", "order@2", "order@*")
+VALUES = (None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"')
 
 
 class RunModel:
@@ -25,7 +28,8 @@ class RunModel:
 
     def __init__(self) -> None:
         self.records: dict[str, LockRecord] = {}
-        self.book = MemoryBook(self.records.get, self.records.__setitem__)
+        self.slots: dict[Address, Slot] = {}
+        self.book = MemoryBook(self.records.get, self.records.__setitem__, self.slots)
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[Outcome]:
         """What the rules answer to a batch at that moment."""
@@ -34,6 +38,10 @@ class RunModel:
     def _answer(self, command: c.Command, now: int) -> Outcome:
         if isinstance(command, r.RunCommand):
             return command.apply(self.book, now)
+        if isinstance(command, c.SlotCommand):
+            slot, outcome = command.apply(self.slots.get(command.address, EMPTY_SLOT), now)
+            self.slots[command.address] = slot
+            return outcome
         assert isinstance(command, c.LockCommand)
         record, outcome = command.apply(self.records.get(command.key, EMPTY), now)
         if record is not EMPTY:
@@ -52,6 +60,7 @@ class RunStoryteller:
         self.known: dict[str, Run] = {}
         self.leases: dict[str, int] = {}
         self.sent: list[c.Command] = []
+        self.seen: dict[Address, Conflict | SlotSeen] = {}
         self._requests = 0
 
     def batch(self) -> list[c.Command]:
@@ -62,6 +71,8 @@ class RunStoryteller:
                 batch += [self._lease(worker), self._enlist(worker)]
             self.sent += batch
             return batch
+        if self.random.random() < 0.1:
+            return [self._slot()]
         return [self._command() for _ in range(self.random.choice([1, 1, 1, 2, 3, 8]))]
 
     def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
@@ -69,6 +80,10 @@ class RunStoryteller:
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self.leases[command.key] = outcome.token
+            elif isinstance(outcome, SlotSeen) and isinstance(command, c.SlotCommand):
+                self.seen[command.address] = outcome
+            elif isinstance(outcome, Conflict) and isinstance(command, r.RecordRun) and command.swap is not None:
+                self.seen[command.swap.address] = outcome
             elif isinstance(outcome, Started | Posted):
                 self.known[outcome.run.id] = outcome.run
             elif isinstance(outcome, Claimed):
@@ -155,6 +170,28 @@ class RunStoryteller:
             then=self._then(),
             children=tuple(self._new(parent=run.id) for _ in range(pick.choice([0, 0, 0, 0, 1, 2]))),
             attributes=pick.choice([None, None, None, self._attributes()]),
+            swap=pick.choice([None, None, self._swap()]),
+        )
+
+    def _swap(self) -> Swap:
+        address = self.random.choice(SLOTS)
+        seen = self.seen.get(address) or SlotSeen(version=0, last="", value=None)
+        return Swap(
+            address, seen.last, seen.version, self.random.choice([None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"'])
+        )
+
+    def _slot(self) -> c.Command:
+        """Somebody outside, who looks at a slot or writes it."""
+        swap = self._swap()
+        if self.random.random() < 0.5:
+            return c.ReadSlot(address=swap.address)
+        return c.SwapSlot(
+            address=swap.address,
+            request=self._request(),
+            expected=swap.expected,
+            version=swap.version,
+            value=swap.value,
+            reserve=self.random.choice([0, 50_000]),
         )
 
     def _claim(self) -> c.Command:

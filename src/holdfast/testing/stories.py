@@ -9,7 +9,7 @@ from .. import commands as c
 from ..rules import lock
 from ..rules import outcomes as out
 from ..rules.record import EMPTY, Kind, LockRecord
-from ..rules.slot import EMPTY_SLOT, Slot, Swapped
+from ..rules.slot import EMPTY_SLOT, Address, Slot, Swapped
 from .asking import ME, SECOND, START, read, swap
 
 HOUR = 3_600
@@ -20,7 +20,7 @@ class Model:
 
     def __init__(self) -> None:
         self.records: dict[str, LockRecord] = {}
-        self.slots: dict[c.Address, Slot] = {}
+        self.slots: dict[Address, Slot] = {}
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[out.Outcome]:
         """What the rules answer to a batch at that moment."""
@@ -101,8 +101,8 @@ class Storyteller:
         kinds: list[Kind] = ["item", "item", "semaphore", "lease", "rw"]
         self.kinds = {key: self.random.choice(kinds) for key in self.keys}
         self.tokens: dict[tuple[str, str], int] = {}
-        self.addresses: list[c.Address] = [("shared", "", "k"), ("workflow", "w", "k"), ("execution", "w", "l")]
-        self.writes: dict[c.Address, tuple[str, int]] = {}
+        self.addresses: list[Address] = [("shared", "", "k"), ("workflow", "w", "k"), ("execution", "w", "l")]
+        self.writes: dict[Address, tuple[str, int]] = {}
         self.sent: list[c.Command] = []
         self._requests = 0
 

@@ -28,13 +28,13 @@ from ...rules.run_outcomes import (
     WorkersSeen,
 )
 from ..asking import ME, SECOND
-from ..run_stories import RunModel, RunStoryteller
+from ..run_stories import SLOTS, RunModel, RunStoryteller
 from .base import names
 from .telling import CHUNKS, Telling
 
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "Refused", "Posted", "RunSeen", "RunPage", "Census",
-    "Owned", "Outlook", "Enlisted", "WorkersSeen",
+    "Owned", "Outlook", "Enlisted", "WorkersSeen", "Conflict", "Swapped", "SlotSeen",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -396,4 +396,5 @@ class Runs(Telling):
 
 
 def _looks(teller: RunStoryteller) -> list[c.Command]:
-    return [r.ListRuns(limit=1000), *(r.SeeRun(run=run, history=True) for run in teller.ids)]
+    runs = [r.SeeRun(run=run, history=True) for run in teller.ids]
+    return [r.ListRuns(limit=1000), *runs, *(c.ReadSlot(address=address) for address in SLOTS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ... import commands as c
-from ...rules.slot import WRITERS, Conflict, SlotSeen, Swapped
+from ...rules.slot import WRITERS, Address, Conflict, SlotSeen, Swapped
 from ..asking import acquire, read, swap
 from .base import Suite, names
 from .commands import unchecked
@@ -36,7 +36,7 @@ class Slots(Suite):
 
     def test_namespaces_scopes_owners_and_keys_are_kept_apart(self) -> None:
         there = self.connect(store=self.opened("other"))
-        addresses: list[c.Address] = [
+        addresses: list[Address] = [
             ("shared", "", "k"),
             ("workflow", "w", "k"),
             ("workflow", "v", "k"),
@@ -70,7 +70,7 @@ class Slots(Suite):
         assert self.ask(swap("a.2"), Swapped) == Swapped(version=1)
 
     def test_a_bad_write_fails_alone(self) -> None:
-        nowhere: c.Address = ("shared", "", unchecked([]))
+        nowhere: Address = ("shared", "", unchecked([]))
         outcomes = self.send(
             swap("a.1"), swap("a.2", address=nowhere), swap(unchecked(7), "a.1", 1), swap("b.1", "a.1", 1)
         )
