@@ -88,6 +88,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def resident_bytes() -> int:
+    """The memory that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def spawn(script: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a helper process of the bench."""
     return subprocess.Popen(

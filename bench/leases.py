@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from common import RECORD, ROUNDS, Figure, alternate, bare, commit, finish, folder, median, ratio, spawn
+from common import RECORD, ROUNDS, Figure, alternate, bare, commit, finish, folder, median, ratio, resident_bytes, spawn
 
 from holdfast import AsyncClient, Client, Event
 
@@ -25,10 +25,6 @@ LEASES = 10_000
 WRITERS = 8
 ROUND_SECONDS = 4.0
 BEAT_SECONDS = 0.1
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def hold_many(client: AsyncClient, ttl: float) -> list[object]:

@@ -17,10 +17,12 @@ import postgres
 import postgres_runs
 import redis_pairs
 import redis_waiting
+import runs
+import sleepers
 import states
 import wakeups
 
-PACKAGES = ("holdfast", "msgspec", "psycopg", "asyncpg", "redis", "python-redis-lock", "pottery")
+PACKAGES = ("holdfast", "msgspec", "psycopg", "asyncpg", "redis", "python-redis-lock", "pottery", "dbos")
 PARTS = {
     "pairs": pairs,
     "handover": handover,
@@ -31,15 +33,14 @@ PARTS = {
     "postgres_runs": postgres_runs,
     "redis_pairs": redis_pairs,
     "redis_waiting": redis_waiting,
+    "runs": runs,
+    "sleepers": sleepers,
 }
 
 
 def main(wanted: list[str]) -> int:
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}"
-        for name in ("holdfast", "msgspec", "psycopg", "asyncpg", "redis", "python-redis-lock", "pottery")
-    )
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     print(
         f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, {platform.system()} {platform.release()} "
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "

@@ -26,7 +26,7 @@ When = Literal["before", "after"]
 
 KINDS = (
     "start", "claim", "record", "record children", "park", "finish", "signal", "cancel", "revive", "watch", "enlist",
-    "dismiss", "transaction",
+    "dismiss", "state", "transaction",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -46,6 +46,8 @@ reached: Callable[[str], None] | None = None
 def kind_of(command: Command) -> str | None:
     """The kind of commit that a command is; None if it is none about a run."""
     if isinstance(command, RecordRun):
+        if command.swap is not None:
+            return "state"
         if isinstance(command.then, Finish):
             return "finish"
         if isinstance(command.then, Park):

@@ -13,7 +13,7 @@ from typing import Any
 
 from story import RESULT, WORKFLOWS, Log, fails_once, sleeper, story
 
-from holdfast import Engine, RunEnded, WorkflowFailed, failpoints
+from holdfast import AsyncClient, Engine, RunEnded, WorkflowFailed, failpoints
 
 TTL = 0.8
 
@@ -65,6 +65,9 @@ async def play(job: dict[str, Any]) -> None:
             assert error.status == "cancelled", error  # noqa: PT017
         assert first == 3
         assert outcome == RESULT, outcome
+    async with AsyncClient(job["url"], namespace=job["namespace"]) as hf:
+        counted = await hf.state.workflow("story", "stories").get()
+        assert counted == 1, f"one story was counted {counted} times"
     log.note(what="finished")
 
 

@@ -83,11 +83,20 @@ async def story(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
     await ctx.set_attributes(stage="paid")
     child = await ctx.child(small, log)
     tried = await blocking(log, 7)
+    counted = await ctx.state.workflow("stories", initial=0).increment()
     payments = await ctx.transaction("pay", pay, job["table"], 5) if job["transaction"] else 1
-    return {"first": first, "both": both, "paid": paid, "child": child, "tried": tried, "payments": payments}
+    return {
+        "first": first,
+        "both": both,
+        "paid": paid,
+        "child": child,
+        "tried": tried,
+        "counted": counted,
+        "payments": payments,
+    }
 
 
-RESULT = {"first": 1, "both": [2, 3, 4, 5], "paid": {"sum": 5}, "child": 21, "tried": 7, "payments": 1}
+RESULT = {"first": 1, "both": [2, 3, 4, 5], "paid": {"sum": 5}, "child": 21, "tried": 7, "counted": 1, "payments": 1}
 
 
 @workflow

@@ -13,11 +13,10 @@ from typing import Any, Generic, TypeVar, cast
 from ..client import BaseClient
 from ..codec import decode_value, encode_value
 from ..errors import InvalidOption, InvalidValue
-from ..flows import Flow
 from ..rules.slot import Address
 from ..runners import run, run_async
 from .chains import Link
-from .transacting import Change, Decision, look, transact
+from .transacting import Change, Decide, Decision, look, transact
 
 MAX_RETRIES = 50
 
@@ -33,17 +32,13 @@ NOTHING = _Nothing()
 
 
 class BaseState(Generic[T]):
-    """What both colours have in common: where the value is, how it is read and written, and the decisions."""
+    """What all colours have in common: where the value is, how it is read and written, and the decisions."""
 
-    def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
-        if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
-            raise InvalidOption(f"max_retries cannot be {max_retries!r}: it must be a whole number, 0 or more")
+    def __init__(self, address: Address, *, initial: object, type: Any) -> None:
         if isinstance(type, str):
             raise InvalidOption(f"type cannot be the text {type!r}: give the type itself, such as int or a dataclass")
-        self._client = client
         self._address = address
         self._type = Any if type is None else type
-        self._max_retries = max_retries
         # Kept as text: each reader gets a value of its own.
         self._initial = None if isinstance(initial, _Nothing) else encode_value(initial, self._type, what=self._what)
 
@@ -56,43 +51,36 @@ class BaseState(Generic[T]):
     def _what(self) -> str:
         return f"the state {self.key!r}"
 
-    def __repr__(self) -> str:
-        scope, owner, key = self._address
-        return f"<{type(self).__name__} {key!r}" + (f" of {scope} {owner!r}>" if owner else ">")
-
-    # -- reading and writing ------------------------------------------------------------------------------
-
-    def _value(self, link: Link) -> T | None:
-        text = link.value if link.version else self._initial
-        return None if text is None else cast("T", decode_value(text, self._type, what=self._what))
-
-    def _get(self) -> Flow[T | None]:
-        return self._value((yield from look(self._address)))
-
     @property
     def _typed(self) -> bool:
         """Whether the value is read as a type."""
         return self._type is not Any
 
-    def _replace(self, value: object) -> Flow[None]:
-        """Put this in the place of whatever is there, which need not even be readable."""
-        change = Change(None if value is GONE else encode_value(value, self._type, what=self._what))
-        return transact(self._client.works, self._address, lambda _link: (change, None), self._max_retries)
+    def __repr__(self) -> str:
+        scope, owner, key = self._address
+        return f"<{type(self).__name__} {key!r}" + (f" of {scope} {owner!r}>" if owner else ">")
 
-    def _transact(self, decide: Callable[[T | None], tuple[object, A]]) -> Flow[A]:
-        """Change the value by a decision: the new value (or KEEP, or GONE), and the answer for the caller."""
-
-        def on_link(link: Link) -> Decision[A]:
-            value, answer = decide(self._value(link))
-            if value is KEEP:
-                return None, answer
-            return Change(None if value is GONE else encode_value(value, self._type, what=self._what)), answer
-
-        return transact(self._client.works, self._address, on_link, self._max_retries)
+    def _value(self, link: Link) -> T | None:
+        text = link.value if link.version else self._initial
+        return None if text is None else cast("T", decode_value(text, self._type, what=self._what))
 
     # -- the decisions ------------------------------------------------------------------------------------
 
-    def _update(self, function: Callable[[T | None], T]) -> Flow[T]:
+    def _replaced(self, value: object) -> Decide[None]:
+        """Put this in the place of whatever is there, which need not even be readable."""
+        change = Change(None if value is GONE else encode_value(value, self._type, what=self._what))
+        return lambda _link: (change, None)
+
+    def _decided(self, decide: Callable[[T | None], tuple[object, A]]) -> Decide[A]:
+        """Change the value by a decision: the new value (or KEEP), and the answer for the caller."""
+
+        def on_link(link: Link) -> Decision[A]:
+            value, answer = decide(self._value(link))
+            return None if value is KEEP else Change(encode_value(value, self._type, what=self._what)), answer
+
+        return on_link
+
+    def _updated(self, function: Callable[[T | None], T]) -> Decide[T]:
         def decide(value: T | None) -> tuple[object, T]:
             new = function(value)
             if isawaitable(new):
@@ -106,9 +94,9 @@ class BaseState(Generic[T]):
                 )
             return new, new
 
-        return self._transact(decide)
+        return self._decided(decide)
 
-    def _add(self, number: float) -> Flow[Any]:
+    def _added(self, number: float) -> Decide[Any]:
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise InvalidOption(f"a state can be changed by a number, not by {number!r}")
 
@@ -116,9 +104,9 @@ class BaseState(Generic[T]):
             new = self._expect(value, (int, float), "a number", 0) + number
             return new, new
 
-        return self._transact(decide)
+        return self._decided(decide)
 
-    def _merge(self, fields: dict[str, Any]) -> Flow[Any]:
+    def _merged(self, fields: dict[str, Any]) -> Decide[Any]:
         if not isinstance(fields, dict):
             raise InvalidOption(f"merge() takes a dictionary, not {type(fields).__name__}")
 
@@ -126,16 +114,16 @@ class BaseState(Generic[T]):
             new = {**self._expect(value, (dict,), "an object", {}), **fields}
             return new, new
 
-        return self._transact(decide)
+        return self._decided(decide)
 
-    def _append(self, item: object) -> Flow[Any]:
+    def _appended(self, item: object) -> Decide[Any]:
         def decide(value: T | None) -> tuple[object, Any]:
             new = [*self._expect(value, (list,), "a list", []), item]
             return new, new
 
-        return self._transact(decide)
+        return self._decided(decide)
 
-    def _remove(self, place: int) -> Flow[Any]:
+    def _removed(self, place: int) -> Decide[Any]:
         def decide(value: T | None) -> tuple[object, Any]:
             items = list(self._expect(value, (list,), "a list", []))
             if not items:
@@ -143,7 +131,7 @@ class BaseState(Generic[T]):
             item = items.pop(place)
             return items, item
 
-        return self._transact(decide)
+        return self._decided(decide)
 
     def _expect(self, value: object, kinds: tuple[type, ...], name: str, absent: Any) -> Any:
         if value is None:
@@ -159,7 +147,58 @@ GONE = object()
 """A decision to delete the value."""
 
 
-class AtomicState(BaseState[T]):
+class SyncState(BaseState[T]):
+    """The methods of a state in synchronous code, wherever it is kept."""
+
+    def _do(self, decide: Decide[A]) -> A:
+        """Carry out a decision."""
+        raise NotImplementedError
+
+    def get(self) -> T | None:
+        """The value as it is now; `initial` before the first write, None after a delete."""
+        return self._do(lambda link: (None, self._value(link)))
+
+    def set(self, value: T) -> None:
+        """Replace the value."""
+        self._do(self._replaced(value))
+
+    def update(self, function: Callable[[T | None], T]) -> T:
+        """Replace the value by what the function makes of it, and return that.
+
+        The function may be called several times and must only compute. It is given None where there is no value.
+        """
+        return self._do(self._updated(function))
+
+    def delete(self) -> None:
+        """Remove the value. Whoever computed on it and has not written yet, cannot bring it back."""
+        self._do(self._replaced(GONE))
+
+    def increment(self, by: float = 1) -> Any:
+        """Add a number, beginning at 0 where there is no value. Returns the sum."""
+        return self._do(self._added(by))
+
+    def decrement(self, by: float = 1) -> Any:
+        """Take a number away, beginning at 0 where there is no value. Returns the difference."""
+        return self._do(self._added(-by))
+
+    def merge(self, fields: dict[str, Any]) -> Any:
+        """Set these fields of an object and keep the others. Returns the whole."""
+        return self._do(self._merged(fields))
+
+    def append(self, item: object) -> Any:
+        """Put an item at the end of a list. Returns the list."""
+        return self._do(self._appended(item))
+
+    def remove_first(self) -> Any:
+        """Take the first item off a list and return it; None where there is none."""
+        return self._do(self._removed(0))
+
+    def remove_last(self) -> Any:
+        """Take the last item off a list and return it; None where there is none."""
+        return self._do(self._removed(-1))
+
+
+class AtomicState(SyncState[T]):
     """One value that many processes change, in synchronous code.
 
     >>> from holdfast import Client
@@ -169,98 +208,86 @@ class AtomicState(BaseState[T]):
     (2, 2)
     """
 
+    def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
+        self._works, self._max_retries = client.works, checked_retries(max_retries)
+        super().__init__(address, initial=initial, type=type)
+
     def get(self) -> T | None:
         """The value as it is now; `initial` before the first write, None after a delete."""
-        return run(self._get(), self._client.works.lanes)
+        return self._value(run(look(self._address), self._works.lanes))
 
-    def set(self, value: T) -> None:
-        """Replace the value."""
-        run(self._replace(value), self._client.works.lanes)
-
-    def update(self, function: Callable[[T | None], T]) -> T:
-        """Replace the value by what the function makes of it, and return that.
-
-        The function may be called several times and must only compute. It is given None where there is no value.
-        """
-        return run(self._update(function), self._client.works.lanes)
-
-    def delete(self) -> None:
-        """Remove the value. Whoever computed on it and has not written yet, cannot bring it back."""
-        run(self._replace(GONE), self._client.works.lanes)
-
-    def increment(self, by: float = 1) -> Any:
-        """Add a number, beginning at 0 where there is no value. Returns the sum."""
-        return run(self._add(by), self._client.works.lanes)
-
-    def decrement(self, by: float = 1) -> Any:
-        """Take a number away, beginning at 0 where there is no value. Returns the difference."""
-        return run(self._add(-by), self._client.works.lanes)
-
-    def merge(self, fields: dict[str, Any]) -> Any:
-        """Set these fields of an object and keep the others. Returns the whole."""
-        return run(self._merge(fields), self._client.works.lanes)
-
-    def append(self, item: object) -> Any:
-        """Put an item at the end of a list. Returns the list."""
-        return run(self._append(item), self._client.works.lanes)
-
-    def remove_first(self) -> Any:
-        """Take the first item off a list and return it; None where there is none."""
-        return run(self._remove(0), self._client.works.lanes)
-
-    def remove_last(self) -> Any:
-        """Take the last item off a list and return it; None where there is none."""
-        return run(self._remove(-1), self._client.works.lanes)
-
-    def _run(self, decide: Callable[[T | None], tuple[object, A]]) -> A:
-        return run(self._transact(decide), self._client.works.lanes)
+    def _do(self, decide: Decide[A]) -> A:
+        return run(transact(self._works, self._address, decide, self._max_retries), self._works.lanes)
 
 
-class AsyncAtomicState(BaseState[T]):
-    """One value that many processes change, in asynchronous code."""
+class AsyncState(BaseState[T]):
+    """The methods of a state in asynchronous code, wherever it is changed from."""
+
+    async def _do(self, name: str, decide: Decide[A], answer: Any) -> A:
+        """Carry out a decision. `answer` is the type of what is returned."""
+        raise NotImplementedError
 
     async def get(self) -> T | None:
         """The value as it is now; `initial` before the first write, None after a delete."""
-        return await run_async(self._get(), self._client.works.lanes)
+        return await self._do("get", lambda link: (None, self._value(link)), self._type)
 
     async def set(self, value: T) -> None:
         """Replace the value."""
-        await run_async(self._replace(value), self._client.works.lanes)
+        await self._do("set", self._replaced(value), None)
 
     async def update(self, function: Callable[[T | None], T]) -> T:
         """Replace the value by what the function makes of it, and return that.
 
         The function may be called several times and must only compute. It is given None where there is no value.
         """
-        return await run_async(self._update(function), self._client.works.lanes)
+        return await self._do("update", self._updated(function), self._type)
 
     async def delete(self) -> None:
         """Remove the value. Whoever computed on it and has not written yet, cannot bring it back."""
-        await run_async(self._replace(GONE), self._client.works.lanes)
+        await self._do("delete", self._replaced(GONE), None)
 
     async def increment(self, by: float = 1) -> Any:
         """Add a number, beginning at 0 where there is no value. Returns the sum."""
-        return await run_async(self._add(by), self._client.works.lanes)
+        return await self._do("increment", self._added(by), Any)
 
     async def decrement(self, by: float = 1) -> Any:
         """Take a number away, beginning at 0 where there is no value. Returns the difference."""
-        return await run_async(self._add(-by), self._client.works.lanes)
+        return await self._do("decrement", self._added(-by), Any)
 
     async def merge(self, fields: dict[str, Any]) -> Any:
         """Set these fields of an object and keep the others. Returns the whole."""
-        return await run_async(self._merge(fields), self._client.works.lanes)
+        return await self._do("merge", self._merged(fields), Any)
 
     async def append(self, item: object) -> Any:
         """Put an item at the end of a list. Returns the list."""
-        return await run_async(self._append(item), self._client.works.lanes)
+        return await self._do("append", self._appended(item), Any)
 
     async def remove_first(self) -> Any:
         """Take the first item off a list and return it; None where there is none."""
-        return await run_async(self._remove(0), self._client.works.lanes)
+        return await self._do("remove_first", self._removed(0), Any)
 
     async def remove_last(self) -> Any:
         """Take the last item off a list and return it; None where there is none."""
-        return await run_async(self._remove(-1), self._client.works.lanes)
+        return await self._do("remove_last", self._removed(-1), Any)
 
-    async def _run(self, decide: Callable[[T | None], tuple[object, A]]) -> A:
-        return await run_async(self._transact(decide), self._client.works.lanes)
+
+class AsyncAtomicState(AsyncState[T]):
+    """One value that many processes change, in asynchronous code."""
+
+    def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
+        self._works, self._max_retries = client.works, checked_retries(max_retries)
+        super().__init__(address, initial=initial, type=type)
+
+    async def get(self) -> T | None:
+        """The value as it is now; `initial` before the first write, None after a delete."""
+        return self._value(await run_async(look(self._address), self._works.lanes))
+
+    async def _do(self, name: str, decide: Decide[A], answer: Any) -> A:  # noqa: ARG002  (nothing is recorded here)
+        return await run_async(transact(self._works, self._address, decide, self._max_retries), self._works.lanes)
+
+
+def checked_retries(max_retries: int) -> int:
+    """Refuse what is not a number of retries."""
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise InvalidOption(f"max_retries cannot be {max_retries!r}: it must be a whole number, 0 or more")
+    return max_retries

@@ -20,7 +20,7 @@ from ..rules import lock
 from ..rules import outcomes as out
 from ..rules.record import EMPTY, Label, LockRecord, decode, encode
 from ..values import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
-from .atomic import KEEP, AsyncAtomicState, AtomicState
+from .atomic import KEEP, AsyncState, SyncState
 
 MIN_WAITER_SECONDS = 30
 MAX_SKEW = 3_600 * MICROSECONDS
@@ -29,7 +29,7 @@ MAX_EPOCH_SECONDS = 32_503_680_000
 """The year 3000: a larger number of seconds is a number of milliseconds."""
 
 A = TypeVar("A")
-Slot = AtomicState[Any] | AsyncAtomicState[Any]
+Slot = SyncState[Any] | AsyncState[Any]
 When = float | datetime
 
 
@@ -83,11 +83,11 @@ class DurableSemaphore:
 
     @overload
     def try_acquire(
-        self, slot: AtomicState[Any], *, holder_id: str, now: When, lease: Duration | None = None
+        self, slot: SyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None
     ) -> AcquireAttempt: ...
     @overload
     def try_acquire(
-        self, slot: AsyncAtomicState[Any], *, holder_id: str, now: When, lease: Duration | None = None
+        self, slot: AsyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None
     ) -> Awaitable[AcquireAttempt]: ...
     def try_acquire(
         self, slot: Slot, *, holder_id: str, now: When, lease: Duration | None = None
@@ -121,12 +121,12 @@ class DurableSemaphore:
             assert isinstance(outcome, out.Granted)  # noqa: S101  (weight 1 always fits, and nothing is abandoned here)
             return record, AcquireAttempt(acquired=True, position=-1)
 
-        return _on(slot, moment, decide)
+        return _on(slot, "try_acquire", moment, decide, AcquireAttempt)
 
     @overload
-    def release(self, slot: AtomicState[Any], *, holder_id: str, now: When) -> None: ...
+    def release(self, slot: SyncState[Any], *, holder_id: str, now: When) -> None: ...
     @overload
-    def release(self, slot: AsyncAtomicState[Any], *, holder_id: str, now: When) -> Awaitable[None]: ...
+    def release(self, slot: AsyncState[Any], *, holder_id: str, now: When) -> Awaitable[None]: ...
     def release(self, slot: Slot, *, holder_id: str, now: When) -> Awaitable[None] | None:
         """Give the permit back, or the place in line. Of somebody who has neither: nothing happens."""
         me, moment = checked_key(holder_id, what="holder_id"), _moment(now)
@@ -134,13 +134,13 @@ class DurableSemaphore:
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, None]:
             return lock.abandon(record, at, id=me, ttl=0, offers=False)[0], None
 
-        return _on(slot, moment, decide)
+        return _on(slot, "release", moment, decide, None)
 
     @overload
-    def renew(self, slot: AtomicState[Any], *, holder_id: str, now: When, lease: Duration | None = None) -> bool: ...
+    def renew(self, slot: SyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None) -> bool: ...
     @overload
     def renew(
-        self, slot: AsyncAtomicState[Any], *, holder_id: str, now: When, lease: Duration | None = None
+        self, slot: AsyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None
     ) -> Awaitable[bool]: ...
     def renew(self, slot: Slot, *, holder_id: str, now: When, lease: Duration | None = None) -> bool | Awaitable[bool]:
         """Prolong a permit to a full lease from now. False once its lease has passed: then it must be taken anew."""
@@ -152,15 +152,15 @@ class DurableSemaphore:
             renewed = isinstance(outcome, out.Renewed)
             return changed if renewed else record, renewed
 
-        return _on(slot, moment, decide)
+        return _on(slot, "renew", moment, decide, bool)
 
     @overload
-    def inspect(self, slot: AtomicState[Any]) -> LockRecord | None: ...
+    def inspect(self, slot: SyncState[Any]) -> LockRecord | None: ...
     @overload
-    def inspect(self, slot: AsyncAtomicState[Any]) -> Awaitable[LockRecord | None]: ...
+    def inspect(self, slot: AsyncState[Any]) -> Awaitable[LockRecord | None]: ...
     def inspect(self, slot: Slot) -> LockRecord | Awaitable[LockRecord | None] | None:
         """The record as it is stored, None where there is none. Changes nothing."""
-        if isinstance(slot, AsyncAtomicState):
+        if isinstance(slot, AsyncState):
             return _later(slot)
         value = slot.get()
         return None if value is None else _record(slot, value)
@@ -184,14 +184,16 @@ class DurableMutex(DurableSemaphore):
         super().__init__(permits=1, lease=lease, waiter_ttl=waiter_ttl)
 
 
-async def _later(slot: AsyncAtomicState[Any]) -> LockRecord | None:
+async def _later(slot: AsyncState[Any]) -> LockRecord | None:
     value = await slot.get()
     return None if value is None else _record(slot, value)
 
 
-def _on(slot: Slot, moment: int, decide: Callable[[LockRecord, int], tuple[LockRecord, A]]) -> A | Awaitable[A]:
+def _on(
+    slot: Slot, name: str, moment: int, decide: Callable[[LockRecord, int], tuple[LockRecord, A]], kind: Any
+) -> A | Awaitable[A]:
     """Decide on the record in a slot; awaitable if the slot is."""
-    if not isinstance(slot, AtomicState | AsyncAtomicState):
+    if not isinstance(slot, SyncState | AsyncState):
         raise InvalidOption(f"a slot is what client.state(...) gives, not {type(slot).__name__}")
     if slot._typed:  # noqa: SLF001  (one house)
         raise InvalidOption(f"the slot {slot.key!r} of a lock is made without type=: a lock has a form of its own")
@@ -201,7 +203,8 @@ def _on(slot: Slot, moment: int, decide: Callable[[LockRecord, int], tuple[LockR
         after, answer = decide(before, _not_back(before, moment))
         return (KEEP if after is before else msgspec.json.decode(encode(after))), answer
 
-    return slot._run(on_value)  # noqa: SLF001  (one house)
+    decided = slot._decided(on_value)  # noqa: SLF001  (one house)
+    return slot._do(decided) if isinstance(slot, SyncState) else slot._do(name, decided, kind)  # noqa: SLF001
 
 
 def _not_back(record: LockRecord, moment: int) -> int:

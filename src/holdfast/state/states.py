@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 from ..client import BaseClient
@@ -14,7 +15,7 @@ StateT = TypeVar("StateT", bound=BaseState[Any])
 
 
 class _States(Generic[StateT]):
-    _state_type: type[StateT]
+    _state_type: Callable[..., StateT]
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client

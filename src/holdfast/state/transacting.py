@@ -39,6 +39,7 @@ class Change(NamedTuple):
 
 Decision = tuple[Change | None, A]
 """The change (None: leave it as it is), and the answer for the caller once it is made."""
+Decide = Callable[[Link], Decision[A]]
 
 
 def look(address: Address) -> Flow[Link]:
@@ -48,7 +49,7 @@ def look(address: Address) -> Flow[Link]:
     return Link(seen.last, seen.version, seen.value, fresh=True)
 
 
-def transact(works: Works, address: Address, decide: Callable[[Link], Decision[A]], max_retries: int) -> Flow[A]:
+def transact(works: Works, address: Address, decide: Decide[A], max_retries: int) -> Flow[A]:
     """Change a slot by a decision that may be made several times, and return the answer of the one that counts."""
     if (id(works), address) in _deciding.places:
         raise WouldDeadlock(
@@ -107,7 +108,7 @@ class _Deciding(threading.local):
 _deciding = _Deciding()
 
 
-def _decide(decide: Callable[[Link], Decision[A]], place: tuple[int, Address], base: Link) -> Decision[A]:
+def _decide(decide: Decide[A], place: tuple[int, Address], base: Link) -> Decision[A]:
     _deciding.places.add(place)
     try:
         return decide(base)

@@ -16,7 +16,7 @@ from ..codec import decode_value, hints_of
 from ..errors import NonDeterminismError, WorkflowFailed
 from ..rules.run import End, Event, NewRun, Run, Scalar
 from . import journal as j
-from .context import Context, StepCall
+from .context import Context, SlotWork, StepCall
 from .definition import Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
@@ -184,7 +184,7 @@ class Code:
             args=args,
             options=options,
             arguments=j.arguments_hash(args, options),
-            output=_output_of(function),
+            output=function.output if isinstance(function, SlotWork) else _output_of(function),
             future=self.loop.create_future(),
             **more,
         )

@@ -10,15 +10,18 @@ import uuid
 from collections.abc import Callable, Coroutine, MutableMapping
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
 from ..codec import decode_value, encode_value
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
 from ..rules.run import NewRun, Scalar, workflow_of
+from ..rules.slot import Address
+from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
 from .definition import ONCE, Retry, Step, Workflow, current_context
+from .state import RunStates
 
 if TYPE_CHECKING:
     from .code import Code
@@ -91,6 +94,14 @@ class StepCall:
         self.running: asyncio.Future[Any] | None = None
 
 
+class SlotWork(NamedTuple):
+    """What a step does to a state slot, and the type of what it returns."""
+
+    address: Address
+    decide: Decide[Any]
+    output: Any
+
+
 class ChildHandle(Generic[O]):
     """A child that was started. Await `result()` for what it returns."""
 
@@ -114,6 +125,7 @@ class Context:
         self.workflow_name = workflow_of(code.run.type)
         self.attempt = code.attempt
         self.log = ReplayLogger(logging.getLogger("holdfast.run"), code)
+        self.state = RunStates(self, workflow=self.workflow_name, root=code.run.root)
 
     def __repr__(self) -> str:
         return f"<Context {self.workflow_name} {self.run_id}>"
@@ -183,8 +195,7 @@ class Context:
         timeout: Duration | None = None,  # noqa: ASYNC109  (of the step)
         transaction: bool = False,
     ) -> Any:
-        code = self._code
-        call = code.new_call(
+        call = self._code.new_call(
             id=self._next_id(checked_key(name, what="step name")),
             name=name,
             function=function,
@@ -194,11 +205,32 @@ class Context:
             timeout=None if timeout is None else seconds(timeout, what="timeout"),
             transaction=transaction,
         )
+        return await self._result(call)
+
+    async def _result(self, call: StepCall) -> Any:
         try:
             return await call.future
         except asyncio.CancelledError:
-            code.drop_call(call)
+            self._code.drop_call(call)
             raise
+
+    async def change_state(self, name: str, address: Address, decide: Decide[Any], output: Any) -> Any:
+        """Change a slot, or look at it, as a step."""
+        call = self._code.new_call(
+            id=self._next_id(f"{address[2]}.{name}"),
+            name=name,
+            function=SlotWork(address, decide, output),
+            args=(address, name),
+            options={},
+            retry=ONCE,
+            timeout=None,
+            transaction=True,
+        )
+        return await self._result(call)
+
+    def check(self) -> None:
+        """Raise when this process drives the run no more."""
+        self._code.check()
 
     def _next_id(self, name: str) -> str:
         count = self._counts[name] = self._counts.get(name, 0) + 1

@@ -24,10 +24,11 @@ from ..rules.run_outcomes import Claim, Recorded, Refused
 from ..run_commands import PostEvent, RecordRun
 from . import journal as j
 from .code import Code
-from .context import StepCall
+from .context import SlotWork, StepCall
 from .definition import Workflow
 from .failures import failure_of
 from .host import Host
+from .slots import Slots
 from .steps import Steps, Transacted
 
 RETRY_SECONDS = 0.2
@@ -50,6 +51,7 @@ class Driver:
         self.rested = asyncio.Event()
         self._code = Code(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
         self._steps = Steps(host, claim.run.id, self._step_reported)
+        self._slots = Slots(host, self._steps)
         self._seen = claim.run.posted
         self._fresh: list[str] = []  # delivered, and not yet on their way to the store
         self._delivered = self._durable = claim.run.length
@@ -312,7 +314,8 @@ class Driver:
             request=f"{self.run.fence}.{self._records}",
             seen=self._seen,
         )
-        self._steps.transact(call, record, self._transacted)
+        carry_out = self._slots.change if isinstance(call.function, SlotWork) else self._steps.transact
+        carry_out(call, record, self._transacted)
 
     def _transacted(self, call: StepCall, result: Transacted) -> None:
         """A transaction is over: what it recorded is delivered, what it raised counts as a failed attempt."""

@@ -113,6 +113,11 @@ class Engine(AsyncQuestions):
         """What can be told to the outside: subscribe to it when the engine is open."""
         return self._ready().client.events
 
+    @property
+    def active_runs(self) -> int:
+        """How many runs this engine has in memory."""
+        return 0 if self._worker is None else len(self._worker.drivers)
+
     # -- life -------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

@@ -15,6 +15,7 @@ from ..run_commands import RecordRun
 if TYPE_CHECKING:
     from .context import StepCall
     from .driver import Driver
+    from .slots import Turns
 
 Answer = Callable[[Outcome | HoldfastError], None]
 
@@ -25,6 +26,8 @@ class Host(Protocol):
     max_bytes: int
     transactional: bool
     """Whether the store's database can have the user's own writes in the same transaction."""
+    turns: Turns
+    """Which run may change a state slot."""
 
     def now(self) -> int:
         """The store's time, as well as it is known here."""

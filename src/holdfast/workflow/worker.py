@@ -46,6 +46,7 @@ from .context import StepCall
 from .definition import Workflow
 from .driver import Driver
 from .host import Answer
+from .slots import Turns
 from .transacting import transact
 
 POLL_SECONDS = 1.0
@@ -76,6 +77,7 @@ class Worker:
     ) -> None:
         self.max_bytes = max_bytes
         self.transactional = isinstance(client.works.store, Joinable)
+        self.turns = Turns()
         self.id = ""
         self.drivers: dict[str, Driver] = {}
         self._client, self._workflows, self._name = client, workflows, name
