@@ -18,7 +18,7 @@ ROWS = (
     ("rules", "observe"),
     ("commands", "run_commands"),
     ("stores",),
-    ("failpoints", "lane"),
+    ("failpoints", "parcels", "lane"),
     ("flows", "runners", "keeper", "held"),
     ("client",),
     ("locks", "state"),

@@ -14,7 +14,8 @@ import pytest
 from exhausted import no_threads
 from holdfast import Client, ClientClosed, HoldfastError, StoreUnavailable
 from holdfast.commands import Acquire, Failed, Inspect
-from holdfast.lane import Lane, _Parcel
+from holdfast.lane import Lane
+from holdfast.parcels import Parcel
 from holdfast.rules.outcomes import Seen
 from holdfast.rules.record import Label
 from holdfast.stores import open_store
@@ -130,7 +131,7 @@ def test_an_interrupted_caller_throws_the_connection_away_and_the_others_are_amb
     keeper.error = KeyboardInterrupt()
     outcome = []
     # Put into the queue without a word, so that it goes out in the caller's own batch.
-    lane._queue.append(_Parcel([ask(7)], lambda outcomes, error: outcome.append(error)))
+    lane._queue.append(Parcel([ask(7)], lambda outcomes, error: outcome.append(error)))
     keeper.gate.release()
     with pytest.raises(KeyboardInterrupt):
         lane.run(ask(1))
@@ -149,6 +150,27 @@ def test_a_surprise_of_the_driver_reaches_every_caller_as_ambiguous(lane, keeper
     assert caught.value.ambiguous
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert isinstance(lane.run(ask(1)), Seen)
+
+
+def test_a_loop_is_called_back_with_each_outcome_or_error(lane, keeper, caplog):
+    answers = []
+
+    async def main():
+        lane.ask(ask(1), answers.append)
+        lane.ask(ask(2), lambda _answer: 1 / 0)
+        lane.ask(BAD, answers.append)
+        await lane.submit(ask(3))
+        keeper.error = StoreUnavailable("away")
+        lane.ask(ask(4), answers.append)
+        with pytest.raises(StoreUnavailable):
+            await lane.submit(ask(5))
+
+    asyncio.run(main())
+    assert keeper.batches == [[1, 2, 3], [4, 5]]
+    assert isinstance(answers[0], Seen)
+    assert isinstance(answers[1], HoldfastError)
+    assert isinstance(answers[2], StoreUnavailable)
+    assert "what was to be done with an answer failed" in caplog.text
 
 
 def test_what_a_loop_submits_in_one_turn_goes_out_together(lane, keeper):
@@ -296,7 +318,7 @@ def test_a_lane_can_be_closed_where_no_thread_can_be_started(lane, keeper):
     lane.run(ask(1))
     answered = []
     with no_threads():
-        lane._queue.append(_Parcel([ask(7)], lambda outcomes, error: answered.append(error)))
+        lane._queue.append(Parcel([ask(7)], lambda outcomes, error: answered.append(error)))
         lane.close()
     assert "no thread" in str(answered[0])
     assert keeper.closed == 1

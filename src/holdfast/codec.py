@@ -18,6 +18,7 @@ MAX_BYTES = 1_048_576
 MAX_DEPTH = 100
 PLAIN = (Any, object)
 """Types that say nothing: then only what JSON itself has is taken."""
+SIMPLE = (int, bool, type(None))
 MAX_INTEGER = 2**63 - 1
 """Numbers beyond this lose their last digits in half of the programs that read JSON, and in some stores."""
 
@@ -30,6 +31,9 @@ def encode_value(value: object, type: Any = Any, *, what: str, max_bytes: int = 
     >>> encode_value({"n": [1, 2.5, None]}, what="the state 'x'")
     '{"n":[1,2.5,null]}'
     """
+    kind = value.__class__
+    if kind in SIMPLE and (type is kind or type in PLAIN) and (kind is not int or abs(value) <= MAX_INTEGER):  # type: ignore[arg-type]
+        return msgspec.json.encode(value).decode()  # as most results are: nothing can be wrong with it
     try:
         plain = value if type in PLAIN else msgspec.to_builtins(value, str_keys=True, enc_hook=_write)
         _check(plain, "")
@@ -48,7 +52,7 @@ def encode_value(value: object, type: Any = Any, *, what: str, max_bytes: int = 
     return text.decode()
 
 
-def decode_value(text: str, type: Any, *, what: str) -> Any:
+def decode_value(text: str | msgspec.Raw, type: Any, *, what: str) -> Any:
     """Read a value, as the type that was asked for."""
     try:
         return msgspec.json.decode(text, type=Any if type in PLAIN else type, dec_hook=_read)
@@ -65,17 +69,31 @@ def hints_of(function: Any) -> dict[str, Any]:
     """
     function = inspect.unwrap(function)
     names = getattr(function, "__globals__", {})
-    hints: dict[str, Any] = {}
-    for name, hint in getattr(function, "__annotations__", {}).items():
-        try:
-            while isinstance(hint, str):
-                hint = eval(hint, names)  # noqa: PLW2901, S307  (the user's own code)
-            hints[name] = hint
-        except Exception:  # noqa: S112  (imported for type checkers only, or not there yet)
-            continue
-        if hints[name] is None:
-            hints[name] = type(None)
-    return hints
+    hints = ((name, _understood(hint, names)) for name, hint in getattr(function, "__annotations__", {}).items())
+    return {name: hint for name, hint in hints if hint is not _UNKNOWN}
+
+
+def output_of(function: Any) -> Any:
+    """What a function says that it returns; `Any` if it does not say it, or it cannot be understood."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    hint = getattr(function, "__annotations__", _NO_HINTS).get("return", _UNKNOWN)
+    if isinstance(hint, str) or hint is None:
+        hint = _understood(hint, getattr(function, "__globals__", {}))
+    return Any if hint is _UNKNOWN else hint
+
+
+_UNKNOWN = object()
+_NO_HINTS: dict[str, Any] = {}
+
+
+def _understood(hint: Any, names: dict[str, Any]) -> Any:
+    try:
+        while isinstance(hint, str):
+            hint = eval(hint, names)  # noqa: S307  (the user's own code)
+    except Exception:  # imported for type checkers only, or not there yet
+        return _UNKNOWN
+    return type(None) if hint is None else hint
 
 
 def _write(value: Any) -> Any:

@@ -10,8 +10,6 @@ ambiguous.
 from __future__ import annotations
 
 import asyncio
-import copy
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ from queue import SimpleQueue
 from . import failpoints
 from .commands import READS, Command, Failed
 from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable, WouldDeadlock
+from .parcels import Answer, Call, Done, Parcel, Promise, Question, Reply, deliver_all, twin
 from .rules.outcomes import Outcome
 from .run_commands import RUN_READS
 from .stores.contract import Connection
@@ -32,90 +31,8 @@ LEAST_HALF = 32
 """A batch of fewer is not worth a trip of its own."""
 JOIN_SECONDS = 15.0
 
-Done = Callable[[list[Outcome] | None, HoldfastError | None], None]
 
-_log = logging.getLogger("holdfast")
-
-
-class _Parcel:
-    """Some commands of one caller, and what to do with the answer. `error` goes to all of them."""
-
-    __slots__ = ("answered", "commands", "done")
-
-    def __init__(self, commands: Sequence[Command], done: Done | None) -> None:
-        self.commands = commands
-        self.done = done
-        self.answered = False
-
-    def deliver(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
-        """Give the answer, once: after an interrupt it is given again to all, to reach those who have none."""
-        if not self.answered:
-            self.answered = True
-            self._give(outcomes, error)
-
-    def _give(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
-        try:
-            if self.done is not None:
-                self.done(outcomes, error)
-        except Exception:  # it must not end the lane's thread, nor cost its neighbours their answers
-            _log.exception("what was to be done with an answer failed")
-
-
-class _Call(_Parcel):
-    """The parcel of a thread that waits for its outcomes."""
-
-    __slots__ = ("_bell", "error", "outcomes", "thread")
-
-    def __init__(self, commands: Sequence[Command]) -> None:
-        super().__init__(commands, None)
-        self.thread = threading.get_ident()
-        self.outcomes: list[Outcome] | None = None
-        self.error: HoldfastError | None = None
-        self._bell: threading.Lock | None = None
-
-    def will_wait(self) -> None:
-        self._bell = threading.Lock()
-        self._bell.acquire()
-
-    def wait(self) -> None:
-        if self._bell is not None:
-            self._bell.acquire()
-
-    def _give(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
-        self.outcomes = outcomes
-        self.error = error
-        if self._bell is not None:
-            self._bell.release()
-
-    def answers(self) -> list[Outcome]:
-        if self.error is not None:
-            raise self.error
-        assert self.outcomes is not None  # noqa: S101  (delivered without an error)
-        return self.outcomes
-
-
-class _Promise(_Parcel):
-    """The parcel of an event loop that awaits one outcome. Delivered together with its loop's others."""
-
-    __slots__ = ("future", "loop")
-
-    def __init__(self, command: Command, loop: asyncio.AbstractEventLoop) -> None:
-        self.commands = (command,)
-        self.loop = loop
-        self.future: asyncio.Future[Outcome] = loop.create_future()
-
-    def settle(self, outcome: Outcome | None, error: HoldfastError | None) -> None:
-        if self.future.done():
-            return
-        if type(outcome) is Failed:
-            error, outcome = outcome.error, None
-        if outcome is not None:
-            self.future.set_result(outcome)
-        elif error is not None:
-            self.future.set_exception(_twin(error))
-
-
-class _Outbox(list[_Promise]):
+class _Outbox(list[Question]):
     """What a loop has submitted within one turn of its own. If the loop is closed before it posts it, it is gone."""
 
     __slots__ = ("__weakref__", "loop")
@@ -155,7 +72,7 @@ class Lane:
         self._sent = 0  # how many parcels went with the last batch
         self._connection: Connection | None = None
         self._mutex = threading.RLock()  # a signal handler may come in while its thread has it
-        self._queue: list[_Parcel] = []
+        self._queue: list[Parcel] = []
         self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
         self._thread: threading.Thread | None = None
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -169,13 +86,13 @@ class Lane:
         """Send one command from this thread and wait for its outcome."""
         outcome = self.call((command,))[0]
         if type(outcome) is Failed:
-            raise _twin(outcome.error)
+            raise twin(outcome.error)
         return outcome
 
     def call(self, commands: Sequence[Command]) -> list[Outcome]:
         """Send commands from this thread and wait for their outcomes, be they failures or not."""
-        call = _Call(commands)
-        batch: list[_Parcel] = []
+        call = Call(commands)
+        batch: list[Parcel] = []
         self._refuse_within(commands)
         if self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  (as threading.Condition asks it)
             raise _would_wait_for_itself()
@@ -195,7 +112,7 @@ class Lane:
                 self._hand_on(call)
         except BaseException:
             # An interrupt may come anywhere, also in the middle of delivering or handing on. All of it is done again.
-            _deliver(batch, None, _interrupted())
+            deliver_all(batch, None, _interrupted())
             self._hand_on(call)
             raise
         call.wait()
@@ -210,7 +127,7 @@ class Lane:
 
     def _refuse_itself(self) -> None:
         """A signal handler or a finaliser that runs inside this thread's own batch would wait for itself."""
-        if isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident():
+        if isinstance(self._runner, Call) and self._runner.thread == threading.get_ident():
             raise _would_wait_for_itself()
 
     def submit(self, command: Command) -> asyncio.Future[Outcome]:
@@ -218,19 +135,26 @@ class Lane:
 
         What a loop sends within one turn of its own goes out together.
         """
+        promise = Promise(command, asyncio.get_running_loop())
+        self._gather(promise)
+        return promise.future
+
+    def ask(self, command: Command, answer: Answer) -> None:
+        """Send one command from this event loop, and call back there with its outcome or with what went wrong."""
+        self._gather(Reply(command, asyncio.get_running_loop(), answer))
+
+    def _gather(self, question: Question) -> None:
         if self._closed:
             raise ClientClosed
-        self._refuse_within((command,))
-        loop = asyncio.get_running_loop()
-        promise = _Promise(command, loop)
+        self._refuse_within(question.commands)
+        loop = question.loop
         mine = self._mine.outbox
         outbox = None if mine is None else mine()
         if outbox is None or outbox.loop is not loop:
             outbox = _Outbox(loop)
             self._mine.outbox = weakref.ref(outbox)
             loop.call_soon(self._post, outbox)
-        outbox.append(promise)
-        return promise.future
+        outbox.append(question)
 
     def enqueue(self, commands: Sequence[Command], done: Done | None = None) -> bool:
         """Send commands without waiting. `done` is called from another thread. False if the lane is closed.
@@ -240,7 +164,7 @@ class Lane:
         with self._mutex:
             if self._closed:
                 return False
-            self._queue.append(_Parcel(commands, done))
+            self._queue.append(Parcel(commands, done))
             stranded = self._rouse()
         _tell_stranded(stranded)
         return True
@@ -252,7 +176,7 @@ class Lane:
                 return
             self._closed = True
             stranded = self._rouse(even_if_empty=True)
-            mine = isinstance(self._runner, _Call) and self._runner.thread == threading.get_ident()
+            mine = isinstance(self._runner, Call) and self._runner.thread == threading.get_ident()
         _tell_stranded(stranded)
         if self._thread is not threading.current_thread() and not mine:  # not what would wait for itself
             self._ended.wait(JOIN_SECONDS)
@@ -263,19 +187,19 @@ class Lane:
 
     def _post(self, outbox: _Outbox) -> None:
         self._mine.outbox = None
-        promises = [promise for promise in outbox if not promise.future.done()]
+        questions = [question for question in outbox if question.wanted]
         with self._mutex:
             closed = self._closed
-            stranded: list[_Parcel] = []
+            stranded: list[Parcel] = []
             if not closed:
-                self._queue.extend(promises)
+                self._queue.extend(questions)
                 stranded = self._rouse()
         if closed:
-            for promise in promises:
-                promise.settle(None, ClientClosed())
+            for question in questions:
+                question.settle(None, ClientClosed())
         _tell_stranded(stranded)
 
-    def _rouse(self, *, even_if_empty: bool = False) -> list[_Parcel]:
+    def _rouse(self, *, even_if_empty: bool = False) -> list[Parcel]:
         """Make the thread look at the queue. Called with the mutex held. Returns those for whom there is no thread."""
         if self._runner is None and (self._queue or even_if_empty):
             if not self._queue and self._thread is None:  # closed, and never needed a thread
@@ -291,7 +215,7 @@ class Lane:
             self._wake.put(None)
         return []
 
-    def _strand(self) -> list[_Parcel]:
+    def _strand(self) -> list[Parcel]:
         """No thread can be started: leave the lane to the next caller, with an empty queue."""
         self._thread = None
         stranded, self._queue = self._queue, []
@@ -303,14 +227,14 @@ class Lane:
         self._drop_connection()
         self._ended.set()
 
-    def _hand_on(self, call: _Call) -> None:
+    def _hand_on(self, call: Call) -> None:
         """Leave the lane to its thread if there is more to do, else to the next caller. Twice is harmless."""
         with self._mutex:
             if self._runner is call:
                 self._runner = None
             elif self._runner is _THREAD:
                 self._wake.put(None)  # interrupted, it may have been named and not been woken
-            stranded: list[_Parcel] = []
+            stranded: list[Parcel] = []
             if self._queue or (self._closed and not self._ended.is_set()):
                 stranded = self._rouse(even_if_empty=self._closed)
         _tell_stranded(stranded)
@@ -349,7 +273,7 @@ class Lane:
         self._sent = min(len(self._queue), MAX_BATCH, max(LEAST_HALF, (around + 1) // 2))
         return self._sent
 
-    def _send(self, batch: list[_Parcel]) -> None:
+    def _send(self, batch: list[Parcel]) -> None:
         """Execute the batch and deliver every answer. Nothing that happens leaves a parcel without one."""
         outcomes: list[Outcome] | None = None
         error: HoldfastError | None = None
@@ -371,7 +295,7 @@ class Lane:
             if outcomes is None:
                 self._drop_connection()
                 error = error or _interrupted()
-            _deliver(batch, outcomes, error)
+            deliver_all(batch, outcomes, error)
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -387,48 +311,17 @@ def _would_wait_for_itself() -> WouldDeadlock:
     )
 
 
-def _tell_stranded(stranded: list[_Parcel]) -> None:
+def _tell_stranded(stranded: list[Parcel]) -> None:
     """Tell those whose command was not sent. Not under the mutex, for it may go on to anybody."""
     if stranded:
         error = StoreUnavailable(
             "no thread could be started to send this command, so it was not sent: this process, or its user, has as "
             "many threads as it may have. End some (`ps -eLf` shows them) or raise the limit, and try again."
         )
-        _deliver(stranded, None, error)
+        deliver_all(stranded, None, error)
 
 
 def _interrupted() -> StoreUnavailable:
     return StoreUnavailable(
         "the caller that was sending this command was interrupted: it may have been carried out", ambiguous=True
     )
-
-
-def _twin(error: HoldfastError) -> HoldfastError:
-    """The same error for one more caller: two threads must not share one traceback."""
-    twin = copy.copy(error)
-    twin.__cause__ = error.__cause__
-    return twin
-
-
-def _deliver(batch: list[_Parcel], outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
-    if len(batch) == 1 and not isinstance(batch[0], _Promise):
-        batch[0].deliver(outcomes, error)
-        return
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Promise, Outcome | None]]] = {}
-    start = 0
-    for parcel in batch:
-        if isinstance(parcel, _Promise):
-            by_loop.setdefault(parcel.loop, []).append((parcel, None if outcomes is None else outcomes[start]))
-            start += 1
-        else:
-            end = start + len(parcel.commands)
-            parcel.deliver(None if outcomes is None else outcomes[start:end], None if error is None else _twin(error))
-            start = end
-    for loop, promises in by_loop.items():
-        with suppress(RuntimeError):  # that loop was closed: its flows have given up what they asked for
-            loop.call_soon_threadsafe(_settle_all, promises, error)
-
-
-def _settle_all(promises: list[tuple[_Promise, Outcome | None]], error: HoldfastError | None) -> None:
-    for promise, outcome in promises:
-        promise.settle(outcome, error)

@@ -22,8 +22,8 @@ ABOVE = [
     Mutant(
         "a cancelled submission is sent all the same",
         "lane.py",
-        "promises = [promise for promise in outbox if not promise.future.done()]",
-        "promises = list(outbox)",
+        "questions = [question for question in outbox if question.wanted]",
+        "questions = list(outbox)",
         (LANE + "test_a_cancelled_submission_that_was_not_sent_is_never_sent",),
     ),
     Mutant(
@@ -296,10 +296,17 @@ ABOVE = [
     ),
     Mutant(
         "a mistake in what is done with an answer ends the lane's thread",
-        "lane.py",
+        "parcels.py",
         "        except Exception:  # it must not end the lane's thread",
         "        except GeneratorExit:  # it must not end the lane's thread",
         (LANE + "test_a_mistake_in_what_is_done_with_an_answer_stays_alone",),
+    ),
+    Mutant(
+        "a mistake of one who is called back costs its neighbours their answers",
+        "parcels.py",
+        "        except Exception:  # it must not cost its neighbours",
+        "        except GeneratorExit:  # it must not cost its neighbours",
+        (LANE + "test_a_loop_is_called_back_with_each_outcome_or_error",),
     ),
     Mutant(
         "where no thread can be had the callers wait for ever",

@@ -57,12 +57,11 @@ class _Worker(Worker):
     def _park_later(self, seconds: float) -> None:
         """A run stays in memory: nothing would bring it back but the test."""
 
-    def timing(self, driver: Driver) -> None:
+    def wake_at(self, driver: Driver, due: int | None) -> None:
         """Remember when time brings this driver something; `advance` goes there."""
         self.due.pop(driver.run.id, None)
-        when = None if driver.left or driver.end else driver.next_time()
-        if when is not None:
-            self.due[driver.run.id] = (when, driver)
+        if due is not None:
+            self.due[driver.run.id] = (due, driver)
 
     def gone(self, driver: Driver) -> None:
         """The driver has left its run."""
@@ -155,6 +154,7 @@ class TestEngine(Engine):
             while self._now < first[0]:
                 self._now = min(first[0], self._now + HOP)
                 await worker.keep()
+            del worker.due[first[1].run.id]
             worker.later(0, first[1].tick)
             first[1].rested.clear()
             await first[1].rested.wait()

@@ -14,7 +14,8 @@ from ..commands import Command
 from ..flag import Flag
 from ..flows import Flow
 from ..keeper import Keeper
-from ..lane import Done, Lane
+from ..lane import Lane
+from ..parcels import Done
 from ..runners import Lanes
 from ..stores import open_store
 from .clock import VirtualClock

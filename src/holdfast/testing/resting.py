@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..flag import Flag
-from ..lane import Done
+from ..parcels import Done
 
 FOREVER = 365 * 86_400.0
 

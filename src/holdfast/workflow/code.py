@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import copy_context
-from functools import lru_cache
 from typing import Any, Protocol
 
-from ..codec import decode_value, hints_of
+from ..codec import decode_value, output_of
 from ..errors import NonDeterminismError, WorkflowFailed
 from ..rules.run import End, Event, NewRun, Run, Scalar
 from . import journal as j
@@ -109,7 +108,7 @@ class Code:
             case j.StepDone():
                 call = self._call_of(entry.id, entry.args)
                 what = f"the result of the step {call.id!r}"
-                _resolve(call.future, decode_value(bytes(entry.value).decode(), call.output, what=what))
+                _resolve(call.future, decode_value(entry.value, call.output, what=what))
             case j.StepLost():
                 if (waits := self._child_waits.get(entry.id)) is None:
                     waits = self._call_of(entry.id, entry.args).future
@@ -150,11 +149,15 @@ class Code:
 
     def next_time(self) -> int | None:
         """When the first timer ends, or a step is to be tried again."""
-        times = [call.again_at for call in self.calls.values() if call.again_at]
-        timer = self.loop.next_timer()
-        if timer is not None:
-            times.append(round(timer.when() * 1_000_000))
-        return min(times, default=None)
+        first = None
+        for call in self.calls.values():
+            if call.again_at and (first is None or call.again_at < first):
+                first = call.again_at
+        timer = self.loop.next_timer() if self.loop.timers else None
+        if timer is None:
+            return first
+        ends = round(timer.when() * 1_000_000)
+        return ends if first is None else min(first, ends)
 
     def waits_for_child(self, id: str) -> bool:
         """Whether the code waits for the end of this child."""
@@ -184,7 +187,7 @@ class Code:
             args=args,
             options=options,
             arguments=j.arguments_hash(args, options),
-            output=function.output if isinstance(function, SlotWork) else _output_of(function),
+            output=function.output if isinstance(function, SlotWork) else output_of(function),
             future=self.loop.create_future(),
             **more,
         )
@@ -295,8 +298,3 @@ def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | Non
         future.set_result(value)
     else:
         future.set_exception(error)
-
-
-@lru_cache(maxsize=1_000)
-def _output_of(function: Any) -> Any:
-    return hints_of(function).get("return", Any)

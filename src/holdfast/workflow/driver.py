@@ -63,6 +63,7 @@ class Driver:
         self._busy = False  # delivering, or a transaction has the journal
         self._recording: RecordRun | None = None
         self._records = 0
+        self._due: int | None = None  # when its host is to wake it
 
     # -- from the worker --------------------------------------------------------------------------------
 
@@ -88,12 +89,15 @@ class Driver:
 
     def tick(self) -> None:
         """Time has passed."""
+        self._due = None
         self._deliver_when_free(self._time_passes)
 
     def next_time(self) -> int | None:
         """When time alone brings something, in microseconds since 1970."""
-        times = [self._code.next_time(), self._code.stop_at, self._deadline()]
-        return min((time for time in times if time is not None), default=None)
+        first, stop, deadline = self._code.next_time(), self._code.stop_at, self._deadline()
+        if stop is None and deadline is None:
+            return first
+        return min(time for time in (first, stop, deadline) if time is not None)
 
     @property
     def idle(self) -> bool:
@@ -364,9 +368,13 @@ class Driver:
             self._record()
         elif self._recording is None and self._transactions:
             self._transact(self._transactions.popleft())
-        self.host.timing(self)
+        due = None if self.end is not None else self.next_time()
+        if due != self._due:
+            self._due = due
+            self.host.wake_at(self, due)
         if self.idle:
             self.rested.set()
+            self.host.resting(self)
 
     def _tell(self, word: PostEvent) -> None:
         """Say a word to a child, again and again until it is answered: the run does not end before that."""

@@ -60,8 +60,11 @@ class Host(Protocol):
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""
 
-    def timing(self, driver: Driver) -> None:
-        """The moment at which time alone brings this driver something may have changed."""
+    def wake_at(self, driver: Driver, due: int | None) -> None:
+        """Let the driver tick at this moment on the store's clock, and at no other; None: at none."""
+
+    def resting(self, driver: Driver) -> None:
+        """The driver waits, for time or for others."""
 
     def gone(self, driver: Driver) -> None:
         """The driver has left its run."""

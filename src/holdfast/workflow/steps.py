@@ -51,8 +51,8 @@ class Steps:
         scope = copy_context()
         scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
         self.running.add(call)
-        if inspect.iscoroutinefunction(function):
-            call.running = self._host.spawn(_timed(body, call), scope)
+        if is_async(function):
+            call.running = self._host.spawn(body() if call.timeout is None else _timed(body, call), scope)
         else:
             call.running = self._host.in_thread(body, scope)
             if call.timeout is not None:
@@ -131,9 +131,13 @@ class Steps:
         )
 
 
+def is_async(function: Any) -> bool:
+    """Whether a function is to be awaited."""
+    code = getattr(function, "__code__", None)
+    return bool(code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function)
+
+
 async def _timed(body: Callable[[], Awaitable[Any]], call: StepCall) -> Any:
-    if call.timeout is None:
-        return await body()
     try:
         async with asyncio.timeout(call.timeout) as limit:
             return await body()

@@ -20,7 +20,7 @@ from typing import Any
 
 from .._platform import elapsed
 from ..client import BaseClient
-from ..commands import Command, Failed
+from ..commands import Command
 from ..errors import HoldfastError, LeaseLost, LockTimeout, StoreError
 from ..locks.lease import AsyncLease
 from ..locks.taking import take
@@ -349,18 +349,13 @@ class Worker:
     def send(self, command: Command, answer: Answer) -> None:
         """Send a command; the answer comes in a callback of its own."""
 
-        def answered(future: asyncio.Future[Outcome]) -> None:
-            error = future.exception() if not future.cancelled() else HoldfastError("it was not sent")
-            if error is None:
-                outcome = future.result()
-                if isinstance(outcome, Recorded | Started):
-                    self._sync(outcome.now)
-                answer(outcome.error if isinstance(outcome, Failed) else outcome)
-            else:
-                answer(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
+        def answered(outcome: Outcome | HoldfastError) -> None:
+            if isinstance(outcome, Recorded | Started):
+                self._sync(outcome.now)
+            answer(outcome)
 
         try:
-            self._client.works.lanes["commands"].submit(command).add_done_callback(answered)
+            self._client.works.lanes["commands"].ask(command, answered)
         except HoldfastError as error:
             self._loop.call_soon(answer, error)
 
@@ -385,18 +380,19 @@ class Worker:
         """Tell the outside."""
         self._client.events.emit(event, **fields)
 
-    def timing(self, driver: Driver) -> None:
+    def wake_at(self, driver: Driver, due: int | None) -> None:
         """Wake the driver when time alone brings it something."""
         run = driver.run.id
         alarm = self._alarms.pop(run, None)
         if alarm is not None:
             alarm.cancel()
-        due = None if driver.left or driver.end else driver.next_time()
         if due is not None:
             pause = max(0.0, (due - self.now()) / MICROSECONDS)
             self._alarms[run] = self._loop.call_later(min(pause, 3_600.0), driver.tick)
-        if driver.idle:
-            self._park_later(self._park_after)
+
+    def resting(self, driver: Driver) -> None:  # noqa: ARG002  (whichever it is)
+        """Look for what has waited for long when this one will have."""
+        self._park_later(self._park_after)
 
     def gone(self, driver: Driver) -> None:
         """The driver has left its run."""
