@@ -165,7 +165,7 @@ def test_a_loop_is_called_back_with_each_outcome_or_error(lane, keeper, caplog):
         with pytest.raises(StoreUnavailable):
             await lane.submit(ask(5))
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 10))
     assert keeper.batches == [[1, 2, 3], [4, 5]]
     assert isinstance(answers[0], Seen)
     assert isinstance(answers[1], HoldfastError)
