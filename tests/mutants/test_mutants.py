@@ -13,16 +13,17 @@ from .redis import REDIS
 from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, run_tests
 from .servers import SERVERS
 from .table import MUTANTS as RULES
+from .workflows import WORKFLOWS
 
 SLOW = {
     "a caller at the gate waits on when its client is closed",
     "a callback of the user's runs on the heartbeats' thread",
 }
 """These show only when a test has waited in vain for half a minute."""
-CHEAP = [mutant for mutant in (*RULES, *ABOVE, *HELD) if mutant.name not in SLOW]
+CHEAP = [mutant for mutant in (*RULES, *ABOVE, *HELD, *WORKFLOWS) if mutant.name not in SLOW]
 WITH_SERVERS = [*POSTGRES, *REDIS, *GUARDS, *SERVERS]
 """Each of these starts a server of its own, so they are tried only where all are asked for: `make prove-mutants`."""
-MUTANTS = [*RULES, *ABOVE, *HELD, *WITH_SERVERS]
+MUTANTS = [*RULES, *ABOVE, *HELD, *WORKFLOWS, *WITH_SERVERS]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"

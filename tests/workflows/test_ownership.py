@@ -95,6 +95,44 @@ def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, 
     assert "run_refused" in refused or "worker_lost" in refused or "lease_lost" in refused
 
 
+def test_a_driver_that_is_refused_begins_nothing_more(url, played, engine_on):
+    begun = []
+
+    def made(name, door):
+        async def wait() -> None:
+            await door.wait()
+
+        @workflow(name="two")
+        async def two(ctx: Context) -> str:
+            await ctx.step("wait", wait)
+            await ctx.step("go on", begun.append, name)
+            return name
+
+        return two
+
+    async def nothing():
+        return 60.0
+
+    async def story():
+        shut, open_ = asyncio.Event(), asyncio.Event()
+        open_.set()
+        one, other = made("first", shut), made("second", open_)
+        async with engine_on(url, [one], name="first", worker_ttl=60) as first:
+            await first.start(one, id="r")
+            await until(lambda: _is("r" in first._worker.drivers, wanted=True))
+            first._worker._look = nothing  # it would find out too, within a second
+            async with engine_on(url, [other], name="second", worker_ttl=60) as second:
+                driver = first._worker.drivers["r"]
+                await put_out(first)
+                assert await second.handle("r", other).result() == "second"
+                shut.set()
+                await driver.finished.wait()
+                assert driver.left == "refused"
+
+    played(story)
+    assert begun == ["second"]
+
+
 async def _is(value, wanted):
     return value == wanted
 
@@ -207,6 +245,21 @@ def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on)
             return await client.runs.result(fresh)
 
     assert played(story) == "parked"
+
+
+def test_a_signal_without_a_hint_reaches_a_run_that_is_in_memory(url, played, engine_on):
+    @workflow
+    async def listens(ctx: Context, _: None) -> str:
+        return await ctx.wait_for_signal("word")
+
+    async def story():
+        async with engine_on(url, [listens], park_after=600) as engine, AsyncClient(url) as client:
+            engine._client.works.on_hint = None
+            driven = await engine.start(listens, None)
+            await client.runs.signal(driven.id, "word", "driven")
+            return await driven.result(20)
+
+    assert played(story) == "driven"
 
 
 async def _has_status(engine, run, status):

@@ -205,6 +205,44 @@ def test_what_the_function_raises_fails_the_step_and_changes_nothing(url, played
     played(story)
 
 
+def test_to_leave_a_state_as_it_is_is_decided_by_what_it_is_now(played, engine_on):
+    """The run before has put one thing in, and somebody outside a second one: the next run builds on the first."""
+
+    @workflow
+    async def puts(ctx: Context) -> None:
+        await ctx.state.workflow("things", initial=[]).update(lambda _: [])
+
+    @workflow(name="puts", version="2")
+    async def takes(ctx: Context) -> Any:
+        return await ctx.state.workflow("things", initial=[]).remove_first()
+
+    async def story():
+        async with engine_on("memory://takes", [puts, takes]) as engine, AsyncClient("memory://takes") as hf:
+            things = hf.state.workflow("puts", "things")
+            send = engine._worker.send
+
+            def meanwhile(command, answer):
+                """As the first run's record is answered, somebody outside puts something in."""
+
+                def answered(outcome):
+                    if isinstance(command, RecordRun) and command.swap is not None and not seen:
+                        seen.append(command)
+                        put = asyncio.ensure_future(things.append("a"))
+                        put.add_done_callback(lambda _: answer(outcome))
+                    else:
+                        answer(outcome)
+
+                send(command, answered)
+
+            seen: list[RecordRun] = []
+            engine._worker.send = meanwhile
+            first, second = await engine.start(puts), await engine.start(takes)
+            await first.result()
+            return await second.result()
+
+    assert played(story) == "a"
+
+
 def test_a_bad_key_is_refused(played, engine_on):
     @workflow
     async def tries(ctx: Context) -> None:

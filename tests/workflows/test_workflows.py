@@ -520,6 +520,28 @@ def test_cancelling_reaches_a_running_step_a_sleep_a_parked_run_and_children(url
     assert sorted(told, key=str) == [21, "step", "step"]
 
 
+def test_cancelling_reaches_children_that_nobody_waits_for(url, played, engine_on):
+    @workflow
+    async def sleeps(ctx: Context) -> None:
+        await ctx.sleep(60)
+
+    @workflow
+    async def parent(ctx: Context) -> None:
+        await ctx.start_child(sleeps)
+        await ctx.sleep(60)
+
+    async def story():
+        async with engine_on(url, [sleeps, parent]) as engine:
+            handle = await engine.start(parent, id="p")
+            while not (await engine.list(prefix="p/")).runs:
+                await asyncio.sleep(0.01)
+            await handle.cancel()
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await engine.handle("p/sleeps").result(10)
+
+    played(story)
+
+
 def test_a_workflow_may_end_well_although_it_was_cancelled(url, played, engine_on):
     @workflow
     async def flow(ctx, _):

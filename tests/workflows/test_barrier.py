@@ -1,0 +1,173 @@
+"""What was delivered is durable before the next effect begins, and before anybody hears of the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast import Context, NonDeterminismError, Retry, WorkflowFailed, current_step, step, workflow
+from holdfast.errors import StoreUnavailable
+from holdfast.run_commands import RecordRun
+
+
+class HeldRecords:
+    """Keeps back the records of an engine's runs until it is told to send them."""
+
+    def __init__(self, engine) -> None:
+        self._send = engine._worker.send
+        self.kept: list[tuple[object, object]] = []
+        self.open = False
+        engine._worker.send = self.send
+
+    def send(self, command, answer):
+        if isinstance(command, RecordRun) and not self.open:
+            self.kept.append((command, answer))
+        else:
+            self._send(command, answer)
+
+    def let_go(self):
+        self.open = True
+        for command, answer in self.kept:
+            self._send(command, answer)
+
+
+async def some_turns():
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+
+
+def test_a_step_begins_when_what_was_before_it_is_recorded(url, played, engine_on):
+    done = []
+
+    @workflow
+    async def two(ctx: Context) -> list[str]:
+        await ctx.step("first", done.append, "first")
+        await ctx.step("second", done.append, "second")
+        return done
+
+    async def story():
+        async with engine_on(url, [two]) as engine:
+            held = HeldRecords(engine)
+            handle = await engine.start(two)
+            while not held.kept:
+                await asyncio.sleep(0.01)
+            await some_turns()
+            assert done == ["first"], "its result is not durable: a crash would run it again, after the second"
+            assert (await handle.info()).status == "running"
+            held.let_go()
+            assert await handle.result() == ["first", "second"]
+
+    played(story)
+
+
+def test_a_record_that_found_the_store_away_is_sent_again_and_nothing_is_begun_meanwhile(url, played, engine_on):
+    done, tries = [], []
+
+    @workflow
+    async def two(ctx: Context) -> int:
+        await ctx.step("first", done.append, 1)
+        await ctx.step("second", done.append, 2)
+        return len(done)
+
+    async def story():
+        async with engine_on(url, [two]) as engine:
+            send = engine._worker.send
+
+            def away(command, answer):
+                if isinstance(command, RecordRun) and len(tries) < 2:
+                    tries.append(list(done))
+                    engine._worker.later(0, lambda: answer(StoreUnavailable("away")))
+                else:
+                    send(command, answer)
+
+            engine._worker.send = away
+            assert await (await engine.start(two)).result() == 2
+
+    played(story)
+    assert tries == [[1], [1]]
+    assert done == [1, 2]
+
+
+@pytest.mark.parametrize("change", ["other-arguments", "another-step", "fewer-steps"])
+def test_code_that_does_not_follow_its_history_is_told_both_sides(tmp_path, played, engine_on, change):
+    url = f"sqlite:///{tmp_path}/h.db"
+
+    def made(changed):
+        @workflow(name="orders")
+        async def orders(ctx: Context) -> int:
+            if not changed:
+                await ctx.step("charge", abs, -5)
+            elif change == "other-arguments":
+                await ctx.step("charge", abs, -6)
+            elif change == "another-step":
+                await ctx.step("refund", abs, -5)
+            await ctx.wait_for_signal("go")
+            return 1
+
+        return orders
+
+    async def story():
+        first, second = made(changed=False), made(changed=True)
+        async with engine_on(url, [first], park_after=0.05) as engine:
+            handle = await engine.start(first, id="r")
+            while await handle.status() != "suspended":
+                await asyncio.sleep(0.01)
+        async with engine_on(url, [second]) as engine:
+            await engine.signal("r", "go")
+            with pytest.raises(WorkflowFailed, match="charge") as caught:
+                await engine.handle("r").result()
+            assert caught.value.kind == f"holdfast.errors.{NonDeterminismError.__name__}"
+            assert (await engine.get("r")).entries == 2, "the history is as it was"
+        async with engine_on(url, [first]) as engine:
+            await engine.retry("r")
+            return await engine.handle("r", first).result()
+
+    assert played(story) == 1
+
+
+def test_failed_attempts_are_counted_across_lives(tmp_path, played, engine_on):
+    url, tries = f"sqlite:///{tmp_path}/h.db", []
+
+    @step(retry=Retry(max_attempts=3, initial=0.5, factor=1, jitter=False))
+    def fails() -> None:
+        tries.append(current_step().attempt)
+        raise ConnectionError("away")
+
+    @workflow
+    async def stubborn(ctx: Context) -> None:
+        await fails()
+
+    async def story():
+        async with engine_on(url, [stubborn]) as engine:
+            await engine.start(stubborn, id="r")
+            while not tries:
+                await asyncio.sleep(0.005)
+        async with engine_on(url, [stubborn]) as engine:
+            with pytest.raises(WorkflowFailed, match="away"):
+                await engine.handle("r").result()
+
+    played(story)
+    assert tries == [1, 2, 3]
+
+
+def test_sets_of_tasks_have_the_same_order_in_every_life(url, played, engine_on):
+    """`asyncio.wait` takes a set: what comes first out of it must not depend on where things lie in memory."""
+
+    @workflow
+    async def waits(ctx: Context, n: int) -> list[str]:
+        tasks = {asyncio.ensure_future(ctx.step(f"s{place}", str, place)) for place in range(n)}
+        order = [task.get_name() for task in tasks]
+        await asyncio.wait(tasks)
+        return order
+
+    async def story():
+        async with engine_on(url, [waits]) as engine:
+            junk, seen = [], []
+            for n in range(5):
+                seen.append(await (await engine.start(waits, 20)).result())
+                junk.append([object() for _ in range(n * 7)])
+            assert all(order == seen[0] for order in seen)
+
+    played(story)
