@@ -105,11 +105,11 @@ def hold_the_row(size: Size, place: Place, report: Report, name: str) -> tuple[f
         report.demand(f"{name}: there was no row to hold", kept=row is not None)
         before = expiries(place)
         until(lambda: False, within=3 * size.ttl)
-        after = expiries(place)
+        after, ended = expiries(place), elapsed()
         session.rollback()
     moved = sum(key in after and after[key] > before[key] for key in before)
     report.at_least(f"{name}: leases renewed meanwhile", moved, len(ROLES) * size.leases)
-    return begun, elapsed()
+    return begun, ended
 
 
 def judge(size: Size, crew: Crew, windows: list[tuple[float, float]], report: Report, name: str) -> None:

@@ -20,7 +20,7 @@ from ..rules.record import LockRecord, decode, encode
 from ..rules.run import LONG_AGO, Event, Run, Worker
 from ..rules.run_book import RunFilter
 from ..rules.slot import Address, Slot
-from ..run_commands import RunCommand
+from ..run_commands import RecordRun, RunCommand, StartRun
 from .shared import end_of_prefix, failed
 from .sqlite_slots import load_slot, save_slot
 
@@ -32,6 +32,28 @@ SAVE = (
 # A record of a driven run changes nothing that is indexed, as a rule: then no index is touched.
 TOUCH = "UPDATE runs SET record = ?3 WHERE namespace = ?1 AND id = ?2"
 LOAD = "SELECT record FROM runs WHERE namespace = ? AND id = ?"
+# The driver gives the interpreter's lock away with every statement and row, and beside an engine that drives other runs
+# meanwhile it waits for it each time: so what is many goes in and out as one value.
+LOAD_MANY = (
+    "SELECT json_group_array(record) FROM json_each(?2) AS wanted CROSS JOIN runs "
+    "WHERE runs.namespace = ?1 AND runs.id = wanted.value"
+)
+TOUCH_MANY = (
+    "UPDATE runs SET record = new.record FROM (SELECT json_extract(value, '$[0]') AS id, "
+    "json_extract(value, '$[1]') AS record FROM json_each(?2) LIMIT -1) AS new "
+    "WHERE runs.namespace = ?1 AND runs.id = new.id"
+)
+SAVE_MANY = SAVE.replace(
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "SELECT ?1, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
+    "json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'), "
+    "json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]') "
+    "FROM json_each(?2) WHERE true",
+)
+APPEND_MANY = (
+    "INSERT INTO journal (namespace, run, number, entry) SELECT ?1, json_extract(value, '$[0]'), "
+    "json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?2)"
+)
 WITH_KEY = "SELECT id FROM runs WHERE namespace = ? AND workflow = ? AND key = ?"
 APPEND = "INSERT INTO journal (namespace, run, number, entry) VALUES (?, ?, ?, ?)"
 ENTRIES = "SELECT entry FROM journal WHERE namespace = ? AND run = ? ORDER BY number LIMIT ?"
@@ -59,6 +81,7 @@ _encoder = msgspec.json.Encoder()
 _runs = msgspec.json.Decoder(Run)
 _events = msgspec.json.Decoder(Event)
 _workers = msgspec.json.Decoder(Worker)
+_texts = msgspec.json.Decoder(list[str])
 
 
 def run_runs(
@@ -68,6 +91,8 @@ def run_runs(
     db.execute("SAVEPOINT runs")
     try:
         book = SqliteBook(db, namespace)
+        book.preload([command.run for command in commands if isinstance(command, RecordRun)])
+        book.preload([command.new.id for command in commands if isinstance(command, StartRun)])
         outcomes = [command.apply(book, now) for command in commands]
         book.flush()
     except sqlite3.Error:
@@ -92,7 +117,7 @@ class SqliteBook:
         self._current: dict[str, Run | None] = {}
         self._locks: dict[str, LockRecord | None] = {}
         self._slots: dict[Address, Slot] = {}
-        self._appended: list[tuple[str, str, int, str]] = []
+        self._appended: list[tuple[str, int, str]] = []
         self._living: list[Worker] | None = None
         self.changed = False
 
@@ -100,26 +125,42 @@ class SqliteBook:
         """Write what has changed."""
         if self._appended:
             self.changed = True
-            self._db.executemany(APPEND, self._appended)
+            self._write_rows(APPEND, APPEND_MANY, self._appended)
             self._appended.clear()
         for address, slot in self._slots.items():
             self.changed = True
             save_slot(self._db, self._namespace, address, slot)
         self._slots.clear()
+        touched, saved = [], []
         for name, run in self._current.items():
             before = self._stored.get(name)
             if run is not None and run is not before:
-                self.changed = True
-                self._write(run, before)
                 self._stored[name] = run
+                record = _encoder.encode(run).decode()
+                if before is not None and _indexed(before) == _indexed(run):
+                    touched.append((run.id, record))
+                else:
+                    row = (run.id, run.type, run.workflow, run.status, run.created_at, run.due_at)
+                    saved.append((*row, run.worker or None, run.key or None, record))
+        self._write_rows(TOUCH, TOUCH_MANY, touched)
+        self._write_rows(SAVE, SAVE_MANY, saved)
 
-    def _write(self, run: Run, before: Run | None) -> None:
-        record = _encoder.encode(run).decode()
-        if before is not None and _indexed(before) == _indexed(run):
-            self._db.execute(TOUCH, (self._namespace, run.id, record))
-        else:
-            row = (run.id, run.type, run.workflow, run.status, run.created_at, run.due_at)
-            self._db.execute(SAVE, (self._namespace, *row, run.worker or None, run.key or None, record))
+    def _write_rows(self, one: str, many: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """Write rows, each without its namespace."""
+        if len(rows) == 1:
+            self._db.execute(one, (self._namespace, *rows[0]))
+        elif rows:
+            self._db.execute(many, (self._namespace, _encoder.encode(rows).decode()))
+        self.changed = self.changed or bool(rows)
+
+    def preload(self, ids: Sequence[str]) -> None:
+        """Read these runs at once; what cannot be read is left for when it is asked for."""
+        if len(ids) <= 1:
+            return
+        texts = self._db.execute(LOAD_MANY, (self._namespace, _encoder.encode(ids).decode())).fetchone()[0]
+        for text in _texts.decode(texts):
+            with suppress(RecordUnreadable):
+                self._read(text)
 
     def _read(self, record: str) -> Run:
         try:
@@ -161,7 +202,7 @@ class SqliteBook:
 
     def append(self, run: str, at: int, entries: Sequence[str]) -> None:
         """Write entries from the place `at` on."""
-        self._appended += [(self._namespace, run, at + place, entry) for place, entry in enumerate(entries)]
+        self._appended += [(run, at + place, entry) for place, entry in enumerate(entries)]
 
     def cut(self, run: str, keep: int) -> None:
         """Remove all entries but the first."""

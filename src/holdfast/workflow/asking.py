@@ -181,13 +181,13 @@ class Asking:
             if error.status != "cancelled":
                 raise
 
-    def result(self, run_id: str, output: Any, timeout: float | None) -> Flow[Any]:
-        """Wait for a run's end, and return its result or raise what it failed with."""
+    def result(self, run_id: str, output: Any, timeout: float | None, *, since: float | None = None) -> Flow[Any]:
+        """Wait for a run's end, and return its result or raise what it failed with. The time counts from `since`."""
         works = self.client.works
         checked_key(run_id, what="run id")
         attempt = works.new_attempt()
         flag = works.flag(attempt)
-        deadline = None if timeout is None else elapsed() + timeout
+        deadline = None if timeout is None else (elapsed() if since is None else since) + timeout
         works.watched()
         try:
             while True:

@@ -124,6 +124,13 @@ class Driver:
         """Whether a record is on its way after which this process does not drive the run."""
         return self._recording is not None and self._recording.then is not None
 
+    @property
+    def ended(self) -> Run | None:
+        """The run as it ended here; None if it did not."""
+        if self.left != "ended" or not isinstance(self.end, Finish):
+            return None
+        return replace(self.run, status=self.end.status, result=self.end.result)
+
     def park(self) -> None:
         """Leave the run to nobody until something is due."""
         if self.idle:

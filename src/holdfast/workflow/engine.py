@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
+from .._platform import elapsed
 from ..client import BaseClient
 from ..codec import MAX_BYTES
 from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowTypeNotRegisteredError
@@ -24,7 +25,7 @@ from ..run_commands import CountRuns
 from ..runners import run_async
 from ..stores import Handle
 from ..values import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
-from .asking import Asking, RunInfo, checked_timeout
+from .asking import Asking, RunInfo, checked_timeout, result_of
 from .definition import Workflow
 from .driver import Driver
 from .runs import AsyncQuestions
@@ -41,13 +42,17 @@ SWEEP = 100
 class RunHandle(Generic[O]):
     """A run, by its id. It may be driven here or anywhere."""
 
-    def __init__(self, asking: Asking, id: str, output: Any) -> None:
-        self._asking, self.id, self._output = asking, id, output
+    def __init__(self, asking: Asking, worker: Worker, id: str, output: Any) -> None:
+        self._asking, self._worker, self.id, self._output = asking, worker, id, output
 
     async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (it is what it is called everywhere)
         """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
-        result: O = await self._run(self._asking.result(self.id, self._output, checked_timeout(timeout)))
-        return result
+        limit, since = checked_timeout(timeout), elapsed()
+        ended = await self._worker.end_of(self.id, limit)  # nobody else need be asked of a run that ends here
+        if ended is not None:
+            result: O = result_of(ended, self._output)
+            return result
+        return await self._run(self._asking.result(self.id, self._output, limit, since=since))
 
     async def status(self) -> Status:
         """How the run is now."""
@@ -229,17 +234,17 @@ class Engine(AsyncQuestions):
         new = asking.new_run(known, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
         output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
-            return RunHandle(asking, asking.start_within(connection, new).run.id, output)
+            return RunHandle(asking, worker, asking.start_within(connection, new).run.id, output)
         if new.type not in self._workflows or worker.room < 1:
             started = await self._run(asking.start(new))
-            return RunHandle(asking, started.run.id, output)
+            return RunHandle(asking, worker, started.run.id, output)
         worker.expect(new.id)
         try:
             started = await self._run(asking.start(new, worker.id))
             await self._drive(started, new.input)
         finally:
             worker.unexpect(new.id)
-        return RunHandle(asking, started.run.id, output)
+        return RunHandle(asking, worker, started.run.id, output)
 
     async def _drive(self, started: Started, input: str) -> None:
         worker, run = self._open()[1], started.run
@@ -252,8 +257,7 @@ class Engine(AsyncQuestions):
 
     def handle(self, run_id: str, workflow: Workflow[Any, O] | None = None) -> RunHandle[O]:
         """A handle of a run by its id; with its workflow, its result has the right type."""
-        asking, _ = self._open()
-        return RunHandle(asking, run_id, Any if workflow is None else workflow.output_type)
+        return RunHandle(*self._open(), run_id, Any if workflow is None else workflow.output_type)
 
     async def start_or_signal(
         self,
@@ -270,7 +274,7 @@ class Engine(AsyncQuestions):
             handle: RunHandle[O] = await self.start(workflow, input, id=id)
         except RunExists:
             known = self._named(workflow)
-            handle = RunHandle(self._open()[0], id, known.output_type if isinstance(known, Workflow) else Any)
+            handle = RunHandle(*self._open(), id, known.output_type if isinstance(known, Workflow) else Any)
         await handle.signal(name, payload, idempotency_key=idempotency_key)
         return handle
 

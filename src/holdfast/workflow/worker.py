@@ -26,7 +26,7 @@ from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import checked_terms
 from ..rules.outcomes import Outcome
-from ..rules.run import SUSPECT, worker_key
+from ..rules.run import SUSPECT, Run, worker_key
 from ..rules.run_outcomes import (
     Claim,
     Claimed,
@@ -174,6 +174,14 @@ class Worker:
             driver.leave("lost")
         self._strangers.clear()
         self._wake.set()
+
+    async def end_of(self, run: str, timeout: float | None) -> Run | None:  # noqa: ASYNC109  (of the caller's own)
+        """Wait for the end of a run that is driven here. None if it is not, does not end here, or not in time."""
+        driver = self.drivers.get(run)
+        if driver is None:
+            return None
+        await _wait(driver.finished, timeout)
+        return driver.ended
 
     # -- claims -----------------------------------------------------------------------------------------
 
@@ -417,9 +425,9 @@ def _tell(driver: Driver, answer: Outcome | HoldfastError) -> None:
         driver.hear(answer.claim.events)
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def _wait(event: asyncio.Event, seconds: float | None) -> None:
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
+        async with asyncio.timeout(None if seconds is None else max(0.0, seconds)):
             await event.wait()
     except TimeoutError:
         pass
