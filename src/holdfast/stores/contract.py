@@ -112,7 +112,7 @@ class Joinable(Protocol):
 
 @runtime_checkable
 class Swift(Protocol):
-    """What a store is as well whose trips cost little of their own: two small batches as good as a large one."""
+    """What a store is as well that works in another process than its callers: two small batches overlap with them."""
 
     swift: Literal[True]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -113,6 +113,8 @@ def unready(url: str) -> str | None:
 
 class PostgresStore:
     """The records of one namespace in one database."""
+
+    swift: Literal[True] = True  # the server works on one half of a crowd while its process works on the other
 
     def __init__(
         self,
