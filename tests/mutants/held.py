@@ -11,6 +11,7 @@ LEASES = "tests/test_leases.py::"
 RUNS = "tests/test_run_locks.py::"
 RW = "tests/test_rwlock.py::"
 LEADER = "tests/test_leader.py::"
+SUITE = "tests/stores/test_conformance.py::TestMemory::"
 
 HELD = [
     Mutant(
@@ -54,6 +55,51 @@ HELD = [
         "    until = min(past.reserved_until, now + MAX_RESERVATION)",
         "    until = past.reserved_until",
         (SLOT + "test_a_reservation_ends_by_itself_and_a_clock_that_was_set_back_does_not_stretch_it",),
+    ),
+    Mutant(
+        "a write that goes with a record is compared by its number alone",
+        "rules/slot.py",
+        "    if slot.last != change.expected or slot.version != change.version:\n",
+        "    if slot.version != change.version:\n",
+        (SLOT + "test_a_write_that_goes_with_a_record_is_compared_by_its_id_and_its_version",),
+    ),
+    Mutant(
+        "a write that goes with a record forgets the writers before it",
+        "rules/slot.py",
+        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "Past(last=id, forgotten=slot.past.forgotten)",
+        (SUITE + "test_a_write_that_is_sent_again_is_known_although_a_record_came_between",),
+    ),
+    Mutant(
+        "a write that goes with a record forgets whom it has forgotten",
+        "rules/slot.py",
+        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "Past(last=id, writers=slot.past.writers)",
+        (SUITE + "test_writers_that_were_forgotten_stay_so_when_a_record_writes",),
+    ),
+    Mutant(
+        "a reservation outlives the write of a record",
+        "rules/slot.py",
+        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "replace(slot.past, last=id)",
+        (SUITE + "test_a_reservation_does_not_stop_a_record_and_ends_with_it",),
+    ),
+    Mutant(
+        "a record is made although somebody else has written its slot",
+        "rules/runs.py",
+        "        if changed is None:\n",
+        "        if changed is None and not run:\n",
+        (SUITE + "test_a_record_whose_slot_somebody_else_has_written_changes_nothing",),
+    ),
+    Mutant(
+        "a slot is written before a record is found to be its own re-send or refused",
+        "rules/runs.py",
+        "    before = book.run(run)\n    if before is not None and before.last == request:\n        done =",
+        "    before = book.run(run)\n"
+        "    if swap is not None and (early := written(book.slot(swap.address), swap, run)) is not None:\n"
+        "        book.put_slot(swap.address, early)\n"
+        "    if before is not None and before.last == request:\n        done =",
+        (SUITE + "test_a_refused_record_does_not_write_its_slot",),
     ),
     Mutant(
         "an exception about a value that never came to be is believed",

@@ -276,6 +276,27 @@ REDIS = [
         (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
     ),
     Mutant(
+        "a record in a Redis writes its slot whatever is there",
+        "stores/redis_slots.lua",
+        "if slot.last ~= expected or slot.version ~= version then",
+        "if slot.version < 0 then",
+        (SUITE + "test_a_record_whose_slot_somebody_else_has_written_changes_nothing",),
+    ),
+    Mutant(
+        "a record with a slot takes the short way",
+        "stores/redis_entries.lua",
+        "    and command[11] == nil\n",
+        "",
+        (SUITE + "test_a_slot_is_written_with_the_record",),
+    ),
+    Mutant(
+        "a slot is written before its record is decided",
+        "stores/redis_run_rules.lua",
+        "    later(write_it)\n  end\n  local fields",
+        "    write_it()\n  end\n  local fields",
+        (RUNS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]",),
+    ),
+    Mutant(
         "a run is parked under any fence",
         "stores/redis_run_rules.lua",
         'number_in(run, "fence") ~= fence or run.length ~= at then',

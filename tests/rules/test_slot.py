@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.rules import slot
-from holdfast.rules.slot import EMPTY_SLOT, RECENT, WRITERS, Conflict, Past, Slot, Swapped
+from holdfast.rules.slot import EMPTY_SLOT, RECENT, WRITERS, Conflict, Past, Slot, Swap, Swapped, Writer
 
 NOW = 1_790_000_000_000_000
 
@@ -131,6 +131,24 @@ def test_a_second_loser_does_not_take_the_reservation_over():
     again, outcome = swap(reserved, "b.1", base=base, reserve=50_000)
     assert again is reserved
     assert outcome.wait == 50_000
+
+
+PLACE = ("shared", "", "k")
+
+
+def test_a_write_that_goes_with_a_record_is_compared_by_its_id_and_its_version():
+    base = written(2)
+    for expected, version in (("w.0", 2), ("w.1", 1), ("", 0)):
+        assert slot.written(base, Swap(PLACE, expected, version, "x"), "r:1") is None
+    after = slot.written(base, Swap(PLACE, "w.1", 2, None), "run-1:3.2")
+    assert (after.version, after.value, after.last) == (3, None, "run-1:3.2")
+
+
+def test_a_write_that_goes_with_a_record_keeps_the_writers_and_ends_a_reservation():
+    writers = (Writer("a", 1, (1, 2), 2), Writer("b", 0, (7,), 5))
+    reserved = Past(last="b.7", writers=writers, forgotten=3, reserved_by="c", reserved_until=NOW + 50_000)
+    after = slot.written(Slot(5, "1", reserved), Swap(PLACE, "b.7", 5, "2"), "r:1")
+    assert after == Slot(6, "2", Past(last="r:1", writers=writers, forgotten=3))
 
 
 @settings(max_examples=300)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
+import msgspec
 import psycopg
 import pytest
 
@@ -17,8 +19,9 @@ from holdfast.rules import run as rule
 from holdfast.rules.run import Event, Finish, NewRun, Park
 from holdfast.rules.run_book import RunFilter
 from holdfast.rules.run_outcomes import Claimed, Enlisted, Posted, Recorded, RunSeen
+from holdfast.rules.slot import Conflict, SlotSeen, Swap, Swapped
 from holdfast.stores import postgres_session
-from holdfast.testing.asking import ME, ManualClock, acquire, read, swap, wait
+from holdfast.testing.asking import ME, SLOT, ManualClock, acquire, read, swap, wait
 from providers import PROVIDERS
 from waiting import eventually
 
@@ -135,7 +138,8 @@ def test_each_command_about_a_run_is_one_trip(url, opened, asked):
             r.OwnedRuns(worker="w.1"),
             r.RunsOutlook(types=("order",)),
             r.ListWorkers(),
-            record(started.run, "b", at=2, seen=1, then=Finish("completed", "1")),
+            record(started.run, "b", at=2, seen=1, swap=Swap(SLOT, "", 0, "1")),
+            record(started.run, "c", at=3, seen=1, then=Finish("completed", "1")),
             r.ReviveRun(run="r", fence=started.run.fence, keep=1, request="again"),
             r.ClaimRuns(worker="w.1", types=TYPES),
             start("s"),
@@ -471,6 +475,170 @@ def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, open
     assert seen(connection).entries == ("1", "a", "b")
 
 
+# -- slots that are written with a record ----------------------------------------------------------------------
+
+
+@contextmanager
+def changed_slot(url, statement="UPDATE tests.slots SET version = version"):
+    """Somebody has changed a slot's row by hand, and left the transaction open."""
+    with psycopg.connect(url.partition("?")[0]) as db:
+        db.execute(statement)
+        yield db
+        db.rollback()
+
+
+MAKING = "INSERT INTO tests.slots VALUES ('default', 'shared', '', 'k', 1, '7', '{\"last\": \"x.1\"}')"
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE tests.slots SET version = version", MAKING], ids=["locked", "being made"]
+)
+def test_a_stuck_slot_delays_its_own_record_alone(url, opened, statement):
+    connection = opened(url).connect()
+    hire(connection)
+    runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])]
+    expected = Swap(SLOT, "", 0, "1")
+    if statement != MAKING:
+        assert connection.execute([swap("a.1")]) == [Swapped(version=1)]
+        expected = Swap(SLOT, "a.1", 1, "1")
+    stuck = record(runs[1], "a", swap=expected, children=(NewRun(id="c", type="order", input="1", request="c"),))
+    with changed_slot(url, statement):
+        outcomes = connection.execute(
+            [record(runs[0], "a"), stuck, record(runs[2], "a", then=Park(None)), acquire("k")]
+        )
+        assert [type(one).__name__ for one in outcomes] == ["Recorded", "Failed", "Recorded", "Granted"]
+        (alone,) = connection.execute([stuck])
+        for outcome in (outcomes[1], alone):
+            assert isinstance(outcome.error, StoreContended)
+            assert (outcome.error.ambiguous, outcome.error.retryable) == (False, True)
+        assert ("'k'" if statement != MAKING else "'r1'") in str(alone.error)
+        assert seen(connection, "r1").run == runs[1], "nothing was done for it"
+        assert seen(connection, "c") is None
+    assert isinstance(connection.execute([stuck])[0], Recorded)
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(url, opened, admin, neighbours):
+    connection = opened(url).connect()
+    hire(connection)
+    (started, _) = connection.execute([start(worker="w.1"), swap("a.1")])
+    commands = [record(started.run, "a", swap=Swap(SLOT, "a.1", 1, "2"), request="q.1")]
+    if neighbours:
+        park = record(started.run, "c", at=3, then=Park(None))
+        commands = [acquire("k"), *commands, record(started.run, "b", at=2), read(), park]
+    with changed_slot(url) as other, ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(connection.execute, commands)
+        eventually(lambda: waits_for_a_row(admin))
+        other.rollback()
+        outcomes = batch.result()
+    assert [type(one).__name__ for one in outcomes if not isinstance(one, SlotSeen)] == (
+        ["Granted", "Recorded", "Recorded", "Recorded"] if neighbours else ["Recorded"]
+    )
+    assert seen(connection).entries == (("1", "a", "b", "c") if neighbours else ("1", "a"))
+    assert connection.execute([read()]) == [SlotSeen(version=2, last="r:q.1", value="2")]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end):
+    connection = opened(url).connect()
+    hire(connection)
+    (started,) = connection.execute([start(worker="w.1")])
+    with changed_slot(url, MAKING) as db:
+        threading.Timer(0.01, getattr(db, end)).start()
+        (outcome,) = connection.execute([record(started.run, "a", request="q.1", swap=Swap(SLOT, "", 0, "1"))])
+    if end == "commit":
+        assert outcome == Conflict(version=1, last="x.1", value="7")
+        assert seen(connection).entries == ("1",)
+    else:
+        assert isinstance(outcome, Recorded)
+        assert connection.execute([read()]) == [SlotSeen(version=1, last="r:q.1", value="1")]
+
+
+def test_a_slot_that_is_there_by_now_is_not_made_again(url, opened, admin):
+    """Somebody has made it since we looked."""
+    connection = opened(url).connect()
+    connection.execute([swap("a.1")])
+    made = admin.execute("SELECT tests.make_slot('default', 'shared', '', 'k', 1, '7', '{}')").fetchone()
+    assert made == (False,)
+    assert connection.execute([read()]) == [SlotSeen(version=1, last="a.1", value="1")]
+
+
+def test_a_slot_of_a_joined_transaction_is_written_when_that_is_committed(url, opened):
+    store = opened(url)
+    connection = store.connect()
+    hire(connection)
+    (started,) = connection.execute([start(worker="w.1")])
+    command = record(started.run, "a", request="q.1", swap=Swap(SLOT, "", 0, "1"))
+    with pytest.raises(ZeroDivisionError), store.transaction() as mine:
+        assert isinstance(store.join(mine).execute([command])[0], Recorded)
+        raise ZeroDivisionError
+    assert connection.execute([read()]) == [SlotSeen(version=0, last="", value=None)]
+    with store.transaction() as mine:
+        assert isinstance(store.join(mine).execute([command])[0], Recorded)
+    assert connection.execute([read()]) == [SlotSeen(version=1, last="r:q.1", value="1")]
+    assert seen(connection).entries == ("1", "a")
+
+
+def test_batches_that_write_slots_in_opposite_order_neither_lock_each_other_in_nor_lose_a_write(url, opened, admin):
+    """New slots and old ones, with records and without: every fourth round makes them anew."""
+    rounds, sessions = 120, 3
+    store = opened(url)
+    connections = [store.connect() for _ in range(sessions)]
+    hire(connections[0])
+    names = [f"r{place}{side}" for place in range(sessions) for side in range(2)]
+    started = connections[0].execute([start(name, worker="w.1") for name in names])
+    runs = {outcome.run.id: outcome.run for outcome in started}
+    together = threading.Barrier(sessions, timeout=30)
+
+    def added(place, n, side, known, at):
+        """One more, in the slot of this side; the last session writes without a record."""
+        address = ("shared", "", f"{side} {n // 4}")
+        value = str(int(known.value or 0) + 1)
+        if place == sessions - 1:
+            return swap(f"{place}.{at}", known.last, known.version, value, address)
+        run = runs[f"r{place}{side}"]
+        change = Swap(address, known.last, known.version, value)
+        return record(run, "x", at=run.length, request=f"{place}.{at}", swap=change)
+
+    def work(place):
+        sent = contended = 0
+        for n in range(rounds):
+            known = {side: SlotSeen(version=0, last="", value=None) for side in (range(2), range(1, -1, -1))[place % 2]}
+            together.wait()
+            while known:
+                commands = {side: added(place, n, side, known[side], sent + side) for side in known}
+                sent += 2
+                outcomes, failures = persist(connections[place], list(commands.values()))
+                contended += failures
+                for side, outcome in zip(commands, outcomes, strict=True):
+                    if isinstance(outcome, Conflict):
+                        known[side] = outcome
+                    else:
+                        del known[side]
+                        if isinstance(outcome, Recorded):
+                            run = runs[f"r{place}{side}"]
+                            runs[run.id] = msgspec.structs.replace(run, length=run.length + 1)
+        return contended
+
+    before = deadlocks(admin)
+    with ThreadPoolExecutor(sessions) as pool:
+        contended = sum(pool.map(work, range(sessions)))
+    slots = [("shared", "", f"{side} {n}") for side in range(2) for n in range(rounds // 4)]
+    found = connections[0].execute([read(address) for address in slots])
+    assert {(one.version, one.value) for one in found} == {(4 * sessions, str(4 * sessions))}
+    lengths = {seen(connections[0], name).run.length for name in names[: 2 * (sessions - 1)]}
+    assert lengths == {rounds + 1}, "as many entries as writes"
+    assert contended < rounds, "short waits are absorbed"
+    for connection in connections:
+        connection.close()
+    assert deadlocks(admin) == before
+
+
+def deadlocks(admin):
+    """How often the server has found some who waited for one another."""
+    return admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
+
+
 # -- hints -----------------------------------------------------------------------------------------------------
 
 
@@ -521,9 +689,17 @@ def test_a_run_that_makes_no_sense_is_refused_and_left_alone(url, opened, admin)
 
 def test_a_value_that_the_server_cannot_take_fails_alone(url, opened):
     connection = opened(url).connect()
+    hire(connection)
+    (started,) = connection.execute([start("d", worker="w.1")])
+    swaps = [
+        Swap(SLOT, "", 0, "a\0b"), Swap(SLOT, "", 0, 7), Swap(SLOT, 7, 0, "1"), Swap(("shared", "", 7), "", 0, "1"),
+        Swap(SLOT, "", "many", "1"),
+    ]  # fmt: skip
     bad = [signal(name_of) for name_of in ("a\0b", 5)] + [start("x", input=None), r.RunCommand()]
-    outcomes = connection.execute([start("a"), *bad, start("b")])
-    assert [type(one).__name__ for one in outcomes] == ["Started", *["Failed"] * 4, "Started"]
+    bad += [record(started.run, "x", swap=change) for change in swaps]
+    outcomes = connection.execute([start("a"), *bad, start("b"), read()])
+    assert [type(one).__name__ for one in outcomes] == ["Started", *["Failed"] * 9, "Started", "SlotSeen"]
+    assert (outcomes[-1].version, seen(connection, "d").entries) == (0, ("1",))
 
 
 def test_attributes_are_kept_whatever_is_in_them(url, opened):

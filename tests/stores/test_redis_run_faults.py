@@ -13,8 +13,9 @@ from holdfast.rules import run as rule
 from holdfast.rules.run import Event, Finish, NewRun, Park
 from holdfast.rules.run_book import RunFilter
 from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started
+from holdfast.rules.slot import Swap
 from holdfast.stores import redis_link, redis_script
-from holdfast.testing.asking import SECOND, START, acquire, read, renew, swap
+from holdfast.testing.asking import SECOND, SLOT, START, acquire, read, renew, swap
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import record, signal, start
 from providers import PROVIDERS, redis_layout
@@ -161,6 +162,25 @@ def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, 
     assert everything(server, base) == before
 
 
+@pytest.mark.parametrize(("field", "value"), [(None, "mine"), ("past", "7"), ("past", "{"), ("version", "many")])
+def test_a_record_whose_slot_cannot_be_read_is_refused_and_changes_nothing(server, base, connection, field, value):
+    hire(connection)
+    run, other = driven(connection), driven(connection, "o")
+    if field is None:
+        server.set(base + "slot:shared::k", value)
+    else:
+        server.hset(base + "slot:shared::k", mapping={"version": "1", "value": "1", "past": "{}", field: value})
+    before = everything(server, base)
+    bad, alike = record(run, "x", then=Park(None), swap=Swap(SLOT, "", 0, "1")), swap("a.1")
+    outcomes = connection.execute([bad, record(run, at=7, swap=bad.swap), alike, record(other, "kept")])
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Failed", "Refused", "Failed", "Recorded"]
+    assert isinstance(outcomes[0].error, RecordUnreadable)
+    assert str(outcomes[0].error) == str(outcomes[2].error)
+    assert "state 'k'" in str(outcomes[0].error)
+    after = everything(server, base)
+    assert {name for name in after if after[name] != before.get(name)} == {"run:o", "journal:o"}
+
+
 def test_a_journal_without_its_run_is_not_written_to(server, base, connection):
     server.rpush(base + "journal:r", "old")
     (outcome,) = connection.execute([start()])
@@ -239,6 +259,7 @@ AGAIN = {
     "RecordRun-children": lambda run: record(
         run, "x", children=(NewRun(id="c", type="order", input="2", request="q.2", parent="r"),)
     ),
+    "RecordRun-swap": lambda run: record(run, "x", swap=Swap(SLOT, "", 0, "1")),
     "PostEvent": lambda _: signal(key="k"),
     "PostEvent-cancel": lambda _: r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel")),
     "ReviveRun": lambda _: r.ReviveRun(run="ended", fence=START, keep=1, request="q.3", forget=(1,)),
@@ -377,7 +398,8 @@ def test_a_full_memory_refuses_a_record_and_changes_nothing(quiet, opened):
     before = everything(operator, "holdfast:{default}:")
     operator.config_set("maxmemory", "1")
     try:
-        for command in (record(run, "x"), record(run, "x", then=Park(0)), start("more")):
+        written = record(run, "x", swap=Swap(SLOT, "", 0, "1"))
+        for command in (record(run, "x"), record(run, "x", then=Park(0)), start("more"), written):
             with refused("memory is full.*maxmemory"):
                 store.connect("commands").execute([command])
     finally:

@@ -11,7 +11,8 @@ from holdfast.rules import run as rule
 from holdfast.rules.run import Event, Finish, NewRun, Park
 from holdfast.rules.run_book import RunFilter
 from holdfast.rules.run_outcomes import Claimed, Recorded, Refused, RunPage, RunSeen, Started
-from holdfast.testing.asking import ME, SECOND, START
+from holdfast.rules.slot import SlotSeen, Swap
+from holdfast.testing.asking import ME, SECOND, SLOT, START, read, swap
 from holdfast.testing.run_stories import RunModel, RunStoryteller
 from holdfast.testing.suite.runs import record, signal, start
 from providers import PROVIDERS, redis_layout
@@ -87,6 +88,17 @@ def test_the_layout_of_runs_is_this_one(server, base, connection):
     assert stored["runs:types"] == {"order", "mail", "mail@*"}
     assert stored["runs:keys"] == {"order:k:1": "p"}
     assert stored["workers"] == {"w.1": f'{{"id":"w.1","name":"worker w.1","types":["order"],"since":{START}}}'}
+
+
+def test_the_layout_of_a_slot_that_was_written_with_a_record_is_this_one(server, base, connection):
+    hire(connection)
+    run = driven(connection)
+    connection.execute([swap("a.1"), swap("b.1", reserve=SECOND)])
+    ask(connection, record(run, "x", request="3.2", swap=Swap(SLOT, "a.1", 1, '{"n": 1}')), Recorded)
+    past = '{"last":"r:3.2","writers":[["a",0,[1],1]]}'
+    assert server.hgetall(base + "slot:shared::k") == {"version": "2", "value": '{"n": 1}', "past": past}
+    ask(connection, record(run, "y", at=2, request="3.3", swap=Swap(SLOT, "r:3.2", 2, None)), Recorded)
+    assert set(server.hgetall(base + "slot:shared::k")) == {"version", "past"}
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -169,7 +181,8 @@ def test_any_text_may_be_an_id_a_type_a_worker_and_a_key(connection, name):
     run = ask(connection, start(f"r{name}", type=name, key=f"k{name}", worker=worker), Started).run
     assert (run.id, run.type, run.worker, run.key) == (f"r{name}", name, worker, f"k{name}")
     assert ask(connection, r.SeeRun(run=run.id), RunSeen).holder == f"worker {worker}"
-    ask(connection, record(run, then=Park(0)), Recorded)
+    ask(connection, record(run, then=Park(0), request=f"q{name}", swap=Swap(SLOT, "", 0, f'"{name}"')), Recorded)
+    assert ask(connection, read(), SlotSeen) == SlotSeen(version=1, last=f"r{name}:q{name}", value=f'"{name}"')
     claimed = ask(connection, r.ClaimRuns(worker=worker, types=((name, name),)), Claimed)
     assert [one.run.id for one in claimed.claims] == [run.id]
     assert connection.execute([r.CountRuns()])[0].counts == {name: 1}
@@ -251,9 +264,16 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         claim(runs=(None, "r")),
         start("s", attributes={"a": 1.5}),
         start("s", attributes={"a": None}),
+        record(run, "x", swap=Swap(SLOT, "", 0, 7)),
+        record(run, "x", swap=Swap(SLOT, "", 0.5, "1")),
+        record(run, "x", swap=Swap(SLOT, "", 2**53 - 1, "1")),
+        record(run, "x", swap=Swap(SLOT, None, 0, "1")),
+        record(run, "x", swap=Swap(("shared", "", 7), "", 0, "1")),
+        record(run, "x", swap=Swap(SLOT, "", 0, "1"), children=(NewRun(id="c", type="order", input=7, request="q"),)),
     ]
     assert [type(outcome).__name__ for outcome in connection.execute(bad)] == ["Failed"] * len(bad)
     assert ask(connection, r.SeeRun(run="r", history=True), RunSeen) == before
+    assert ask(connection, read(), SlotSeen).version == 0
     ask(connection, record(run, then=Park(2**53 - 1)), Recorded)
     assert connection.execute([r.RunsOutlook(types=("order",))])[0].next_due == 2**53 - 1
 

@@ -125,17 +125,19 @@ def record(
         return Recorded(done=done, taken=others, events=book.events(run, seen), now=now)
     if before is None or not rule.may_record(before, fence=fence, at=at):
         return Refused(run=before, holder=_holder(book, now, before))
+    changed = None
     if swap is not None:
         slot = book.slot(swap.address)
         changed = written(slot, swap, f"{run}:{request}")
         if changed is None:
             return Conflict(version=slot.version, last=slot.last, value=slot.value)
-        book.put_slot(swap.address, changed)
     after, done = rule.recorded(
         before, now, entries=len(entries), seen=seen, then=then, attributes=attributes, request=request
     )
     woken: tuple[str, ...] = ()
     book.append(run, at, entries)
+    if swap is not None and changed is not None:
+        book.put_slot(swap.address, changed)
     taken: tuple[str, ...] = ()
     for new in children:
         started = start(book, now, new, "")

@@ -35,6 +35,7 @@ from ..rules.record import EMPTY, decode
 from ..rules.slot import Conflict, SlotSeen, Swapped
 from ..run_commands import RunCommand
 from . import postgres_runs
+from .postgres_runs import Row
 from .postgres_session import BadData, Contended
 from .shared import at_least_one, end_of_prefix, failed, listed
 
@@ -100,8 +101,8 @@ class Batch:
         self._tie: int | None = None
         self._late = 0.0
         self._sent = False  # whether something of this batch has been carried out already
-        self._rows: dict[int, str] = {}  # which row a command waits for, by the identity of the command
-        self._stuck_rows: set[str] = set()  # those that were waited for in vain
+        self._rows: dict[int, Row] = {}  # which row a command waits for, by the identity of the command
+        self._stuck_rows: set[Row] = set()  # those that were waited for in vain
 
     def run(
         self, commands: Sequence[Command], at: bytes | None, told: bytes, *, session: int | None = None
@@ -136,7 +137,7 @@ class Batch:
     def _look_again(
         self, commands: Sequence[Command], at: bytes | None, told: bytes, pause: float
     ) -> list[Outcome | None]:
-        """Ask again for what was taken: when a run's row that is in the way is free, or after a pause."""
+        """Ask again for what was taken: when a row that is in the way is free, or after a pause."""
         rows = (self._rows.get(id(command)) for command in commands)
         row = next((row for row in rows if row is not None and row not in self._stuck_rows), None)
         if row is None:
@@ -148,7 +149,7 @@ class Batch:
         commands: Sequence[Command],
         at: bytes | None,
         told: bytes,
-        row: str | None = None,
+        row: Row | None = None,
         *,
         again: bool = False,
     ) -> list[Outcome | None]:
@@ -192,12 +193,12 @@ class Batch:
         return outcomes
 
     def _stuck(self, command: Command, *, look: bool) -> StoreContended:
-        key = getattr(command, "key", None) or getattr(command, "address", ("", "", ""))[2]
+        row: Row = getattr(command, "key", "") or getattr(command, "address", "")
         who = self._who
         if isinstance(command, RunCommand):
-            key, who = self._rows.get(id(command)) or postgres_runs.name_of(command), self._whose_run
-        by = ""
-        if look and key and not isinstance(command, SlotCommand):
+            row, who = self._rows.get(id(command)) or postgres_runs.name_of(command), self._whose_run
+        key, by = row if isinstance(row, str) else row[2], ""
+        if look and key and isinstance(row, str):
             found = self._session.ask(who, (self._namespace, key.encode()))
             by = f" by {found.decode()}" if found else ""
         return StoreContended(

@@ -15,6 +15,7 @@ from ..commands import Failed
 from ..errors import RecordUnreadable
 from ..rules import run_outcomes as told
 from ..rules.run import Finish, NewRun, Scalar
+from ..rules.slot import Swap
 from ..run_commands import (
     ClaimRuns,
     CountRuns,
@@ -53,15 +54,25 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 _json = msgspec.json.Encoder()
 
 
-class Taken(msgspec.Struct, frozen=True):
-    """Which row somebody else has; of a worker or of a key that is just being made it is not said."""
+Row = str | tuple[str, str, str]
+"""The row of a run, by its id, or that of a slot, by its address."""
 
-    row: str | None = None
+
+class Taken(msgspec.Struct, frozen=True):
+    """Which row somebody else has; of a worker or of what is just being made it is not said."""
+
+    row: Row | None = None
 
 
 def is_simple(command: RunCommand) -> bool:
     """Whether a command only adds to a journal, as nearly all of them do."""
-    return type(command) is RecordRun and command.then is None and not command.children and command.attributes is None
+    return (
+        type(command) is RecordRun
+        and command.then is None
+        and not command.children
+        and command.attributes is None
+        and command.swap is None
+    )
 
 
 def simple_part(commands: Sequence[RecordRun]) -> list[object]:
@@ -108,6 +119,7 @@ def _sent(command: RunCommand) -> tuple[str, object]:
         _check(command.run, command.request, *command.entries)
         attributes = None if command.attributes is None else _text(command.attributes)
         children = [_new(child) for child in command.children]
+        _check_swap(command.swap)
         return "RecordRun", {**msgspec.structs.asdict(command), "attributes": attributes, "children": children}
     if isinstance(command, StartRun):
         _check(command.worker)
@@ -144,6 +156,11 @@ def _listing(command: ListRuns) -> dict[str, object]:
         "after": command.after,
         "limit": _most(command.limit),
     }
+
+
+def _check_swap(swap: Swap | None) -> None:
+    if swap is not None:
+        _check(*swap.address, swap.expected, *(() if swap.value is None else (swap.value,)))
 
 
 def _text(value: dict[str, Scalar] | Scalar) -> str:

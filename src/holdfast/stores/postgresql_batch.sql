@@ -261,7 +261,8 @@ $$;
 
 -- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
 -- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["runs", [[op, command], ...], rows], ["records", [[...],
--- ...], rows], ["ListLocks", command], ["SettleDue", command], ["Cleanup", command]. `rows` names what is locked. The first may be ["await", run]: wait for that run's row, holding no other.
+-- ...], rows], ["ListLocks", command], ["SettleDue", command], ["Cleanup", command]. `rows` names what is locked. The
+-- first may be ["await", run] or ["await", [scope, owner, key]]: wait for the row of that run or slot, holding no other.
 -- `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is taken. `told` are the
 -- channels whose waiters the caller tells itself; NULL: nobody is told. Returns the time, and the answers to each part.
 CREATE OR REPLACE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text
@@ -287,7 +288,13 @@ BEGIN
             RETURN '[0,[[' || reply || ']]]';
         END IF;
     ELSIF parts->0->>0 = 'await' THEN
-        PERFORM FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = parts->0->>1 FOR UPDATE;
+        IF jsonb_typeof(parts->0->1) = 'array' THEN
+            PERFORM FROM holdfast.slots AS s
+              WHERE s.namespace = ns AND s.scope = parts->0->1->>0 AND s.owner = parts->0->1->>1
+                AND s.key = parts->0->1->>2 FOR UPDATE;
+        ELSE
+            PERFORM FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = parts->0->>1 FOR UPDATE;
+        END IF;
         parts := parts - 0;
     END IF;
     IF live AND parts @? '$[*] ? (@[0] == "many")' THEN
@@ -305,6 +312,7 @@ BEGIN
             step := holdfast.run_runs(ns, part->1, at, live, ours.missed, ours.gone);
             replies := replies || step.answers;
             woken := woken || step.woken;
+            ours.missed := step.missed;
             CONTINUE;
         END IF;
         CASE part->>0

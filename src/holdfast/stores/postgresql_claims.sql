@@ -255,9 +255,10 @@ BEGIN
 END
 $$;
 
--- Answer commands about runs, in their order. `missed` and `gone` are the runs and workers whose rows others have.
+-- Answer commands about runs, in their order. `missed` and `gone` are the runs and workers whose rows others have; a run
+-- whose record had to be left is missed from there on, so that no later command overtakes it.
 CREATE OR REPLACE FUNCTION holdfast.run_runs(
-    ns text, commands jsonb, at bigint, live boolean, missed text[], gone text[], OUT answers text, OUT woken text[])
+    ns text, commands jsonb, at bigint, live boolean, INOUT missed text[], gone text[], OUT answers text, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
     command jsonb;
@@ -280,6 +281,9 @@ BEGIN
                     step := holdfast.record_run(ns, cmd, at, missed);
                     one := step.answer;
                     told := step.woken;
+                    IF starts_with(one, '["Taken"') THEN
+                        missed := missed || (cmd->>'run');
+                    END IF;
                 WHEN 'StartRun' THEN
                     born := holdfast.start_run(ns, cmd->'new', cmd->>'worker', at);
                     told := born.woken;

@@ -79,7 +79,8 @@ BEGIN
 END
 $$;
 
--- Add to the journal of a run that the caller drives, start its children, and park or end it.
+-- Add to the journal of a run that the caller drives, start its children, and park or end it. With a swap a slot is
+-- written too; where somebody else has written it before, nothing is done at all.
 CREATE OR REPLACE FUNCTION holdfast.record_run(
     ns text, cmd jsonb, at bigint, missed text[], OUT answer text, OUT woken text[])
 LANGUAGE plpgsql AS $$
@@ -126,6 +127,12 @@ BEGIN
             RETURN;
         END IF;
         parent := above.r;
+    END IF;
+    IF jsonb_typeof(cmd->'swap') = 'object' THEN
+        answer := holdfast.write_slot(ns, cmd->'swap', name || ':' || (cmd->>'request'));
+        IF answer IS NOT NULL THEN
+            RETURN;
+        END IF;
     END IF;
     IF entries > 0 THEN
         INSERT INTO holdfast.journal

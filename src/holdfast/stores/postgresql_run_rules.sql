@@ -4,7 +4,8 @@
 -- tests compare the two on random histories. One thing is PostgreSQL's own: many transactions are at it at once. So
 -- whoever decides about a run has locked its row in an earlier statement, because a statement does not see what was
 -- committed while it waited: a signal and a park that each look for the other in one statement would both come through,
--- and nobody would wake the run. Rows are locked in this order: those of workers, then a run's, then its parent's.
+-- and nobody would wake the run. Rows are locked in this order: those of workers, then a run's, then its parent's, then
+-- that of a slot which is written with a record; for that nobody waits (postgresql_slots.sql).
 
 -- The key of the lock with which others than engines lock a run.
 CREATE OR REPLACE FUNCTION holdfast.run_key(workflow text, run text) RETURNS text LANGUAGE sql IMMUTABLE AS $$

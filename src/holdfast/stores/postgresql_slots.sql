@@ -2,6 +2,12 @@
 --
 -- `swap` is the rule, and says the same as the library's in Python (rules/slot.py). `run_slots` takes the rows, asks the
 -- rule and writes; a row that somebody else has locked is left alone, as with locks.
+--
+-- `write_slot` is the write that goes with a record of a run, in the transaction of the record. Several of them may be in
+-- one batch, in any order, and in another batch in the opposite one. That can lock nobody in, because whoever has a row
+-- does not wait for a slot: one that is locked is left alone (SKIP LOCKED), one that somebody is just making is waited
+-- for a millisecond at most and then left alone (`make_slot`). The record is answered "Taken", and the library waits for
+-- that slot at the beginning of another transaction, which has nothing yet that others could wait for.
 
 -- Write the value if the last write is the expected one. A write that is remembered is answered again, not made again.
 CREATE OR REPLACE FUNCTION holdfast.swap(
@@ -64,6 +70,56 @@ BEGIN
         'wait', CASE WHEN taken THEN until - at ELSE 0 END,
         'decided', expected >= version OR CASE WHEN mine IS NULL THEN expected >= forgotten
                                                ELSE number >= (mine->>1)::bigint END));
+END
+$$;
+
+-- Make a slot that is not there. False: somebody else is just making it, or has made it.
+CREATE OR REPLACE FUNCTION holdfast.make_slot(
+    ns text, scope text, owner text, key text, version bigint, value text, past jsonb) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = 1 AS $$
+BEGIN
+    INSERT INTO holdfast.slots VALUES (ns, scope, owner, key, version, value, past) ON CONFLICT DO NOTHING;
+    RETURN FOUND;
+EXCEPTION
+    WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Write a slot with the record of a run, under the name that is given to this write; a reservation does not stop it, and
+-- ends with it. NULL: it is written. Otherwise nothing was done, and this is the answer to the record.
+CREATE OR REPLACE FUNCTION holdfast.write_slot(ns text, swap jsonb, name text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    in_scope text := swap->'address'->>0;
+    of_owner text := swap->'address'->>1;
+    with_key text := swap->'address'->>2;
+    slot record;
+    there boolean;
+    remembered jsonb;
+BEGIN
+    SELECT s.version, s.value, s.past INTO slot FROM holdfast.slots AS s
+     WHERE s.namespace = ns AND s.scope = in_scope AND s.owner = of_owner AND s.key = with_key FOR UPDATE SKIP LOCKED;
+    there := FOUND;
+    IF NOT there THEN
+        IF EXISTS (SELECT FROM holdfast.slots AS s
+                    WHERE s.namespace = ns AND s.scope = in_scope AND s.owner = of_owner AND s.key = with_key) THEN
+            RETURN json_build_array('Taken', json_build_object('row', swap->'address'))::text;
+        END IF;
+        SELECT 0::bigint AS version, NULL::text AS value, '{}'::jsonb AS past INTO slot;
+    END IF;
+    IF coalesce(slot.past->>'last', '') = swap->>'expected' AND slot.version = (swap->>'version')::bigint THEN
+        remembered := holdfast.put(holdfast.put(
+            jsonb_build_object('last', name), 'writers', slot.past->'writers'), 'forgotten', slot.past->'forgotten');
+        IF there THEN
+            UPDATE holdfast.slots AS s SET version = slot.version + 1, value = swap->>'value', past = remembered
+             WHERE s.namespace = ns AND s.scope = in_scope AND s.owner = of_owner AND s.key = with_key;
+        ELSIF NOT holdfast.make_slot(ns, in_scope, of_owner, with_key, 1, swap->>'value', remembered) THEN
+            RETURN '["Taken",{}]';
+        END IF;
+        RETURN NULL;
+    END IF;
+    RETURN json_build_array('Conflict', json_build_object(
+        'version', slot.version, 'last', coalesce(slot.past->>'last', ''), 'value', slot.value))::text;
 END
 $$;
 

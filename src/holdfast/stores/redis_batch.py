@@ -265,9 +265,10 @@ def _bad(command: c.Command, answer: Answer, _reply: Reply) -> Outcome:
 
 
 def _unreadable(command: c.Command, answer: Answer, _reply: Reply) -> Outcome:
-    address = getattr(command, "address", None)
-    key = answer[4] or (address[2] if address else getattr(command, "key", ""))
-    what = answer[3] or ("state" if address else "record of the lock")
+    what = answer[3] or "record of the lock"
+    key = answer[4] or getattr(command, "key", "")
+    if what == "state":
+        key = getattr(getattr(command, "swap", command), "address", ("", "", ""))[2]
     return c.Failed(
         error=RecordUnreadable(
             f"the stored {what} {key!r} cannot be read ({answer[2]}). It was left untouched. It may be damaged: "

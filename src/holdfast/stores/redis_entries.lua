@@ -5,11 +5,12 @@
 -- is not a record that was made already. Everything else, also every refusal, is told by redis_run_rules.lua.
 
 if operation == RECORD then
-  -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes}
+  -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes, swap}
   -- By the driver, who knows of everything that came, and with nothing but entries.
   local entries, seen = command[6], command[7]
   if type(key) == "string" and type(id) == "number" and type(command[5]) == "string" and type(entries) == "table"
     and #entries <= MANY and type(seen) == "number" and command[8] == nil and #command[9] == 0 and command[10] == nil
+    and command[11] == nil
   then
     local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
     local found = redis.pcall("HMGET", run, "status", "fence", "last", "deaths")

@@ -201,6 +201,11 @@ rest = (function()
     --@include redis_slots.lua
   end
 
+  local function all_slots()
+    slots = slots or make_slots()
+    return slots
+  end
+
   local function make_runs()
     --@include redis_runs.lua
   end
@@ -211,8 +216,7 @@ rest = (function()
       runs = runs or make_runs()
       return runs(command)
     elseif operation == READ_SLOT or operation == SWAP_SLOT then
-      slots = slots or make_slots()
-      return slots(command)
+      return all_slots().answer(command)
     elseif operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY then
       flush()
     elseif operation <= INSPECT then

@@ -217,8 +217,8 @@ local function recorded_again(run, fence, seen, ending, children)
   return { RECORDED, NOBODY, done, others, kept_events(run.id, seen) }
 end
 
--- {23, run, fence, at, request, entries, seen, ending, children, attributes}: what nearly every record is has been done
--- in redis.lua already.
+-- {23, run, fence, at, request, entries, seen, ending, children, attributes, swap}: what nearly every record is has been
+-- done in redis.lua already. With a swap a slot is written too, or nothing at all.
 local function record(command)
   local id, fence, at = text_of(command[2]), whole(command[3], -MAX, MAX), whole(command[4], -MAX, MAX)
   local request, entries, seen = text_of(command[5]), command[6], whole(command[7], -MAX, MAX)
@@ -229,6 +229,13 @@ local function record(command)
     return recorded_again(run, fence, seen, ending, children)
   elseif not run or run.fields.status ~= "running" or number_in(run, "fence") ~= fence or run.length ~= at then
     return refused(run or false)
+  end
+  if command[11] then
+    local write_it, conflict = all_slots().with_record(command[11], id .. ":" .. request)
+    if conflict then
+      return conflict
+    end
+    later(write_it)
   end
   local fields = { last = request, attributes = attributes }
   if #entries > 0 or ending then

@@ -18,8 +18,9 @@ from ..errors import RecordUnreadable
 from ..rules import run_outcomes as out
 from ..rules.outcomes import Outcome
 from ..rules.run import Event, NewRun, Park, Run, Scalar, Then, Worker, workflow_of
+from ..rules.slot import Swap
 from . import redis_script as s
-from .redis_keys import run_key_name
+from .redis_keys import run_key_name, slot_name
 
 Row = tuple[Any, ...]
 Answer = Any
@@ -73,8 +74,12 @@ def _ending(then: Then | None) -> Row | None:
     return (s.PARK, then.due_at) if isinstance(then, Park) else (s.FINISH, then.status, then.result)
 
 
+def _swap(swap: Swap) -> Row:
+    return slot_name(swap.address), swap.expected, swap.version, swap.value
+
+
 def _record(command: r.RecordRun) -> Row:
-    return (
+    row = (
         s.RECORD_RUN,
         command.run,
         command.fence,
@@ -86,6 +91,7 @@ def _record(command: r.RecordRun) -> Row:
         [_new(child) for child in command.children],
         None if command.attributes is None else _scalars(command.attributes),
     )
+    return row if command.swap is None else (*row, _swap(command.swap))
 
 
 def _claim_runs(command: r.ClaimRuns) -> Row:

@@ -1,17 +1,21 @@
 -- The rules of a state slot: rules/slot.py, line by line. Put into redis_rest.lua, whose names it uses.
 --
 -- A slot is a hash: `version`, `value` (missing: there is none) and `past` (JSON). It is read once a batch and written
--- once, at the end. Like a lock's record it is copied, never changed.
+-- once, at the end; or with the record of a run, when that is. Like a lock's record it is copied, never changed.
 
 local RECENT, WRITERS, MAX_RESERVATION = 1024, 64, 1000000
 local SLOT_SEEN, SWAPPED, CONFLICT = 20, 21, 22
+
+local function damaged(why)
+  error({ unreadable = why, what = "state" }, 0)
+end
 
 local function int(value, usual)
   if value == nil and usual then
     return usual
   end
   if type(value) ~= "number" or value % 1 ~= 0 or value < -MAX or value > MAX then
-    error({ unreadable = "a number in it is none" }, 0)
+    damaged("a number in it is none")
   end
   return value
 end
@@ -21,14 +25,14 @@ local function str(value, usual)
     return usual
   end
   if type(value) ~= "string" then
-    error({ unreadable = "a text in it is none" }, 0)
+    damaged("a text in it is none")
   end
   return value
 end
 
 local function read_writer(value)
   if type(value) ~= "table" or type(value[3]) ~= "table" then
-    error({ unreadable = "what a writer wrote is not told" }, 0)
+    damaged("what a writer wrote is not told")
   end
   local numbers = {}
   for place, number in ipairs(value[3]) do
@@ -45,14 +49,14 @@ local function read_slot(name)
   local found = redis.pcall("HMGET", SLOT .. name, "version", "value", "past")
   local refused = refusal(found)
   if refused and sub(refused, 1, 9) == "WRONGTYPE" then
-    error({ unreadable = "there is something else than a hash in its place" }, 0)
+    damaged("there is something else than a hash in its place")
   elseif refused then
     error({ server = refused }, 0)
   end
   local version, value, text = found[1], found[2], found[3]
   local done, past = pcall(cjson.decode, text or "{}")
   if not done or type(past) ~= "table" or (version and not find(version, "^%d+$")) then
-    error({ unreadable = "its version or its past is damaged" }, 0)
+    damaged("its version or its past is damaged")
   end
   local writers = {}
   for place, writer in ipairs(past.writers or {}) do
@@ -97,16 +101,20 @@ local function past_of(slot)
   return "{" .. table.concat(parts, ",") .. "}"
 end
 
+local function put_slot(name, slot)
+  call("HSET", SLOT .. name, "version", format("%.0f", slot.version), "past", past_of(slot))
+  wrote = true
+  if slot.value then
+    call("HSET", SLOT .. name, "value", slot.value)
+  else
+    call("HDEL", SLOT .. name, "value")
+  end
+end
+
 local function write_slot(name, slot)
   slots_read[name] = slot
   slots_changed[name] = function()
-    call("HSET", SLOT .. name, "version", format("%.0f", slot.version), "past", past_of(slot))
-    wrote = true
-    if slot.value then
-      call("HSET", SLOT .. name, "value", slot.value)
-    else
-      call("HDEL", SLOT .. name, "value")
-    end
+    put_slot(name, slot)
   end
 end
 
@@ -193,8 +201,29 @@ local function swap(command)
     taken and until_ - now or 0, decided }
 end
 
+-- {name, expected, version, value}: what goes with a record of a run, under the name of this write. Returns how it is
+-- written; or nothing, and the answer to the record, where somebody else was first.
+local function with_record(change, id)
+  local name, expected, version, value = text_of(change[1]), text_of(change[2]), change[3], change[4]
+  whole(version, -MAX, MAX - 1)
+  if value ~= nil then
+    text_of(value)
+  end
+  local slot = read_slot(name)
+  if slot.last ~= expected or slot.version ~= version then
+    return nil, { CONFLICT, NOBODY, slot.version, keep(slot.last), slot.value and keep(slot.value) or false, 0, true }
+  end
+  return function()
+    slots_read[name] = {
+      version = version + 1, value = value or false, last = id, writers = slot.writers, forgotten = slot.forgotten,
+      reserved_by = "", reserved_until = 0,
+    }
+    put_slot(name, slots_read[name])
+  end
+end
+
 -- {12, name}
-return function(command)
+local function answer(command)
   text_of(command[2])
   if command[1] == SWAP_SLOT then
     return swap(command)
@@ -202,3 +231,5 @@ return function(command)
   local slot = read_slot(command[2])
   return { SLOT_SEEN, NOBODY, slot.version, keep(slot.last), slot.value and keep(slot.value) or false }
 end
+
+return { answer = answer, with_record = with_record }

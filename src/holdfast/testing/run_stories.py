@@ -176,9 +176,7 @@ class RunStoryteller:
     def _swap(self) -> Swap:
         address = self.random.choice(SLOTS)
         seen = self.seen.get(address) or SlotSeen(version=0, last="", value=None)
-        return Swap(
-            address, seen.last, seen.version, self.random.choice([None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"'])
-        )
+        return Swap(address, seen.last, seen.version, self.random.choice(VALUES))
 
     def _slot(self) -> c.Command:
         """Somebody outside, who looks at a slot or writes it."""

@@ -27,7 +27,8 @@ from ...rules.run_outcomes import (
     WorkerGone,
     WorkersSeen,
 )
-from ..asking import ME, SECOND
+from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
+from ..asking import ME, SECOND, SLOT, read, swap
 from ..run_stories import SLOTS, RunModel, RunStoryteller
 from .base import names
 from .telling import CHUNKS, Telling
@@ -319,6 +320,98 @@ class Runs(Telling):
         child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
         self.ask(record(run, "a", at=7, children=(child,)), Refused)
         assert self.ask(r.SeeRun(run="r/1"), RunSeen).claim is None
+
+    # -- a slot that is written with a record -----------------------------------------------------------------
+
+    def test_a_slot_is_written_with_the_record(self) -> None:
+        run = self.ask(start("run-1", worker=self.hire()), Started).run
+        text = '{"a": [1.50, "\\u0000 é 😀"]}'
+        assert self.ask(record(run, "a", request="3.2", swap=Swap(SLOT, "", 0, text)), Recorded).done
+        assert self.ask(read(), SlotSeen) == SlotSeen(version=1, last="run-1:3.2", value=text)
+        removed = Swap(SLOT, "run-1:3.2", 1, None)
+        self.ask(record(run, "b", at=2, then=Finish("completed", "1"), request="3.3", swap=removed), Recorded)
+        assert self.ask(read(), SlotSeen) == SlotSeen(version=2, last="run-1:3.3", value=None)
+        ended = self.run_seen("run-1")
+        assert (ended.status, ended.length) == ("completed", 3)
+
+    def test_records_of_one_batch_may_write_one_slot_one_after_the_other(self) -> None:
+        self.hire()
+        runs = [self.ask(start(name, worker="w.1"), Started).run for name in "abc"]
+        outcomes = self.send(
+            record(runs[0], "x", request="1", swap=Swap(SLOT, "", 0, "1")),
+            swap("z.1", "a:1", 1, "2"),
+            record(runs[1], "x", request="1", swap=Swap(SLOT, "z.1", 2, "3")),
+            record(runs[2], "x", request="1", swap=Swap(SLOT, "z.1", 2, "4")),
+            read(),
+        )
+        assert names(outcomes) == ["Recorded", "Swapped", "Recorded", "Conflict", "SlotSeen"]
+        assert outcomes[3] == Conflict(version=3, last="b:1", value="3")
+        assert outcomes[4] == SlotSeen(version=3, last="b:1", value="3")
+
+    @pytest.mark.parametrize("wrong", [("", 0), ("a.1", 2), ("x.1", 1)])
+    @pytest.mark.parametrize("then", [None, Park(None), Finish("completed", "1")])
+    def test_a_record_whose_slot_somebody_else_has_written_changes_nothing(
+        self, wrong: tuple[str, int], then: rule.Then | None
+    ) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.ask(swap("a.1"), Swapped)
+        child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
+        conflicting = record(
+            run, "a", then=then, children=(child,), attributes={"n": 1}, request="q.1", swap=Swap(SLOT, *wrong, "2")
+        )
+        for _ in range(2):
+            assert self.ask(conflicting, Conflict) == Conflict(version=1, last="a.1", value="1")
+        assert self.run_seen() == run
+        assert self.ask(r.SeeRun(run="r/1"), RunSeen).claim is None
+        assert self.ask(read(), SlotSeen) == SlotSeen(version=1, last="a.1", value="1")
+        self.ask(record(run, "a", request="q.1"), Recorded)
+
+    def test_a_record_that_is_sent_again_does_not_write_its_slot_again(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        sent = record(run, "a", then=Park(None), request="q.1", swap=Swap(SLOT, "", 0, "1"))
+        self.ask(sent, Recorded)
+        self.ask(swap("a.1", "r:q.1", 1, "2"), Swapped)
+        assert self.ask(sent, Recorded).done
+        assert self.ask(read(), SlotSeen) == SlotSeen(version=2, last="a.1", value="2")
+        assert self.run_seen().length == 2
+
+    def test_a_refused_record_does_not_write_its_slot(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.ask(record(run, "a", at=7, swap=Swap(SLOT, "", 0, "1")), Refused)
+        stranger = r.RecordRun(run="nobody", fence=1, at=1, request="q.1", swap=Swap(SLOT, "", 0, "1"))
+        self.ask(stranger, Refused)
+        assert self.ask(read(), SlotSeen).version == 0
+
+    def test_writes_with_and_without_a_record_see_each_other(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.ask(swap("a.1", value="1"), Swapped)
+        self.ask(record(run, "a", request="q.1", swap=Swap(SLOT, "a.1", 1, "2")), Recorded)
+        assert self.ask(swap("a.2", "a.1", 1), Conflict) == Conflict(version=2, last="r:q.1", value="2")
+        assert self.ask(swap("a.3", "r:q.1", 2, "3"), Swapped).version == 3
+        late = record(run, "b", at=2, swap=Swap(SLOT, "r:q.1", 2, "4"))
+        assert self.ask(late, Conflict) == Conflict(version=3, last="a.3", value="3")
+
+    def test_a_write_that_is_sent_again_is_known_although_a_record_came_between(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.ask(swap("a.1", value="1"), Swapped)
+        self.ask(record(run, "a", request="q.1", swap=Swap(SLOT, "a.1", 1, "2")), Recorded)
+        assert self.ask(swap("a.1", value="1"), Swapped).version == 1
+        assert self.ask(read(), SlotSeen) == SlotSeen(version=2, last="r:q.1", value="2")
+
+    def test_writers_that_were_forgotten_stay_so_when_a_record_writes(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        chain = [swap("w0.1"), *(swap(f"w{n}.1", f"w{n - 1}.1", n) for n in range(1, WRITERS + 1))]
+        self.send(*chain)
+        self.ask(record(run, "a", swap=Swap(SLOT, f"w{WRITERS}.1", WRITERS + 1, "x")), Recorded)
+        assert self.ask(chain[1], Swapped).version == 2
+        assert not self.ask(chain[0], Conflict).decided
+
+    def test_a_reservation_does_not_stop_a_record_and_ends_with_it(self) -> None:
+        run = self.ask(start(worker=self.hire()), Started).run
+        self.ask(swap("a.1"), Swapped)
+        self.ask(swap("b.1", reserve=1_000_000), Conflict)
+        self.ask(record(run, "a", request="q.1", swap=Swap(SLOT, "a.1", 1, "2")), Recorded)
+        assert self.ask(swap("a.2", "r:q.1", 2), Swapped).version == 3
 
     # -- again ------------------------------------------------------------------------------------------------
 
