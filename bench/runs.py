@@ -201,7 +201,7 @@ def per_place(place: str) -> list[Figure]:
         Figure(
             f"{name}, {PARKED:,} parked runs: memory of the engine",
             max(0.0, (after - before) / PARKED),
-            100,
+            1_024,
             "bytes a run",
             f"{before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after",
         ),
