@@ -114,17 +114,27 @@ def judge_waking(crew: list[Worker], since: float, report: Report, name: str) ->
         report.demand(f"{name}: {puppet.name} asked {len(mine)} times when it was its turn", kept=len(mine) <= 1)
         right += len(mine) == 1
     report.at_least(f"{name}: releases that woke the next in line alone", right, (len(crew) - 1) * 4 // 5)
+    failed = sum(note["outcome"] == "Failed" for puppet in crew for note in puppet.notes("answered"))
+    report.tell(f"{name}: times that a row was another one's for too long", failed)
 
 
 def woken_asks(puppet: Worker, since: float) -> list[float]:
-    """When it asked although no sign of life was due."""
+    """When it asked although no sign of life was due, and although what it had asked before was answered."""
     asked = puppet.notes("asks")[0]["at"]
-    sent = [note["at"] for note in puppet.notes("sent")]
     return [
-        late
-        for early, late in pairwise(sent)
-        if late > since and late - early < SIGN_OF_LIFE and abs(late - asked - LONG_WAIT) > 0.5
+        late["at"]
+        for early, late in pairwise(puppet.notes("sent"))
+        if late["at"] > since
+        and late["at"] - early["at"] < SIGN_OF_LIFE
+        and abs(late["at"] - asked - LONG_WAIT) > 0.5
+        and not in_vain(puppet, early["at"], late["at"])
     ]
+
+
+def in_vain(puppet: Worker, early: float, late: float) -> bool:
+    """Whether what it asked had to be sent again: another process had the row, perhaps one without a core just now."""
+    answers = [note["outcome"] for note in puppet.notes("answered") if early < note["at"] < late]
+    return answers[-1:] == ["Failed"]
 
 
 def take_turns(size: Size, crew: list[Worker], report: Report, name: str) -> None:
