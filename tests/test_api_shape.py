@@ -52,7 +52,8 @@ NAMES = [
 ]  # fmt: skip
 
 SIGNATURES = {
-    "__init__": "(self, url=None, *, namespace='default', name=None, retention='7 days', store_options=None)",
+    "__init__": "(self, url=None, *, namespace='default', name=None, retention='7 days', store_options=None, "
+    "max_bytes=1048576)",
     "lock": "(self, key, *, ttl=30, wait=None, owner=None, renew_every=None, max_renew_failures=3, max_stall=None, "
     "reentrant=False, on_lost=None, on_busy='raise', lock_delay=0)",
     "semaphore": "(self, key, *, permits, weight=1, ttl=30, wait=None, owner=None, renew_every=None, "

@@ -45,7 +45,7 @@ class BaseState(Generic[T]):
         self._type = Any if type is None else type
         self._max_retries = max_retries
         # Kept as text: each reader gets a value of its own.
-        self._initial = None if isinstance(initial, _Nothing) else encode_value(initial, self._type, what=self._what)
+        self._initial = None if isinstance(initial, _Nothing) else self._text(initial)
 
     @property
     def key(self) -> str:
@@ -66,6 +66,9 @@ class BaseState(Generic[T]):
         text = link.value if link.version else self._initial
         return None if text is None else cast("T", decode_value(text, self._type, what=self._what))
 
+    def _text(self, value: object) -> str:
+        return encode_value(value, self._type, what=self._what, max_bytes=self._client.max_bytes)
+
     def _get(self) -> Flow[T | None]:
         return self._value((yield from look(self._address)))
 
@@ -76,7 +79,7 @@ class BaseState(Generic[T]):
 
     def _replace(self, value: object) -> Flow[None]:
         """Put this in the place of whatever is there, which need not even be readable."""
-        change = Change(None if value is GONE else encode_value(value, self._type, what=self._what))
+        change = Change(None if value is GONE else self._text(value))
         return transact(self._client.works, self._address, lambda _link: (change, None), self._max_retries)
 
     def _transact(self, decide: Callable[[T | None], tuple[object, A]]) -> Flow[A]:
@@ -86,7 +89,7 @@ class BaseState(Generic[T]):
             value, answer = decide(self._value(link))
             if value is KEEP:
                 return None, answer
-            return Change(None if value is GONE else encode_value(value, self._type, what=self._what)), answer
+            return Change(None if value is GONE else self._text(value)), answer
 
         return transact(self._client.works, self._address, on_link, self._max_retries)
 

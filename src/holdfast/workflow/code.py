@@ -198,8 +198,8 @@ class Code:
         self.calls.pop(call.id, None)
         self._effects.dropped(call)
 
-    async def wait_for_signal(self, name: str, id: str) -> Any:
-        """Wait for the next signal of this name."""
+    async def wait_for_signal(self, name: str, id: str, type: Any) -> Any:
+        """Wait for the next signal of this name, and read it as this type."""
         self.check()
         future = self.loop.create_future()
         self._signal_waits[id] = (name, future)
@@ -207,7 +207,7 @@ class Code:
             payload = await future
         finally:
             self._signal_waits.pop(id, None)
-        return decode_value(payload, Any, what=f"the signal {name!r}")
+        return decode_value(payload, type, what=f"the signal {name!r}")
 
     def start_child(self, new: NewRun) -> None:
         """A child is started with the next record. Once more in another life: that is recognised."""

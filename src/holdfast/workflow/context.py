@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import msgspec
 
 from ..codec import decode_value, encode_value
-from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
+from ..errors import InvalidOption, InvalidWorkflow, NotInWorkflow
 from ..rules.run import NewRun, Scalar, workflow_of
 from ..values import Duration, checked_key, seconds
+from .asking import checked_attributes
 from .definition import ONCE, Retry, Step, Workflow, current_context
 
 if TYPE_CHECKING:
@@ -235,13 +236,25 @@ class Context:
 
     # -- others -----------------------------------------------------------------------------------------
 
-    async def wait_for_signal(self, name: str, *, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109
-        """Wait for the next signal of this name and return its payload. Raises `TimeoutError` after `timeout`."""
+    @overload
+    def wait_for_signal(
+        self, name: str, *, type: type[R], timeout: Duration | None = None
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, type: Any = None, timeout: Duration | None = None
+    ) -> Coroutine[Any, Any, Any]: ...
+    async def wait_for_signal(self, name: str, *, type: Any = None, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109
+        """Wait for the next signal of this name and return its payload. Raises `TimeoutError` after `timeout`.
+
+        `type` is what the payload is read as; without it, it is plain JSON.
+        """
         checked_key(name, what="signal name")
+        read_as = Any if type is None else type
         if timeout is None:
-            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"))
+            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
         async with asyncio.timeout(seconds(timeout, what="timeout")):
-            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"))
+            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
 
     async def start_child(
         self, workflow: Workflow[I, O], input: I | None = None, *, id: str | None = None
@@ -277,12 +290,7 @@ class Context:
 
     async def set_attributes(self, **attributes: Scalar) -> None:
         """Set what this run can be found by in listings; what is not named stays as it is."""
-        for name, value in attributes.items():
-            if not isinstance(value, str | int | bool):
-                raise InvalidValue(
-                    f"the attribute {name!r} is {value!r}: attributes are text, whole numbers or booleans"
-                )
-        self._code.set_attributes(attributes)
+        self._code.set_attributes(checked_attributes(attributes))
 
 
 class ReplayLogger(logging.LoggerAdapter[logging.Logger]):

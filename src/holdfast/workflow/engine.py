@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
 from ..client import BaseClient
-from ..codec import MAX_BYTES
 from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowTypeNotRegisteredError
 from ..events import Events
 from ..flows import Flow, send
@@ -92,7 +91,7 @@ class Engine(AsyncQuestions):
         recover: bool = True,
         namespace: str = "default",
         park_after: Duration = 10,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int | None = None,
         grace: Duration = GRACE_SECONDS,
     ) -> None:
         self._where = url_or_client
@@ -102,7 +101,7 @@ class Engine(AsyncQuestions):
         self._max_active = checked_count(max_active_runs, what="max_active_runs")
         self._recover = recover
         self._park_after = seconds(park_after, what="park_after")
-        self._max_bytes = checked_count(max_bytes, what="max_bytes")
+        self._max_bytes = None if max_bytes is None else checked_count(max_bytes, what="max_bytes")
         self._grace = seconds(grace, what="grace")
         self._client: BaseClient | None = None
         self._worker: Worker | None = None
@@ -130,7 +129,7 @@ class Engine(AsyncQuestions):
             raise InvalidOption("this engine is open already: an engine is opened once")
         where = self._where
         client = where if isinstance(where, BaseClient) else self._new_client(where)
-        self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes)
+        self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes or client.max_bytes)
         try:
             await self._begin(client)
         except BaseException:
@@ -154,7 +153,7 @@ class Engine(AsyncQuestions):
             ttl=self._ttl,
             max_active=self._max_active,
             park_after=self._park_after,
-            max_bytes=self._max_bytes,
+            max_bytes=self._max_bytes or client.max_bytes,
             recover=self._recover,
         )
 

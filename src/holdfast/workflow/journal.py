@@ -93,7 +93,8 @@ AnyEntry = StepDone | StepLost | Attempted | TimerEnded | Signalled | ChildEnded
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)
-_lenient = msgspec.json.Encoder(enc_hook=lambda value: type(value).__qualname__)
+# In one order, whatever a set's or a dict's is: that of a set of texts differs from process to process.
+_lenient = msgspec.json.Encoder(enc_hook=lambda value: type(value).__qualname__, order="deterministic")
 
 
 def encode_entry(entry: AnyEntry) -> str:

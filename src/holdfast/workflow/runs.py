@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ..client import BaseClient
-from ..codec import MAX_BYTES
 from ..flows import Flow
 from ..rules.run import Scalar
 from ..runners import run, run_async
@@ -76,7 +75,7 @@ class _Runs:
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
-        self._asking = Asking(client, max_bytes=MAX_BYTES)
+        self._asking = Asking(client, max_bytes=client.max_bytes)
 
     def _start(
         self,
