@@ -125,6 +125,16 @@ class Context:
     def step(
         self,
         name: str,
+        function: Step[..., R],
+        *args: Any,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        **options: Any,
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def step(
+        self,
+        name: str,
         function: Callable[..., Coroutine[Any, Any, R]],
         *args: Any,
         retry: Retry | None = None,
@@ -256,9 +266,17 @@ class Context:
         async with asyncio.timeout(seconds(timeout, what="timeout")):
             return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
 
+    @overload
+    def start_child(
+        self, workflow: Workflow[I, O], input: I, *, id: str | None = None
+    ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
+    @overload
+    def start_child(
+        self, workflow: Workflow[None, O], *, id: str | None = None
+    ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
     async def start_child(
-        self, workflow: Workflow[I, O], input: I | None = None, *, id: str | None = None
-    ) -> ChildHandle[O]:
+        self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None
+    ) -> ChildHandle[Any]:
         """Start a run of another workflow as a child of this one, and go on."""
         self._code.check()
         place = self._next_id(workflow.name)
@@ -275,7 +293,11 @@ class Context:
         self._code.start_child(new)
         return ChildHandle(self, child, workflow.output_type)
 
-    async def child(self, workflow: Workflow[I, O], input: I | None = None, *, id: str | None = None) -> O:
+    @overload
+    def child(self, workflow: Workflow[I, O], input: I, *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
+    @overload
+    def child(self, workflow: Workflow[None, O], *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
+    async def child(self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None) -> Any:
         """Start a child and wait for what it returns. Raises `WorkflowFailed` if it does not complete."""
         handle = await self.start_child(workflow, input, id=id)
         return await handle.result()

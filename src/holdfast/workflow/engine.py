@@ -244,24 +244,60 @@ class Engine(AsyncQuestions):
         else:
             worker.drive(Claim(run=run, entries=(input,), events=()))
 
-    def handle(self, run_id: str, workflow: Workflow[Any, O] | None = None) -> RunHandle[O]:
+    @overload
+    def handle(self, run_id: str, workflow: Workflow[Any, O]) -> RunHandle[O]: ...
+    @overload
+    def handle(self, run_id: str, workflow: None = None) -> RunHandle[Any]: ...
+    def handle(self, run_id: str, workflow: Workflow[Any, Any] | None = None) -> RunHandle[Any]:
         """A handle of a run by its id; with its workflow, its result has the right type."""
         asking, _ = self._open()
         return RunHandle(asking, run_id, Any if workflow is None else workflow.output_type)
 
+    @overload
     async def start_or_signal(
         self,
-        workflow: Workflow[Any, O] | str,
+        workflow: Workflow[I, O],
+        input: I,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[O]: ...
+    @overload
+    async def start_or_signal(
+        self,
+        workflow: Workflow[None, O],
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[O]: ...
+    @overload
+    async def start_or_signal(
+        self,
+        workflow: str,
         input: Any = None,
         *,
         id: str,
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
-    ) -> RunHandle[O]:
+    ) -> RunHandle[Any]: ...
+    async def start_or_signal(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[Any]:
         """Send a signal to the run with this id; if there is none, start it first."""
         try:
-            handle: RunHandle[O] = await self.start(workflow, input, id=id)
+            handle: RunHandle[Any] = await self.start(workflow, input, id=id)
         except RunExists:
             known = self._named(workflow)
             handle = RunHandle(self._open()[0], id, known.output_type if isinstance(known, Workflow) else Any)
