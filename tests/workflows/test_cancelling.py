@@ -32,10 +32,6 @@ async def ends(handle, status="cancelled", within=10):
     return caught.value
 
 
-async def _true(condition):
-    return condition
-
-
 # -- wherever it is -------------------------------------------------------------------------------------------
 
 
@@ -59,7 +55,7 @@ def test_a_running_async_step_is_cancelled_and_a_step_on_the_way_out_is_recorded
     async def story():
         async with engine_on(url, [works]) as engine:
             handle = await engine.start(works, id="r")
-            await eventually_async(lambda: _true(told))
+            await eventually_async(lambda: told)
             await handle.cancel()
             await handle.cancel()
             await ends(handle)
@@ -281,7 +277,7 @@ def test_a_step_on_the_way_out_that_takes_too_long_is_cancelled_with_the_run():
         async with TestEngine([hangs]) as engine:
             handle = await engine.start(hangs)
             await handle.cancel()
-            await eventually_async(lambda: _true(told))
+            await eventually_async(lambda: told)
             engine._now += 30_000_000  # the step is under way: `advance` would wait for it
             engine._worker.drivers[handle.id].tick()
             await ends(handle)

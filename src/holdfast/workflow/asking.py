@@ -218,7 +218,9 @@ class Asking:
                 "restart() begins a run anew."
             )
         keep, forget, children = cut(claim, restart=restart)
-        fresh = restart or run.status == "timed_out"  # its time counts anew
+        kept = (j.decode_entry(text) for text in claim.entries[1:keep])
+        # The time that it may take counts anew; where its own time began, the journal knows.
+        fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun) for entry in kept)
         request = secrets.token_hex(8)
         outcome, _ = yield from send(
             ReviveRun(run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=fresh, request=request)

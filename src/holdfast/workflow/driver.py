@@ -249,6 +249,10 @@ class Driver:
         if status == "failed" and tried < retry.max_attempts and not isinstance(error, retry.give_up_on):
             now = self.host.now()
             again_at = now + round(retry.delay_after(tried, self.host.chance()) * 1_000_000)
+            deadline = self._deadline()
+            if deadline is not None and again_at >= deadline:  # its time is for all its attempts together
+                self.end = Finish("timed_out", j.write_failure(failure))
+                return
             self._fresh.append(j.encode_entry(j.BegunAgain(at=now, again_at=again_at, error=failure)))
             self.end = Park(again_at)
         else:
@@ -384,6 +388,10 @@ class Driver:
     def _record(self) -> None:
         code = self._code
         self._records += 1
+        if code.preface is not None:
+            self._fresh.insert(0, j.encode_entry(code.preface))
+            self._delivered += 1
+            code.preface = None
         entries, self._fresh = tuple(self._fresh), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None
