@@ -52,7 +52,8 @@ NAMES = [
 ]  # fmt: skip
 
 SIGNATURES = {
-    "__init__": "(self, url=None, *, namespace='default', name=None, retention='7 days', store_options=None)",
+    "__init__": "(self, url=None, *, namespace='default', name=None, retention='7 days', store_options=None, "
+    "max_bytes=1048576)",
     "lock": "(self, key, *, ttl=30, wait=None, owner=None, renew_every=None, max_renew_failures=3, max_stall=None, "
     "reentrant=False, on_lost=None, on_busy='raise', lock_delay=0)",
     "semaphore": "(self, key, *, permits, weight=1, ttl=30, wait=None, owner=None, renew_every=None, "
@@ -98,8 +99,8 @@ def test_both_kinds_of_runs_have_the_same_words(kind):
 
 def test_the_engine_the_context_and_the_handle_have_these_words():
     assert public(Engine) == [
-        "cancel", "close", "drain", "events", "get", "handle", "list", "open", "recover_all", "restart", "resume",
-        "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
+        "active_runs", "cancel", "close", "drain", "events", "get", "handle", "list", "open", "recover_all", "restart",
+        "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
     assert public(Context) == [

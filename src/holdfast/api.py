@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from .client import BaseClient
+from .codec import MAX_BYTES
 from .events import Events
 from .flag import Flag
 from .locks.admin import AsyncLocks, Locks
@@ -50,6 +51,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
         name: str | None = None,
         retention: Duration = "7 days",
         store_options: Mapping[str, object] | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         super().__init__(
             url,
@@ -57,6 +59,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
             name=name,
             retention=retention,
             store_options=store_options,
+            max_bytes=max_bytes,
             events=Events(LoggingSink()),
         )
 
@@ -194,7 +197,7 @@ class Client(_Words[Lock, ReadWriteLock, Leader]):
     place may be a psycopg pool, an SQLAlchemy engine or a redis-py client that you have already: Holdfast opens
     connections of its own in the same way. `store_options` are what could be in the URL (`{"schema": "locks"}`).
     Clients in one `namespace` see each other. `name` is who this is, for people. Records that nobody used for
-    `retention` are forgotten.
+    `retention` are forgotten. A state, an input of a run or a signal may have up to `max_bytes`.
 
     >>> with Client("memory://") as hf:
     ...     with hf.lock("invoice:42", ttl=30, wait=10) as lease:

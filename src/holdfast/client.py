@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from . import _platform
+from .codec import MAX_BYTES
 from .commands import Abandon, Acquire, Command, Release
 from .errors import ClientClosed, HoldfastError, InvalidOption
 from .events import Events
@@ -35,7 +36,7 @@ from .rules.record import Label
 from .runners import Lanes
 from .stores import Handle, open_store, redacted
 from .stores.contract import Role, Store, Swift, Tied, Watch
-from .values import MICROSECONDS, Duration, checked_key, seconds
+from .values import MICROSECONDS, Duration, checked_count, checked_key, seconds
 
 DEFAULT_URL = "sqlite:///holdfast.db"
 ROLES: tuple[Role, ...] = ("commands", "heartbeats", "queries")
@@ -216,6 +217,7 @@ class BaseClient:
         name: str | None = None,
         retention: Duration = RETENTION / MICROSECONDS,
         store_options: Mapping[str, object] | None = None,
+        max_bytes: int = MAX_BYTES,
         events: Events | None = None,
     ) -> None:
         if url == "":
@@ -227,6 +229,7 @@ class BaseClient:
         self.retention = round(seconds(retention, what="retention") * MICROSECONDS)
         if self.retention < MICROSECONDS:
             raise InvalidOption("retention cannot be less than a second: tokens must not meet their own past")
+        self.max_bytes = checked_count(max_bytes, what="max_bytes")
         self.events = events or Events()
         self._lock = threading.Lock()
         self._works: Works | None = None

@@ -127,9 +127,9 @@ WORKFLOWS = [
     ),
     Mutant(
         "a child has an execution of its own",
-        "workflow/context.py",
-        "root=code.run.root)",
-        "root=code.run.id)",
+        "workflow/state.py",
+        '("execution", self._code.run.root, checked_key(key))',
+        '("execution", self._code.run.id, checked_key(key))',
         (STATE + "test_a_run_shares_its_execution_with_its_children_and_a_session_with_nobody[memory]",),
     ),
 ]

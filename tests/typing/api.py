@@ -121,10 +121,10 @@ def sync_fences(
         guard(connection, "a", lease)
     guard(session, "a", lease)
     guard(scoped, "a", lease)
-    guard(engine, "a", lease)  # type: ignore[arg-type]  # no connection
+    guard(engine, "a", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no connection
     fenced_set(client, "a", b"value", lease, ex=timedelta(hours=1))
     fenced_set(cluster, "a", 7, lease, keepttl=True)
-    fenced_set(client, "a", object(), lease)  # type: ignore[arg-type]  # nothing that Redis takes
+    fenced_set(client, "a", object(), lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # nothing that Redis takes
     script = FencedScript(client, "return 1")
     assert_type(script("a", lease, keys=["a", b"b"], args=[1, 0.5, "x"]), Any)
 
@@ -143,10 +143,10 @@ async def async_fences(
     async with engine.begin() as connection:
         await guard_async(connection, "a", lease)
     await guard_async(session, "a", 7)
-    await guard_async(sync, "a", lease)  # type: ignore[arg-type]  # the wrong colour
-    guard(db, "a", lease)  # type: ignore[arg-type]  # the wrong colour
+    await guard_async(sync, "a", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong colour
+    guard(db, "a", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong colour
     await fenced_set_async(client, "a", "value", lease, ex="5 minutes")
-    fenced_set(client, "a", "value", lease)  # type: ignore[arg-type]  # the wrong colour
+    fenced_set(client, "a", "value", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong colour
     script = AsyncFencedScript(cluster, "return 1")
     assert_type(await script("a", lease, keys=["a"]), Any)
 
@@ -157,14 +157,14 @@ def decorated(hf: Client, ahf: AsyncClient) -> None:
         return f"{invoice_id}{dry}"
 
     assert_type(charge(1, dry=True), str)
-    charge("one")  # type: ignore[arg-type]  # the signature is kept
+    charge("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the signature is kept
 
-    @ahf.semaphore(lambda order: f"order:{order}", permits=2)
+    @ahf.semaphore(lambda order: f"order:{order}", permits=2)  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
     async def ship(order: int) -> float:
         return float(order)
 
     assert_type(asyncio.run(ship(1)), float)
-    asyncio.run(ship(order="one"))  # type: ignore[arg-type]  # the signature is kept
+    asyncio.run(ship(order="one"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the signature is kept
 
 
 class Seat:
@@ -199,7 +199,7 @@ def sync_holding(hf: Client) -> None:
     assert_type(count.update(lambda value: (value or 0) + 1), int)
     assert_type(hf.state("seat", type=Seat), AtomicState[Seat])
     assert_type(hf.state("any"), AtomicState[Any])
-    count.set("text")  # type: ignore[arg-type]  # a number was said
+    count.set("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a number was said
     mutex = DurableMutex(lease=30)
     slot = hf.state.workflow("w", "k", initial=initial_lock_record())
     assert_type(mutex.try_acquire(slot, holder_id="a", now=0), AcquireAttempt)

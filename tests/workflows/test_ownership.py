@@ -413,7 +413,7 @@ def test_what_a_transaction_writes_is_written_with_its_record(file, played, engi
     assert paid(file) == [7]
 
 
-@pytest.mark.parametrize("fault", ["raises", "commits", "attaches", "locks", "unwritable"])
+@pytest.mark.parametrize("fault", ["raises", "away", "unknown", "commits", "attaches", "locks", "unwritable"])
 def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, fault, tmp_path):
     with Client(f"sqlite:///{file}") as client:
 
@@ -421,6 +421,8 @@ def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, f
             connection.execute("INSERT INTO payments VALUES (?)", (amount,))
             if fault == "raises":
                 raise ValueError("no")
+            if fault in ("away", "unknown"):  # a store of the user's own, which is none of ours
+                raise StoreUnavailable("another store is away", ambiguous=fault == "unknown")
             if fault == "commits":
                 connection.execute("COMMIT")
             if fault == "attaches":
@@ -439,6 +441,8 @@ def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, f
 
         kinds = {
             "raises": "ValueError",
+            "away": "holdfast.errors.StoreUnavailable",
+            "unknown": "holdfast.errors.StoreUnavailable",
             "commits": "sqlite3.DatabaseError",
             "attaches": "sqlite3.DatabaseError",
             "locks": f"{WouldDeadlock.__module__}.WouldDeadlock",
@@ -446,6 +450,32 @@ def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, f
         }
         assert played(story) == kinds[fault]
     assert paid(file) == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_transaction_whose_store_was_away_is_made_once(file, played, engine_on, monkeypatch, moment):
+    """Before its commit it is done again; after it the journal tells that it was made."""
+    attempts, lost = [], []
+
+    def pay(connection, amount):
+        connection.execute("INSERT INTO payments VALUES (?)", (amount,))
+        attempts.append(current_step().attempt)
+
+    def away(point):
+        if point == f"{moment} transaction" and len(lost) < 2:
+            lost.append(point)
+            raise StoreUnavailable("away", ambiguous=moment == "after")
+
+    monkeypatch.setattr(failpoints, "reached", away)
+    flow = transacting(pay)
+
+    async def story():
+        async with engine_on(f"sqlite:///{file}", [flow]) as engine:
+            await (await engine.start(flow, 7)).result()
+
+    played(story)
+    assert paid(file) == [7]
+    assert attempts == ([1, 1, 1] if moment == "before" else [1])
 
 
 def test_steps_beside_a_transaction_wait_for_it_and_nothing_is_lost(file, played, engine_on):

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy
 
 import real_servers
-from holdfast import Client, Context, UnknownRun, WorkflowFailed, current_step, workflow
+from holdfast import Client, Context, StoreUnavailable, UnknownRun, WorkflowFailed, current_step, workflow
 
 
 @pytest.fixture
@@ -36,6 +36,8 @@ def paying(name):
         connection.execute(sqlalchemy.text(statement) if hasattr(connection, "dialect") else statement)
         if amount < 0:
             raise ValueError("nobody pays that")
+        if amount == 0:
+            raise StoreUnavailable("the bank is away", ambiguous=True)
         return type(connection).__module__.partition(".")[0]
 
     @workflow
@@ -56,6 +58,8 @@ def test_what_a_transaction_writes_is_there_with_its_record_or_not_at_all(place,
             good = await (await engine.start(flow, 7, id=f"{name}-good")).result()
             with pytest.raises(WorkflowFailed, match="nobody pays that"):
                 await (await engine.start(flow, -1, id=f"{name}-bad")).result()
+            with pytest.raises(WorkflowFailed, match="the bank is away"):
+                await (await engine.start(flow, 0, id=f"{name}-away")).result()
             return good
 
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from importlib import import_module
 from uuid import UUID
 
 import pytest
@@ -165,6 +166,26 @@ def test_real_io_in_workflow_code_says_what_to_do_instead(url, played, engine_on
     error = failure(played, engine_on, url, flow, None)
     assert error.kind == "holdfast.errors.NotInWorkflow"
     assert "ctx.step(" in error.detail
+
+
+def test_code_that_never_waits_for_anything_is_a_failed_run_and_stops_no_other(url, played, engine_on, monkeypatch):
+    monkeypatch.setattr(import_module("holdfast.workflow.loop"), "MAX_TURNS", 1_000)
+
+    @workflow
+    async def spins(ctx, step_first):
+        if step_first:
+            await ctx.step("add", add, 1, 1)
+        while True:
+            await asyncio.sleep(0)
+
+    async def story():
+        async with engine_on(url, [spins, chain]) as engine:
+            for step_first in (False, True):
+                with pytest.raises(WorkflowFailed, match="spins"):
+                    await (await engine.start(spins, step_first)).result(10)
+            return await (await engine.start(chain, 2)).result()
+
+    assert played(story) == 2
 
 
 # -- failures -----------------------------------------------------------------------------------------------

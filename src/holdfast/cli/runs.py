@@ -226,6 +226,8 @@ def _history(claim: Claim) -> list[dict[str, Any]]:
         entry = j.decode_entry(text)
         name, value = "", None
         match entry:
+            case j.Begun():
+                kind = "begun"
             case j.StepDone():
                 kind, name, value = "step", entry.id, _value(bytes(entry.value).decode())
             case j.StepLost():

@@ -34,13 +34,14 @@ NOTHING = _Nothing()
 class BaseState(Generic[T]):
     """What all colours have in common: where the value is, how it is read and written, and the decisions."""
 
-    def __init__(self, address: Address, *, initial: object, type: Any) -> None:
+    def __init__(self, address: Address, *, initial: object, type: Any, max_bytes: int) -> None:
         if isinstance(type, str):
             raise InvalidOption(f"type cannot be the text {type!r}: give the type itself, such as int or a dataclass")
         self._address = address
         self._type = Any if type is None else type
+        self._max_bytes = max_bytes
         # Kept as text: each reader gets a value of its own.
-        self._initial = None if isinstance(initial, _Nothing) else encode_value(initial, self._type, what=self._what)
+        self._initial = None if isinstance(initial, _Nothing) else self._text(initial)
 
     @property
     def key(self) -> str:
@@ -64,11 +65,14 @@ class BaseState(Generic[T]):
         text = link.value if link.version else self._initial
         return None if text is None else cast("T", decode_value(text, self._type, what=self._what))
 
+    def _text(self, value: object) -> str:
+        return encode_value(value, self._type, what=self._what, max_bytes=self._max_bytes)
+
     # -- the decisions ------------------------------------------------------------------------------------
 
     def _replaced(self, value: object) -> Decide[None]:
         """Put this in the place of whatever is there, which need not even be readable."""
-        change = Change(None if value is GONE else encode_value(value, self._type, what=self._what))
+        change = Change(None if value is GONE else self._text(value))
         return lambda _link: (change, None)
 
     def _decided(self, decide: Callable[[T | None], tuple[object, A]]) -> Decide[A]:
@@ -76,7 +80,7 @@ class BaseState(Generic[T]):
 
         def on_link(link: Link) -> Decision[A]:
             value, answer = decide(self._value(link))
-            return None if value is KEEP else Change(encode_value(value, self._type, what=self._what)), answer
+            return None if value is KEEP else Change(self._text(value)), answer
 
         return on_link
 
@@ -210,7 +214,7 @@ class AtomicState(SyncState[T]):
 
     def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
         self._works, self._max_retries = client.works, checked_retries(max_retries)
-        super().__init__(address, initial=initial, type=type)
+        super().__init__(address, initial=initial, type=type, max_bytes=client.max_bytes)
 
     def get(self) -> T | None:
         """The value as it is now; `initial` before the first write, None after a delete."""
@@ -276,7 +280,7 @@ class AsyncAtomicState(AsyncState[T]):
 
     def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
         self._works, self._max_retries = client.works, checked_retries(max_retries)
-        super().__init__(address, initial=initial, type=type)
+        super().__init__(address, initial=initial, type=type, max_bytes=client.max_bytes)
 
     async def get(self) -> T | None:
         """The value as it is now; `initial` before the first write, None after a delete."""

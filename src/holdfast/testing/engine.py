@@ -14,6 +14,8 @@ from ..client import BaseClient
 from ..errors import InvalidOption
 from ..events import Events
 from ..observe import LoggingSink
+from ..rules.run_outcomes import Outlook
+from ..run_commands import RunsOutlook
 from ..stores import open_store
 from ..values import MAX_TTL_SECONDS, MICROSECONDS, Duration, seconds
 from ..workflow.context import StepCall
@@ -71,6 +73,15 @@ class _Worker(Worker):
     def body_of(self, call: StepCall) -> Callable[..., Any]:
         """The function of a step, or what the test has put in its place."""
         return self.mocks.get(call.name, call.function)
+
+    async def next_moment(self) -> int | None:
+        """When time brings something next: to a driver, or to a run that waits to begin again."""
+        outlook = await self.ask(RunsOutlook(types=tuple(kind for kind, _ in self._types())))
+        assert isinstance(outlook, Outlook)  # noqa: S101
+        moments = [when for when, _ in self.due.values()]
+        if outlook.next_due is not None and outlook.next_due > self.now():
+            moments.append(outlook.next_due)
+        return min(moments, default=None)
 
     async def keep(self) -> None:
         """The lease lives on, however far time is moved."""
@@ -150,19 +161,22 @@ class TestEngine(Engine):
         assert isinstance(worker, _Worker)  # noqa: S101
         end = self._now + round(seconds(duration) * MICROSECONDS)
         await self.settle()
-        while worker.due and (first := min(worker.due.values(), key=lambda pair: pair[0]))[0] <= end:
-            while self._now < first[0]:
-                self._now = min(first[0], self._now + HOP)
-                await worker.keep()
-            del worker.due[first[1].run.id]
-            worker.later(0, first[1].tick)
-            first[1].rested.clear()
-            await first[1].rested.wait()
+        while (moment := await worker.next_moment()) is not None and moment <= end:
+            await self._move(worker, moment)
+            for run, (when, driver) in list(worker.due.items()):
+                if when <= self._now:
+                    del worker.due[run]
+                    driver.rested.clear()
+                    worker.later(0, driver.tick)
+                    await driver.rested.wait()
             await self.settle()
-        while self._now < end:
-            self._now = min(end, self._now + HOP)
-            await worker.keep()
+        await self._move(worker, end)
         await self.settle()
+
+    async def _move(self, worker: _Worker, moment: int) -> None:
+        while self._now < moment:
+            self._now = min(moment, self._now + HOP)
+            await worker.keep()
 
     async def settle(self) -> None:
         """Wait until every run waits for time, for a signal or for another run, or has ended."""

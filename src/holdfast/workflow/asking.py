@@ -14,7 +14,7 @@ import msgspec
 
 from .._platform import elapsed
 from ..client import BaseClient
-from ..codec import decode_value, encode_value
+from ..codec import decode_value, encode_message, encode_value
 from ..commands import Failed
 from ..errors import (
     InvalidOption,
@@ -93,18 +93,20 @@ class Asking:
     ) -> NewRun:
         """Check what is to be started, and write its input."""
         if isinstance(workflow, Workflow):
-            kind, input_type, name = workflow.type, workflow.input_type, workflow.name
+            kind, name = workflow.type, workflow.name
             if not workflow.takes_input and input is not None:
                 raise InvalidValue(f"the workflow {name!r} takes no input, and was given {input!r}")
+            text = encode_value(input, workflow.input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes)
         elif isinstance(workflow, str):
             name = checked_key(workflow, what="workflow name")
-            kind, input_type = (name if "@" in name else name + ANY_VERSION), Any
+            kind = name if "@" in name else name + ANY_VERSION
+            text = encode_message(input, what=f"the input of {name!r}", max_bytes=self.max_bytes)
         else:
             raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow, or give its name")
         return NewRun(
             id=secrets.token_hex(8) if id is None else checked_key(id, what="run id"),
             type=kind,
-            input=encode_value(input, input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes),
+            input=text,
             request=secrets.token_hex(8),
             key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
             attributes=checked_attributes(attributes or {}),
@@ -169,8 +171,8 @@ class Asking:
     def signal(self, run_id: str, name: str, payload: Any, idempotency_key: str | None) -> Flow[None]:
         """Send a signal. Sent again with the same key it counts once."""
         key = secrets.token_hex(8) if idempotency_key is None else checked_key(idempotency_key, what="idempotency key")
-        text = encode_value(payload, what=f"the signal {name!r}", max_bytes=self.max_bytes)
         name = checked_key(name, what="signal name")
+        text = encode_message(payload, what=f"the signal {name!r}", max_bytes=self.max_bytes)
         yield from self.post(run_id, Event(kind="signal", name=name, payload=text, key=f"signal/{key}"))
 
     def cancel(self, run_id: str) -> Flow[None]:
@@ -216,7 +218,9 @@ class Asking:
                 "restart() begins a run anew."
             )
         keep, forget, children = cut(claim, restart=restart)
-        fresh = restart or run.status == "timed_out"  # its time counts anew
+        kept = (j.decode_entry(text) for text in claim.entries[1:keep])
+        # The time that it may take counts anew; where its own time began, the journal knows.
+        fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun) for entry in kept)
         request = secrets.token_hex(8)
         outcome, _ = yield from send(
             ReviveRun(run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=fresh, request=request)

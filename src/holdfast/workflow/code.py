@@ -58,6 +58,7 @@ class Code:
         self.inbox: dict[int, Event] = {}
         self.unstarted: list[NewRun] = []
         self.attributes: dict[str, Scalar] | None = None
+        self.preface: j.Begun | None = None  # goes into the journal with whatever goes there first
         self.end_as: End | None = None
         self.stop_at: int | None = None  # the end of the grace after a cancel
         self._effects = effects
@@ -73,8 +74,7 @@ class Code:
         entries = [j.decode_entry(text) for text in texts[1:]]
         again = [place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
         start = again[-1] + 1 if again else 0
-        if again:
-            self.loop.now = entries[again[-1]].at
+        self.loop.now = self._beginning(entries)
         self.attempt = 1 + len(again)
         self.inbox = {event.number: event for event in events}
         self._begin(texts[0])
@@ -83,6 +83,17 @@ class Code:
         self.unstarted = [new for new in self.unstarted if new.id in self._children]
         if self.attributes == self.run.attributes:
             self.attributes = None
+
+    def _beginning(self, entries: list[j.AnyEntry]) -> int:
+        """Where workflow time begins: when the run was first driven, or when it was to begin again."""
+        for entry in reversed(entries):
+            if isinstance(entry, j.BegunAgain):
+                return entry.again_at
+        begun = next((entry for entry in entries if isinstance(entry, j.Begun)), None)
+        if begun is None:
+            begun = j.Begun(at=self.run.started_at or self.run.created_at)
+            self.preface = begun if self.workflow.timeout is not None else None
+        return begun.at
 
     def _begin(self, text: str) -> None:
         run = self.run
@@ -113,6 +124,8 @@ class Code:
                 if (waits := self._child_waits.get(entry.id)) is None:
                     waits = self._call_of(entry.id, entry.args).future
                 _resolve(waits, None, step_failed(entry.id, entry.error, entry.attempts))
+            case j.Begun():
+                return
             case j.Attempted():
                 self.tries[entry.id] = entry
             case j.TimerEnded():
@@ -201,8 +214,8 @@ class Code:
         self.calls.pop(call.id, None)
         self._effects.dropped(call)
 
-    async def wait_for_signal(self, name: str, id: str) -> Any:
-        """Wait for the next signal of this name."""
+    async def wait_for_signal(self, name: str, id: str, type: Any) -> Any:
+        """Wait for the next signal of this name, and read it as this type."""
         self.check()
         future = self.loop.create_future()
         self._signal_waits[id] = (name, future)
@@ -210,7 +223,7 @@ class Code:
             payload = await future
         finally:
             self._signal_waits.pop(id, None)
-        return decode_value(payload, Any, what=f"the signal {name!r}")
+        return decode_value(payload, type, what=f"the signal {name!r}")
 
     def start_child(self, new: NewRun) -> None:
         """A child is started with the next record. Once more in another life: that is recognised."""

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from ..codec import decode_value, encode_value
-from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
+from ..errors import InvalidOption, InvalidWorkflow, NotInWorkflow
 from ..rules.run import NewRun, Scalar, workflow_of
 from ..rules.slot import Address
 from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
+from .asking import checked_attributes
 from .definition import ONCE, Retry, Step, Workflow, current_context
 from .state import RunStates
 
@@ -125,13 +126,23 @@ class Context:
         self.workflow_name = workflow_of(code.run.type)
         self.attempt = code.attempt
         self.log = ReplayLogger(logging.getLogger("holdfast.run"), code)
-        self.state = RunStates(self, workflow=self.workflow_name, root=code.run.root)
+        self.state = RunStates(code, self._change_state)
 
     def __repr__(self) -> str:
         return f"<Context {self.workflow_name} {self.run_id}>"
 
     # -- steps ------------------------------------------------------------------------------------------
 
+    @overload
+    def step(
+        self,
+        name: str,
+        function: Step[..., R],
+        *args: Any,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        **options: Any,
+    ) -> Coroutine[Any, Any, R]: ...
     @overload
     def step(
         self,
@@ -214,8 +225,7 @@ class Context:
             self._code.drop_call(call)
             raise
 
-    async def change_state(self, name: str, address: Address, decide: Decide[Any], output: Any) -> Any:
-        """Change a slot, or look at it, as a step."""
+    async def _change_state(self, name: str, address: Address, decide: Decide[Any], output: Any) -> Any:
         call = self._code.new_call(
             id=self._next_id(f"{address[2]}.{name}"),
             name=name,
@@ -227,10 +237,6 @@ class Context:
             transaction=True,
         )
         return await self._result(call)
-
-    def check(self) -> None:
-        """Raise when this process drives the run no more."""
-        self._code.check()
 
     def _next_id(self, name: str) -> str:
         count = self._counts[name] = self._counts.get(name, 0) + 1
@@ -267,17 +273,37 @@ class Context:
 
     # -- others -----------------------------------------------------------------------------------------
 
-    async def wait_for_signal(self, name: str, *, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109
-        """Wait for the next signal of this name and return its payload. Raises `TimeoutError` after `timeout`."""
-        checked_key(name, what="signal name")
-        if timeout is None:
-            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"))
-        async with asyncio.timeout(seconds(timeout, what="timeout")):
-            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"))
+    @overload
+    def wait_for_signal(
+        self, name: str, *, type: type[R], timeout: Duration | None = None
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, type: Any = None, timeout: Duration | None = None
+    ) -> Coroutine[Any, Any, Any]: ...
+    async def wait_for_signal(self, name: str, *, type: Any = None, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109
+        """Wait for the next signal of this name and return its payload. Raises `TimeoutError` after `timeout`.
 
+        `type` is what the payload is read as; without it, it is plain JSON.
+        """
+        checked_key(name, what="signal name")
+        read_as = Any if type is None else type
+        if timeout is None:
+            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
+        async with asyncio.timeout(seconds(timeout, what="timeout")):
+            return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
+
+    @overload
+    def start_child(
+        self, workflow: Workflow[I, O], input: I, *, id: str | None = None
+    ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
+    @overload
+    def start_child(
+        self, workflow: Workflow[None, O], *, id: str | None = None
+    ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
     async def start_child(
-        self, workflow: Workflow[I, O], input: I | None = None, *, id: str | None = None
-    ) -> ChildHandle[O]:
+        self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None
+    ) -> ChildHandle[Any]:
         """Start a run of another workflow as a child of this one, and go on."""
         self._code.check()
         place = self._next_id(workflow.name)
@@ -294,7 +320,11 @@ class Context:
         self._code.start_child(new)
         return ChildHandle(self, child, workflow.output_type)
 
-    async def child(self, workflow: Workflow[I, O], input: I | None = None, *, id: str | None = None) -> O:
+    @overload
+    def child(self, workflow: Workflow[I, O], input: I, *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
+    @overload
+    def child(self, workflow: Workflow[None, O], *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
+    async def child(self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None) -> Any:
         """Start a child and wait for what it returns. Raises `WorkflowFailed` if it does not complete."""
         handle = await self.start_child(workflow, input, id=id)
         return await handle.result()
@@ -309,12 +339,7 @@ class Context:
 
     async def set_attributes(self, **attributes: Scalar) -> None:
         """Set what this run can be found by in listings; what is not named stays as it is."""
-        for name, value in attributes.items():
-            if not isinstance(value, str | int | bool):
-                raise InvalidValue(
-                    f"the attribute {name!r} is {value!r}: attributes are text, whole numbers or booleans"
-                )
-        self._code.set_attributes(attributes)
+        self._code.set_attributes(checked_attributes(attributes))
 
 
 class ReplayLogger(logging.LoggerAdapter[logging.Logger]):

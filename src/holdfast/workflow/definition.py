@@ -151,7 +151,9 @@ class Step(Generic[P, R]):
         context = current_context.get()
         if context is None:
             return self.function(*args, **options)
-        return context.call(self, args, options)
+        call: Any = context.call(self, args, options)
+        call.__qualname__ = self.name  # for the warning of one who forgets to await it
+        return call
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"

@@ -60,7 +60,7 @@ class Driver:
         self._unanswered = 0  # words that are on their way
         self._transactions: deque[StepCall] = deque()
         self._backlog: deque[Delivery] = deque()
-        self._busy = False  # delivering, or a transaction has the journal
+        self._busy = True  # not begun, delivering, or a transaction has the journal
         self._recording: RecordRun | None = None
         self._records = 0
         self._due: int | None = None  # when its host is to wake it
@@ -77,6 +77,7 @@ class Driver:
         code.replaying = False
         for call in code.calls.values():
             self.called(call)
+        self._busy = False
         self._advance()
 
     def hear(self, events: tuple[Event, ...]) -> None:
@@ -262,6 +263,10 @@ class Driver:
         if status == "failed" and tried < retry.max_attempts and not isinstance(error, retry.give_up_on):
             now = self.host.now()
             again_at = now + round(retry.delay_after(tried, self.host.chance()) * 1_000_000)
+            deadline = self._deadline()
+            if deadline is not None and again_at >= deadline:  # its time is for all its attempts together
+                self.end = Finish("timed_out", j.write_failure(failure))
+                return
             self._fresh.append(j.encode_entry(j.BegunAgain(at=now, again_at=again_at, error=failure)))
             self.end = Park(again_at)
         else:
@@ -402,6 +407,10 @@ class Driver:
     def _record(self) -> None:
         code = self._code
         self._records += 1
+        if code.preface is not None:
+            self._fresh.insert(0, j.encode_entry(code.preface))
+            self._delivered += 1
+            code.preface = None
         entries, self._fresh = tuple(self._fresh), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None

@@ -14,7 +14,6 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 from .._platform import elapsed
 from ..client import BaseClient
-from ..codec import MAX_BYTES
 from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowTypeNotRegisteredError
 from ..events import Events
 from ..flows import Flow, send
@@ -97,7 +96,7 @@ class Engine(AsyncQuestions):
         recover: bool = True,
         namespace: str = "default",
         park_after: Duration = 10,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int | None = None,
         grace: Duration = GRACE_SECONDS,
     ) -> None:
         self._where = url_or_client
@@ -107,7 +106,7 @@ class Engine(AsyncQuestions):
         self._max_active = checked_count(max_active_runs, what="max_active_runs")
         self._recover = recover
         self._park_after = seconds(park_after, what="park_after")
-        self._max_bytes = checked_count(max_bytes, what="max_bytes")
+        self._max_bytes = None if max_bytes is None else checked_count(max_bytes, what="max_bytes")
         self._grace = seconds(grace, what="grace")
         self._client: BaseClient | None = None
         self._worker: Worker | None = None
@@ -140,7 +139,7 @@ class Engine(AsyncQuestions):
             raise InvalidOption("this engine is open already: an engine is opened once")
         where = self._where
         client = where if isinstance(where, BaseClient) else self._new_client(where)
-        self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes)
+        self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes or client.max_bytes)
         try:
             await self._begin(client)
         except BaseException:
@@ -164,7 +163,7 @@ class Engine(AsyncQuestions):
             ttl=self._ttl,
             max_active=self._max_active,
             park_after=self._park_after,
-            max_bytes=self._max_bytes,
+            max_bytes=self._max_bytes or client.max_bytes,
             recover=self._recover,
         )
 
@@ -255,23 +254,59 @@ class Engine(AsyncQuestions):
         else:
             worker.drive(Claim(run=run, entries=(input,), events=()))
 
-    def handle(self, run_id: str, workflow: Workflow[Any, O] | None = None) -> RunHandle[O]:
+    @overload
+    def handle(self, run_id: str, workflow: Workflow[Any, O]) -> RunHandle[O]: ...
+    @overload
+    def handle(self, run_id: str, workflow: None = None) -> RunHandle[Any]: ...
+    def handle(self, run_id: str, workflow: Workflow[Any, Any] | None = None) -> RunHandle[Any]:
         """A handle of a run by its id; with its workflow, its result has the right type."""
         return RunHandle(*self._open(), run_id, Any if workflow is None else workflow.output_type)
 
+    @overload
     async def start_or_signal(
         self,
-        workflow: Workflow[Any, O] | str,
+        workflow: Workflow[I, O],
+        input: I,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[O]: ...
+    @overload
+    async def start_or_signal(
+        self,
+        workflow: Workflow[None, O],
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[O]: ...
+    @overload
+    async def start_or_signal(
+        self,
+        workflow: str,
         input: Any = None,
         *,
         id: str,
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
-    ) -> RunHandle[O]:
+    ) -> RunHandle[Any]: ...
+    async def start_or_signal(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle[Any]:
         """Send a signal to the run with this id; if there is none, start it first."""
         try:
-            handle: RunHandle[O] = await self.start(workflow, input, id=id)
+            handle: RunHandle[Any] = await self.start(workflow, input, id=id)
         except RunExists:
             known = self._named(workflow)
             handle = RunHandle(*self._open(), id, known.output_type if isinstance(known, Workflow) else Any)

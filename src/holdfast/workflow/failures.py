@@ -24,7 +24,14 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, StepFailed | WorkflowFailed) and error.kind:
         return Failure(error.kind, error.detail, error.traceback)
     text = "".join(traceback.format_exception(error))
-    return Failure(_name(type(error)), _fit(str(error), MAX_MESSAGE), _fit(text, MAX_TRACEBACK))
+    return Failure(_name(type(error)), _fit(_said(error), MAX_MESSAGE), _fit(text, MAX_TRACEBACK))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # a class of the user's
+        return f"(it cannot say what: {type(broken).__name__})"
 
 
 def step_failed(step: str, failure: Failure, attempts: int) -> StepFailed:

@@ -30,6 +30,14 @@ class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, k
     at: int
 
 
+class Begun(Entry, frozen=True, tag="begun", kw_only=True):
+    """When the run was first driven, which is where its time begins. Nothing is delivered by it.
+
+    The store knows that too, until a run is retried by hand and gets all its time again. So it is kept for workflows
+    that have a `timeout`, wherever in the journal.
+    """
+
+
 class StepDone(Entry, frozen=True, tag="step", kw_only=True):
     """A step's result. `args` tells whether it was called with the same arguments."""
 
@@ -89,11 +97,12 @@ class BegunAgain(Entry, frozen=True, tag="again", kw_only=True):
     error: Failure
 
 
-AnyEntry = StepDone | StepLost | Attempted | TimerEnded | Signalled | ChildEnded | CancelAsked | BegunAgain
+AnyEntry = Begun | StepDone | StepLost | Attempted | TimerEnded | Signalled | ChildEnded | CancelAsked | BegunAgain
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)
-_lenient = msgspec.json.Encoder(enc_hook=lambda value: type(value).__qualname__)
+# In one order, whatever a set's or a dict's is: that of a set of texts differs from process to process.
+_lenient = msgspec.json.Encoder(enc_hook=lambda value: type(value).__qualname__, order="deterministic")
 
 
 def encode_entry(entry: AnyEntry) -> str:

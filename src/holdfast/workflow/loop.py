@@ -98,7 +98,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                     handle._run()  # noqa: SLF001
                     turns += 1
                     if turns > MAX_TURNS:
-                        raise RuntimeError("workflow code spins: it never waits for anything that takes time")
+                        raise NotInWorkflow("workflow code spins: it never waits for anything that takes time")
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(before)  # noqa: SLF001

@@ -6,12 +6,11 @@ A workflow is given by its definition or by its name; the process needs no engin
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from ..client import BaseClient
-from ..codec import MAX_BYTES
 from ..flows import Flow
 from ..rules.run import Scalar
 from ..runners import run, run_async
@@ -19,6 +18,8 @@ from ..values import Duration
 from .asking import Asking, RunInfo, RunsPage, checked_timeout, wanted_runs
 from .definition import Workflow
 
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
 T = TypeVar("T")
 
 
@@ -76,7 +77,7 @@ class _Runs:
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
-        self._asking = Asking(client, max_bytes=MAX_BYTES)
+        self._asking = Asking(client, max_bytes=client.max_bytes)
 
     def _start(
         self,
@@ -101,6 +102,38 @@ class Runs(_Runs):
     'pending'
     """
 
+    @overload
+    def start(
+        self,
+        workflow: Workflow[I, Any],
+        input: I,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> str: ...
+    @overload
+    def start(
+        self,
+        workflow: Workflow[None, Any],
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> str: ...
+    @overload
+    def start(
+        self,
+        workflow: str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        connection: Any = None,
+    ) -> str: ...
     def start(
         self,
         workflow: Workflow[Any, Any] | str,
@@ -150,6 +183,10 @@ class Runs(_Runs):
         """Ask a run to stop."""
         run(self._asking.cancel(run_id), self._client.works.lanes)
 
+    @overload
+    def result(self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]) -> O: ...
+    @overload
+    def result(self, run_id: str, timeout: Duration | None = None, *, workflow: None = None) -> Any: ...
     def result(
         self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, Any] | None = None
     ) -> Any:
@@ -172,6 +209,35 @@ class AsyncRuns(_Runs, AsyncQuestions):
     def _ready(self) -> Asking:
         return self._asking
 
+    @overload
+    async def start(
+        self,
+        workflow: Workflow[I, Any],
+        input: I,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+    ) -> str: ...
+    @overload
+    async def start(
+        self,
+        workflow: Workflow[None, Any],
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+    ) -> str: ...
+    @overload
+    async def start(
+        self,
+        workflow: str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+    ) -> str: ...
     async def start(
         self,
         workflow: Workflow[Any, Any] | str,
@@ -184,6 +250,14 @@ class AsyncRuns(_Runs, AsyncQuestions):
         """Start a run, which an engine will drive, and return its id."""
         return await self._run(self._start(workflow, input, id, idempotency_key, attributes))
 
+    @overload
+    def result(
+        self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]
+    ) -> Coroutine[Any, Any, O]: ...
+    @overload
+    def result(
+        self, run_id: str, timeout: Duration | None = None, *, workflow: None = None
+    ) -> Coroutine[Any, Any, Any]: ...
     async def result(
         self,
         run_id: str,

@@ -7,6 +7,7 @@ is the run's own: it lives in the workflow's memory, and every life of the run b
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..rules.slot import Address
@@ -16,59 +17,61 @@ from ..state.transacting import Decide
 from ..values import checked_key
 
 if TYPE_CHECKING:
-    from .context import Context
+    from .code import Code
 
 T = TypeVar("T")
 A = TypeVar("A")
 
+Change = Callable[[str, Address, Decide[Any], Any], Awaitable[Any]]
+"""Changes a slot, or looks at it, as a step: by what name, where, how, and the type of what comes of it."""
 UNWRITTEN = Link("", 0, None, fresh=True)
 
 
 class RunStates:
     """The states of one run, by scope."""
 
-    def __init__(self, context: Context, *, workflow: str, root: str) -> None:
-        self._context, self._workflow, self._root = context, workflow, root
+    def __init__(self, code: Code, change: Change) -> None:
+        self._code, self._change = code, change
         self._session: dict[str, Link] = {}
 
     def workflow(self, key: str, initial: Any = NOTHING, *, type: Any = None) -> RunState[Any]:
         """The slot that all runs of this workflow share; outside, `client.state.workflow(name, key)`."""
-        return self._shared(("workflow", self._workflow, checked_key(key)), initial, type)
+        return self._shared(("workflow", self._code.run.workflow, checked_key(key)), initial, type)
 
     def execution(self, key: str, initial: Any = NOTHING, *, type: Any = None) -> RunState[Any]:
         """The slot that a run shares with its children; outside, `client.state.execution(id of the first run, key)`."""
-        return self._shared(("execution", self._root, checked_key(key)), initial, type)
+        return self._shared(("execution", self._code.run.root, checked_key(key)), initial, type)
 
     def session(self, key: str, initial: Any = NOTHING, *, type: Any = None) -> SessionState[Any]:
         """A value of this run alone, which no other run and no child sees. Its methods are not awaited."""
-        return SessionState(self._context, checked_key(key), self._session, initial=initial, type=type)
+        return SessionState(self._code, checked_key(key), self._session, initial=initial, type=type)
 
     def _shared(self, address: Address, initial: Any, type: Any) -> RunState[Any]:
-        return RunState(self._context, address, initial=initial, type=type)
+        return RunState(self._code, self._change, address, initial=initial, type=type)
 
 
 class RunState(AsyncState[T]):
     """A slot, changed from within a run: each call is a step, and its change is made exactly once."""
 
-    def __init__(self, context: Context, address: Address, *, initial: object, type: Any) -> None:
-        self._context = context
-        super().__init__(address, initial=initial, type=type)
+    def __init__(self, code: Code, change: Change, address: Address, *, initial: object, type: Any) -> None:
+        self._change = change
+        super().__init__(address, initial=initial, type=type, max_bytes=code.max_bytes)
 
     async def _do(self, name: str, decide: Decide[A], answer: Any) -> A:
         output = answer if answer is Any or answer is None else answer | None
-        done: A = await self._context.change_state(name, self._address, decide, output)
+        done: A = await self._change(name, self._address, decide, output)
         return done
 
 
 class SessionState(SyncState[T]):
     """A value of one run, in its workflow's memory."""
 
-    def __init__(self, context: Context, key: str, values: dict[str, Link], *, initial: object, type: Any) -> None:
-        self._context, self._values = context, values
-        super().__init__(("execution", context.run_id, key), initial=initial, type=type)
+    def __init__(self, code: Code, key: str, values: dict[str, Link], *, initial: object, type: Any) -> None:
+        self._code, self._values = code, values
+        super().__init__(("execution", code.run.id, key), initial=initial, type=type, max_bytes=code.max_bytes)
 
     def _do(self, decide: Decide[A]) -> A:
-        self._context.check()
+        self._code.check()
         before = self._values.get(self.key, UNWRITTEN)
         change, answer = decide(before)
         if change is not None:

@@ -22,14 +22,22 @@ class _RolledBack(Exception):
 
 
 def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
-    """One transaction; where the outcome of its commit is unknown, the journal knows."""
+    """One transaction; where the outcome of its commit is unknown, the journal knows.
+
+    None: the store was away, and nothing was done. What the work itself raises is raised, whatever it is.
+    """
     assert isinstance(store, Joinable)  # noqa: S101  (checked before the work was asked for)
     answer: Outcome | None = None
     record: RecordRun | None = None
+    own: BaseException | None = None  # what the user's function raised
     try:
         alone = lane.within(store.identity) if store.capabilities.one_writer else nullcontext()
         with alone, store.transaction() as connection:
-            record = work(connection)
+            try:
+                record = work(connection)
+            except BaseException as error:
+                own = error
+                raise
             (answer,) = store.join(connection).execute([record])
             if not isinstance(answer, Recorded):
                 raise _RolledBack  # noqa: TRY301
@@ -38,6 +46,8 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
     except _RolledBack:
         return answer
     except StoreUnavailable as error:
+        if error is own:  # of whatever the user's function asked: that is a failed attempt
+            raise
         if not error.ambiguous or record is None:
             return None
         return _read_back(store, record)

@@ -1,0 +1,119 @@
+"""What a run costs: n steps, one after the other, are n + 1 commits, its start and its end included."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from holdfast import AsyncClient, Context, failpoints, step, workflow
+
+
+@step
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@workflow
+async def chain(ctx: Context, n: int) -> int:
+    total = 0
+    for _ in range(n):
+        total = await add(total, 1)
+    return total
+
+
+@workflow(timeout="1 hour")
+async def limited(ctx: Context, n: int) -> int:
+    return await chain.function(ctx, n)
+
+
+@workflow
+async def spread(ctx: Context, n: int) -> int:
+    return sum(await asyncio.gather(*(add(k, 0) for k in range(n))))
+
+
+async def driven_to_its_end(engine, flow, n):
+    """Nobody asks for the result meanwhile: to be told of it would be a commit of its own."""
+    handle = await engine.start(flow, n, id="counted")
+    if (driver := engine._worker.drivers.get("counted")) is not None:
+        await driver.finished.wait()
+    return await handle.result()
+
+
+@pytest.fixture
+def sqlite(tmp_path, engine_on):
+    return lambda workflows: engine_on(f"sqlite:///{tmp_path}/runs.db", workflows)
+
+
+@pytest.fixture
+def commits(monkeypatch):
+    """The transactions of SQLite that wrote something about the run `counted` and were committed."""
+    found = []
+
+    def connect(*args, **options):
+        db = connected(*args, **options)
+        statements = []
+
+        def traced(statement):
+            if statement.startswith("BEGIN"):
+                statements.clear()
+            elif statement == "COMMIT" and any(_writes(one) and "'counted'" in one for one in statements):
+                found.append(list(statements))
+            statements.append(statement)
+
+        db.set_trace_callback(traced)
+        return db
+
+    connected = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    return found
+
+
+def _writes(statement):
+    return statement.lstrip().upper().startswith(("INSERT", "UPDATE", "DELETE", "REPLACE", "WITH"))
+
+
+@pytest.mark.parametrize(("flow", "n"), [(flow, n) for flow in (chain, limited, spread) for n in (0, 1, 10)])
+def test_a_run_of_n_steps_is_at_most_n_plus_1_commits_of_sqlite(sqlite, played, commits, flow, n):
+    async def story():
+        async with sqlite([flow]) as engine:
+            return await driven_to_its_end(engine, flow, n)
+
+    assert played(story) == (sum(range(n)) if flow is spread else n)
+    assert 2 <= len(commits) <= max(n, 1) + 1
+    if flow is not spread:
+        assert len(commits) == max(n, 1) + 1, "each result is durable before the next step begins"
+
+
+@pytest.mark.parametrize("n", [1, 10])
+def test_a_run_of_n_steps_is_n_plus_1_commands_on_every_store(url, played, engine_on, monkeypatch, n):
+    points = []
+
+    async def story():
+        async with engine_on(url, [chain]) as engine:
+            monkeypatch.setattr(failpoints, "reached", points.append)
+            return await driven_to_its_end(engine, chain, n)
+
+    assert played(story) == n
+    made = [point for point in points if point.startswith("after") and "watch" not in point and "dismiss" not in point]
+    assert made == ["after start", *["after record"] * (n - 1), "after finish"]
+
+
+@pytest.mark.parametrize("timeout", [None, "1 hour"])
+def test_a_result_is_durable_before_the_next_step_begins(url, played, engine_on, timeout):
+    async def story():
+        async with AsyncClient(url) as hf:
+
+            async def entries() -> int:
+                return (await hf.runs.get("r")).entries
+
+            @workflow(timeout=timeout)
+            async def looks(ctx: Context) -> list[int]:
+                return [await ctx.step("look", entries) for _ in range(5)]
+
+            async with engine_on(url, [looks]) as engine:
+                return await (await engine.start(looks, id="r")).result()
+
+    begun = timeout is not None  # an entry that goes with the first result
+    assert played(story) == [1, *(n + begun for n in range(2, 6))]

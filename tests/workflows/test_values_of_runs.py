@@ -1,0 +1,446 @@
+"""What is stored of a run: typed by the annotations, the same in every life, refused at the call with its place."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+from holdfast import (
+    AsyncClient,
+    Client,
+    Context,
+    InvalidOption,
+    InvalidValue,
+    Retry,
+    StepFailed,
+    WorkflowFailed,
+    step,
+    workflow,
+)
+from holdfast.commands import ForceRelease
+from holdfast.rules.run import worker_key
+from holdfast.run_commands import SeeRun
+from holdfast.testing import TestEngine
+from waiting import eventually_async
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Line:
+    item: str
+    price: Any = "1.50"
+
+
+@dataclass
+class Order:
+    id: UUID
+    when: datetime
+    total: Decimal
+    colour: Colour
+    blob: bytes
+    lines: list[Line] = field(default_factory=list)
+    notes: dict[str, Line | None] = field(default_factory=dict)
+    code: int | str | None = None
+
+
+class Card(msgspec.Struct, tag=True):
+    number: str
+
+
+class Cash(msgspec.Struct, tag=True):
+    cents: int
+
+
+class Payment(msgspec.Struct):
+    means: Card | Cash
+    at: datetime | None = None
+
+
+@attrs.define
+class Parcel:
+    weight: Decimal
+    sent: datetime | None = None
+    inside: list[Line] = attrs.Factory(list)
+
+
+class Address(pydantic.BaseModel):
+    street: str = pydantic.Field(alias="theStreet")
+    since: datetime | None = None
+
+
+class Customer(pydantic.BaseModel):
+    name: str
+    addresses: list[Address] = []
+    credit: Decimal = Decimal(0)
+    colour: Colour | None = None
+
+
+ORDER = Order(
+    UUID(int=7), NOON, Decimal("1.10"), Colour.RED, b"\x00\xff", [Line("a", "2")], {"x": Line("b"), "y": None}, "c"
+)
+CUSTOMER = Customer(name="ann", addresses=[Address(theStreet="x", since=NOON)], credit=Decimal("1.5"), colour="red")
+KINDS = {
+    "dataclass": (Order, ORDER),
+    "struct": (Payment, Payment(Card("1"), NOON)),
+    "attrs": (Parcel, Parcel(Decimal("0.5"), NOON, [Line("a")])),
+    "pydantic": (Customer, CUSTOMER),
+    "datetime": (datetime, NOON),
+    "date": (date, date(2026, 1, 2)),
+    "timedelta": (timedelta, timedelta(days=1, microseconds=1)),
+    "uuid": (UUID, UUID(int=7)),
+    "decimal": (Decimal, Decimal("1.10")),
+    "enum": (Colour, Colour.RED),
+    "bytes": (bytes, b"\x00\xff"),
+    "list": (list[Order], [ORDER]),
+    "dict": (dict[UUID, Parcel], {UUID(int=7): Parcel(Decimal(1))}),
+    "tuple": (tuple[Decimal, datetime], (Decimal("1.10"), NOON)),
+    "optional": (Customer | None, CUSTOMER),
+    "nothing": (Order | None, None),
+    "union": (list[Card | Cash | None], [Card("1"), None, Cash(5)]),
+    "plain union": (int | str | None, "a"),
+    "plain": (Any, {"n": [1, 2.5, None, True, "x"]}),
+}
+
+
+def carrying(name, kind):
+    """A workflow that gets a value of this type from everywhere, and a child of it."""
+
+    @step
+    async def hand_back(value: kind) -> kind:
+        return value
+
+    @workflow(name=f"{name} child")
+    async def child(ctx, value: kind) -> kind:
+        return value
+
+    @workflow(name=name)
+    async def carries(ctx, value: kind) -> kind:
+        got = [value, await hand_back(value), await ctx.child(child, value)]
+        got.append(await ctx.wait_for_signal("go", type=kind))
+        for other in got:
+            assert type(other) is type(value)
+            assert other == value
+        return got[-1]
+
+    return carries, child
+
+
+def test_every_kind_of_value_comes_back_as_what_it_was_also_in_another_life(url, played, engine_on):
+    """The first engine dies when each run has a step and a child behind it; another one replays them and goes on."""
+    flows = {name: carrying(name, kind) for name, (kind, _) in KINDS.items()}
+    known = [flow for pair in flows.values() for flow in pair]
+
+    async def story():
+        async with AsyncClient(url) as hf:
+            first = engine_on(url, known, worker_ttl=60)
+            await first.open()
+            for name, (_, value) in KINDS.items():
+                await first.start(flows[name][0], value, id=name)
+            for name in KINDS:
+                await eventually_async(lambda name=name: _has_entries(hf, name, 3))
+            worker = first._worker
+            await worker.ask(ForceRelease(key=worker_key(worker.id), by="test", reason="it dies"))
+            await first.close(0)
+            async with engine_on(url, known, worker_ttl=60) as second:
+                for name, (_, value) in KINDS.items():
+                    await hf.runs.signal(name, "go", value)
+                    result = await second.handle(name, flows[name][0]).result(20)
+                    assert (type(result), result) == (type(value), value), name
+                    assert await hf.runs.result(name, workflow=flows[name][0]) == value, name
+
+    played(story)
+
+
+async def _has_entries(hf, run, many):
+    return (await hf.runs.get(run)).entries == many
+
+
+@workflow
+async def orders(ctx: Context, order: Order) -> Order:
+    return await ctx.wait_for_signal("order", type=Order)
+
+
+UNFIT = Order(UUID(int=1), NOON, Decimal(1), Colour.RED, b"", [Line("a"), Line("b"), Line("c", object())])
+PLACE = r"\$\.lines\[2\]\.price is of type object, which JSON does not have"
+
+
+def test_what_cannot_be_written_is_refused_at_the_call_with_its_place_and_changes_nothing(url, played, engine_on):
+    async def story():
+        async with engine_on(url, [orders]) as engine, AsyncClient(url) as hf:
+            with pytest.raises(InvalidValue, match=rf"^the input of 'orders' cannot hold this value: {PLACE}"):
+                await engine.start(orders, UNFIT)
+            with pytest.raises(InvalidValue, match=PLACE):
+                await engine.start("elsewhere", UNFIT)
+            with pytest.raises(InvalidValue, match=PLACE):
+                await hf.runs.start(orders, UNFIT)
+            with pytest.raises(InvalidValue, match=PLACE):
+                await asyncio.to_thread(_start, url, UNFIT)
+            with pytest.raises(InvalidValue, match=PLACE):
+                await engine.start_or_signal(orders, UNFIT, id="x", name="order")
+            with pytest.raises(InvalidValue, match=r"not Order .*`array`, got `int` - at `\$.lines`"):
+                await engine.start(orders, msgspec.to_builtins(ORDER) | {"lines": 1})
+            assert (await engine.list()).runs == ()
+            handle = await engine.start(orders, ORDER)
+            for signal in (handle.signal, _to(engine.signal, handle.id), _to(hf.runs.signal, handle.id)):
+                with pytest.raises(InvalidValue, match=rf"^the signal 'order' cannot hold this value: {PLACE}"):
+                    await signal("order", UNFIT)
+            seen = await engine._worker.ask(SeeRun(run=handle.id, history=True))
+            assert (seen.claim.events, len(seen.claim.entries)) == ((), 1)
+            await handle.signal("order", ORDER)
+            assert await handle.result() == ORDER
+
+    played(story)
+
+
+def _start(url, value):
+    with Client(url) as hf:
+        hf.runs.start("orders", value)
+
+
+def _to(function, run):
+    return lambda *args: function(run, *args)
+
+
+def test_a_step_a_child_or_attributes_with_what_cannot_be_written_are_errors_in_the_workflow(url, played, engine_on):
+    tries = []
+
+    @step(retry=Retry(max_attempts=3, initial=0.001))
+    def unfit() -> Order:
+        tries.append(1)
+        return UNFIT
+
+    @workflow
+    async def flow(ctx: Context) -> list[str]:
+        told = []
+        try:
+            await unfit()
+        except StepFailed as error:
+            told += [error.kind, error.detail]
+        for start in (ctx.child, ctx.start_child):
+            try:
+                await start(orders, UNFIT)
+            except InvalidValue as error:
+                told.append(str(error))
+        for bad in (2**64, "\ud800", 1.5, None):
+            try:
+                await ctx.set_attributes(bad=bad)
+            except InvalidValue as error:
+                told.append(f"attributes: {str(error).encode(errors='replace').decode()}")
+        return told
+
+    async def story():
+        async with engine_on(url, [flow, orders]) as engine:
+            told = await (await engine.start(flow)).result()
+            assert [run.workflow for run in (await engine.list()).runs] == ["flow"]
+            assert (await engine.list()).runs[0].attributes == {}
+            return told
+
+    told = played(story)
+    assert told[0] == "holdfast.errors.InvalidValue"
+    assert told[1].startswith("the result of the step 'unfit' cannot hold this value: $.lines[2].price is of type ")
+    for text in told[2:4]:
+        assert text.startswith("the input of 'orders' cannot hold this value: $.lines[2].price is of type object")
+    assert len(told) == 8
+    assert all(text.startswith("attributes: the attribute") for text in told[4:])
+    assert len(tries) == 1, "it would not come out otherwise if it were tried again"
+
+
+def test_a_run_whose_result_cannot_be_written_has_failed_and_says_where(url, played, engine_on):
+    @workflow
+    async def flow(ctx: Context) -> Order:
+        return UNFIT
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            with pytest.raises(WorkflowFailed) as caught:
+                await (await engine.start(flow)).result()
+            return caught.value
+
+    error = played(story)
+    assert (error.status, error.kind) == ("failed", "holdfast.errors.InvalidValue")
+    assert error.detail.startswith("the result of 'flow' cannot hold this value: $.lines[2].price is of type object")
+
+
+# -- how large ------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_is_a_mebibyte_and_can_be_set(url, played, engine_on):
+    @workflow
+    async def echo(ctx: Context, text: str) -> str:
+        assert await ctx.step("same", lambda: text) == text
+        assert await ctx.wait_for_signal("text") == text
+        return text
+
+    large = "x" * 1_500_000
+
+    async def story():
+        async with engine_on(url, [echo]) as engine, AsyncClient(url, max_bytes=2_000_000) as hf:
+            with pytest.raises(InvalidValue, match="it has 1,500,002 bytes and may have 1,048,576 "):
+                await engine.start(echo, large)
+            run = await hf.runs.start(echo, "small")
+            with pytest.raises(InvalidValue, match=r"the signal 'text'.*1,500,002 bytes and may have 1,048,576 "):
+                await engine.signal(run, "text", large)
+            await engine.signal(run, "text", "small")
+            assert await engine.handle(run).result(10) == "small"
+        async with engine_on(url, [echo], max_bytes=2_000_000) as engine, AsyncClient(url, max_bytes=2_000_000) as hf:
+            run = await hf.runs.start(echo, large)
+            await hf.runs.signal(run, "text", large)
+            assert await engine.handle(run).result(20) == large
+
+    played(story)
+
+
+@pytest.mark.parametrize("what", ["step", "child", "result"])
+def test_what_a_workflow_makes_is_limited_too(played, engine_on, what):
+    @workflow
+    async def flow(ctx: Context) -> str:
+        if what == "step":
+            await ctx.step("large", lambda: "x" * 999)
+        elif what == "child":
+            await ctx.child(orders, ORDER.__class__(**{**vars(ORDER), "code": "x" * 999}))
+        return "x" * 999
+
+    async def story():
+        async with engine_on("memory://", [flow, orders], max_bytes=1_000) as engine:
+            with pytest.raises(WorkflowFailed) as caught:
+                await (await engine.start(flow)).result()
+            assert [run.workflow for run in (await engine.list()).runs] == ["flow"]
+            return caught.value
+
+    error = played(story)
+    assert error.kind == "holdfast.errors.InvalidValue"
+    assert "bytes and may have 1,000 (max_bytes)" in error.detail
+
+
+def test_the_limit_of_a_client_holds_for_its_states_and_for_an_engine_on_it(played, engine_on):
+    with Client("memory://", max_bytes=10) as hf:
+        hf.state("s").set("x" * 8)
+        with pytest.raises(InvalidValue, match="11 bytes and may have 10 "):
+            hf.state("s").set("x" * 9)
+
+        async def story():
+            async with engine_on(hf, [orders]) as engine:
+                with pytest.raises(InvalidValue, match="and may have 10 "):
+                    await engine.start(orders, ORDER)
+            async with engine_on(hf, [orders], max_bytes=1_000) as engine:
+                await engine.start(orders, ORDER)
+
+        played(story)
+    for wrong in (0, -1, 1.5, True, "1"):
+        with pytest.raises(InvalidOption, match="max_bytes"):
+            Client("memory://", max_bytes=wrong)
+        with pytest.raises(InvalidOption, match="max_bytes"):
+            TestEngine([orders], max_bytes=wrong)
+
+
+# -- what does not fit where it is read ---------------------------------------------------------------------------
+
+
+@workflow
+async def confused(ctx: Context, order: Line | Order) -> None:
+    """A type that msgspec cannot read: nothing in the value says which of the two it is."""
+
+
+@dataclass
+class Refuses:
+    n: int
+
+    def __post_init__(self):
+        raise LookupError("never made")
+
+
+@workflow
+async def refusing(ctx: Context, value: Refuses) -> None:
+    pass
+
+
+@workflow
+async def makes(ctx: Context) -> str:
+    def unreadable() -> Line | Order:
+        return Line("a")
+
+    def refused() -> Refuses:
+        value = Refuses.__new__(Refuses)
+        value.n = 1
+        return value
+
+    told = []
+    for body in (unreadable, refused):
+        try:
+            await ctx.step(body.__name__, body)
+        except StepFailed as error:
+            told.append(f"{error.kind} {error.detail}")
+    return "\n".join(told)
+
+
+def test_an_input_or_a_result_that_its_type_does_not_take_is_a_failure_and_no_run_hangs(url, played, engine_on):
+    async def story():
+        async with engine_on(url, [confused, refusing, makes]) as engine, AsyncClient(url) as hf:
+            for name, words in (("confused", "more than one dataclass"), ("refusing", "LookupError: never made")):
+                run = await hf.runs.start(name, {"n": 1})
+                with pytest.raises(WorkflowFailed, match=words) as caught:
+                    await hf.runs.result(run, 10)
+                assert caught.value.kind == "holdfast.errors.InvalidValue"
+            with pytest.raises(InvalidValue, match="more than one dataclass"):
+                await engine.start(confused, Line("a"))
+            return await (await engine.start(makes)).result(10)
+
+    told = played(story).splitlines()
+    assert "more than one dataclass" in told[0]
+    assert "LookupError: never made" in told[1]
+
+
+def test_a_signal_that_is_not_of_the_type_is_an_error_where_it_is_read(url, played, engine_on):
+    @workflow
+    async def reads(ctx: Context) -> list[str]:
+        try:
+            await ctx.wait_for_signal("pay", type=Decimal)
+        except InvalidValue as error:
+            told = str(error)
+        return [told, str(await ctx.wait_for_signal("pay", type=Decimal)), await ctx.wait_for_signal("pay")]
+
+    async def story():
+        async with engine_on(url, [reads]) as engine:
+            handle = await engine.start(reads)
+            for payload in ("much", Decimal("1.50"), Decimal("2.50")):
+                await handle.signal("pay", payload)
+            return await handle.result(10)
+
+    told, typed, plain = played(story)
+    assert told.startswith("the signal 'pay' holds something that is not Decimal: ")
+    assert (typed, plain) == ("1.50", "2.50")
+
+
+def test_an_exception_that_cannot_say_what_it_is_does_no_harm(url, played, engine_on):
+    class MuteError(Exception):
+        def __str__(self):
+            raise LookupError("mute")
+
+    def fails():
+        raise MuteError
+
+    @workflow
+    async def flow(ctx: Context) -> str:
+        try:
+            await ctx.step("fails", fails)
+        except StepFailed as error:
+            return f"{error.kind.rpartition('.')[2]}: {error.detail}"
+
+    async def story():
+        async with engine_on(url, [flow]) as engine:
+            return await (await engine.start(flow)).result(10)
+
+    assert played(story) == "MuteError: (it cannot say what: LookupError)"
