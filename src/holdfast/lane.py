@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from asyncio import events
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ from queue import SimpleQueue
 
 from . import failpoints
 from .commands import READS, Command, Failed
-from .errors import ClientClosed, HoldfastError, StoreError, StoreUnavailable, WouldDeadlock
+from .errors import ClientClosed, HoldfastError, NotInWorkflow, StoreError, StoreUnavailable, WouldDeadlock
 from .parcels import Answer, Call, Done, Parcel, Promise, Question, Reply, deliver_all, twin
 from .rules.outcomes import Outcome
 from .run_commands import RUN_READS
@@ -94,6 +95,7 @@ class Lane:
         call = Call(commands)
         batch: list[Parcel] = []
         self._refuse_within(commands)
+        _refuse_in_workflow(events._get_running_loop())  # noqa: SLF001  (None outside of any, as asyncio asks it)
         if self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  (as threading.Condition asks it)
             raise _would_wait_for_itself()
         try:
@@ -148,6 +150,7 @@ class Lane:
             raise ClientClosed
         self._refuse_within(question.commands)
         loop = question.loop
+        _refuse_in_workflow(loop)
         mine = self._mine.outbox
         outbox = None if mine is None else mine()
         if outbox is None or outbox.loop is not loop:
@@ -302,6 +305,15 @@ class Lane:
         if connection is not None:
             with suppress(Exception):
                 connection.close()
+
+
+def _refuse_in_workflow(loop: asyncio.AbstractEventLoop | None) -> None:
+    """Workflow code is replayed, and what it asks a store by itself is not recorded; nor can its loop wait for it."""
+    if getattr(loop, "deterministic", False):
+        raise NotInWorkflow(
+            "this is workflow code, which must do the same in every life of its run: what it asks Holdfast for belongs "
+            "into a step, ctx.step(name, function, ...), or is asked of ctx: ctx.state, ctx.child, ctx.wait_for_signal"
+        )
 
 
 def _would_wait_for_itself() -> WouldDeadlock:

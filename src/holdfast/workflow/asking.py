@@ -96,7 +96,9 @@ class Asking:
             kind, name = workflow.type, workflow.name
             if not workflow.takes_input and input is not None:
                 raise InvalidValue(f"the workflow {name!r} takes no input, and was given {input!r}")
-            text = encode_value(input, workflow.input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes)
+            text = encode_value(
+                workflow.given(input), workflow.input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes
+            )
         elif isinstance(workflow, str):
             name = checked_key(workflow, what="workflow name")
             kind = name if "@" in name else name + ANY_VERSION

@@ -12,7 +12,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from ..codec import decode_value, output_of
-from ..errors import NonDeterminismError, WorkflowFailed
+from ..errors import NonDeterminismError, NotInWorkflow, WorkflowFailed
 from ..rules.run import End, Event, NewRun, Run, Scalar
 from . import journal as j
 from .context import Context, SlotWork, StepCall
@@ -22,6 +22,7 @@ from .loop import WorkflowLoop
 
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
+MOST_KNOCKS = 1_000
 
 
 class RunLeft(BaseException):
@@ -53,6 +54,8 @@ class Code:
         self.replaying = True
         self.attempt = 1
         self.over = False
+        self._knocks = 0  # how often its code has asked for something since
+        self.context: Context | None = None
         self.calls: dict[str, StepCall] = {}
         self.tries: dict[str, j.Attempted] = {}
         self.inbox: dict[int, Event] = {}
@@ -99,6 +102,7 @@ class Code:
         run = self.run
         context = Context(self, seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}")
         value = decode_value(text, self.workflow.input_type, what=f"the input of the run {run.id!r}")
+        self.context = context
         scope = copy_context()
         scope.run(current_context.set, context)
         self.root = self.loop.create_task(self._main(context, value), name=self.workflow.name, context=scope)
@@ -188,9 +192,21 @@ class Code:
     # -- for the context --------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise when this process drives the run no more."""
+        """Raise when this process drives the run no more, or somebody else than its code asks."""
         if self.over:
             raise RunLeft
+        if current_context.get() is not self.context:
+            raise NotInWorkflow(
+                "ctx is for the code of its workflow, which is replayed: the body of a step, or a thread, is "
+                "not. Do this in the workflow; a step is told what it needs by its arguments and current_step()."
+            )
+
+    async def out(self) -> None:
+        """What is awaited on the way out raises; code that goes on regardless is left standing where it is."""
+        self._knocks += 1
+        if self._knocks > MOST_KNOCKS:
+            await self.loop.create_future()
+        raise RunLeft
 
     def new_call(self, *, function: Any, args: Any, options: Any, **more: Any) -> StepCall:
         """A step is called."""

@@ -21,7 +21,7 @@ from ..rules.slot import Address
 from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
 from .asking import checked_attributes
-from .definition import ONCE, Retry, Step, Workflow, current_context
+from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context
 from .state import RunStates
 
 if TYPE_CHECKING:
@@ -174,6 +174,13 @@ class Context:
             retry = function.retry if retry is None else retry
             timeout = function.timeout if timeout is None else timeout
             function = function.function
+        if not callable(function):
+            if inspect.iscoroutine(function):
+                function.close()
+            raise InvalidWorkflow(
+                f"the step {name!r} is given {function!r} to call, which is no function: hand over the function and "
+                "its arguments, ctx.step(name, function, *args)"
+            )
         return await self._call(name, function, args, options, retry=retry, timeout=timeout)
 
     async def call(self, step: Step[Any, Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -206,13 +213,15 @@ class Context:
         timeout: Duration | None = None,  # noqa: ASYNC109  (of the step)
         transaction: bool = False,
     ) -> Any:
+        if self._code.over:
+            await self._code.out()
         call = self._code.new_call(
-            id=self._next_id(checked_key(name, what="step name")),
+            id=self._next_id(checked_name(name, "step name")),
             name=name,
             function=function,
             args=args,
             options=options,
-            retry=retry or ONCE,
+            retry=checked_retry(retry) or ONCE,
             timeout=None if timeout is None else seconds(timeout, what="timeout"),
             transaction=transaction,
         )
@@ -226,8 +235,10 @@ class Context:
             raise
 
     async def _change_state(self, name: str, address: Address, decide: Decide[Any], output: Any) -> Any:
+        if self._code.over:
+            await self._code.out()
         call = self._code.new_call(
-            id=self._next_id(f"{address[2]}.{name}"),
+            id=self._next_id(f"state#{address[2]}.{name}"),
             name=name,
             function=SlotWork(address, decide, output),
             args=(address, name),
@@ -261,12 +272,16 @@ class Context:
 
     async def sleep(self, duration: Duration) -> None:
         """Wait for so long, across crashes; a run that waits for long costs one row."""
+        if self._code.over:
+            await self._code.out()
         self._code.check()
         await asyncio.sleep(seconds(duration, what="a sleep"))
 
     async def sleep_until(self, when: datetime) -> None:
         """Wait until a moment, which must say its time zone."""
-        if when.tzinfo is None:
+        if self._code.over:
+            await self._code.out()
+        if not isinstance(when, datetime) or when.tzinfo is None:
             raise InvalidOption(f"sleep_until needs a time with a time zone, such as datetime.now(UTC), not {when!r}")
         self._code.check()
         await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
@@ -286,6 +301,8 @@ class Context:
 
         `type` is what the payload is read as; without it, it is plain JSON.
         """
+        if self._code.over:
+            await self._code.out()
         checked_key(name, what="signal name")
         read_as = Any if type is None else type
         if timeout is None:
@@ -305,14 +322,18 @@ class Context:
         self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None
     ) -> ChildHandle[Any]:
         """Start a run of another workflow as a child of this one, and go on."""
+        if self._code.over:
+            await self._code.out()
         self._code.check()
+        if not isinstance(workflow, Workflow):
+            raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
         place = self._next_id(workflow.name)
-        child = f"{self.run_id}/{place}" if id is None else checked_key(id, what="run id")
+        child = checked_key(f"{self.run_id}/{place}" if id is None else id, what="run id")
         what = f"the input of {workflow.name!r}"
         new = NewRun(
             id=child,
             type=workflow.type,
-            input=encode_value(input, workflow.input_type, what=what, max_bytes=self._code.max_bytes),
+            input=encode_value(workflow.given(input), workflow.input_type, what=what, max_bytes=self._code.max_bytes),
             request=f"{self.run_id}:{place}",
             parent=self.run_id,
             root=self._code.run.root,
@@ -330,6 +351,8 @@ class Context:
         return await handle.result()
 
     async def _child_result(self, id: str, output: Any) -> Any:
+        if self._code.over:
+            await self._code.out()
         try:
             text = await self._code.wait_for_child(id)
         except asyncio.CancelledError:
@@ -339,6 +362,8 @@ class Context:
 
     async def set_attributes(self, **attributes: Scalar) -> None:
         """Set what this run can be found by in listings; what is not named stays as it is."""
+        if self._code.over:
+            await self._code.out()
         self._code.set_attributes(checked_attributes(attributes))
 
 

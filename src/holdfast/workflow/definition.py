@@ -54,7 +54,7 @@ class Retry(msgspec.Struct, frozen=True):
         checked_count(self.max_attempts, what="max_attempts")
         seconds(self.initial, what="initial")
         seconds(self.max_delay, what="max_delay")
-        if not isinstance(self.factor, int | float) or self.factor < 1:
+        if not isinstance(self.factor, int | float) or not self.factor >= 1:
             raise InvalidOption(f"factor cannot be {self.factor!r}: it must be a number of at least 1")
         kinds = (self.give_up_on,) if isinstance(self.give_up_on, type) else tuple(self.give_up_on)
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
@@ -72,6 +72,20 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 ONCE = Retry(max_attempts=1)
+
+
+def checked_retry(retry: Retry | None) -> Retry | None:
+    """Refuse what does not say how to try again."""
+    if retry is not None and not isinstance(retry, Retry):
+        raise InvalidOption(f"retry cannot be {retry!r}: give retry=Retry(max_attempts=3), or leave it out")
+    return retry
+
+
+def checked_name(name: str, what: str) -> str:
+    """Refuse a name that would be mistaken for a later one: the second `charge` of a run is `charge#2`."""
+    if "#" in checked_key(name, what=what):
+        raise InvalidOption(f"the {what} {name!r} holds a #, which is how the second of a name is told from the first")
+    return name
 
 
 class Workflow(Generic[I, O]):
@@ -96,23 +110,29 @@ class Workflow(Generic[I, O]):
             for parameter in inspect.signature(function).parameters.values()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-        if len(parameters) not in {1, 2}:
+        if len(parameters) not in {1, 2} or any(map(_must_be_named, inspect.signature(function).parameters.values())):
             raise InvalidWorkflow(
                 f"{_called(function)} must take a context and an input, `(ctx, input)`, or a context alone"
             )
         self.function = function
-        self.name = checked_key(function.__name__ if name is None else name, what="workflow name")
+        self.name = checked_name(function.__name__ if name is None else name, what="workflow name")
         self.version = None if version is None else checked_key(str(version), what="version")
         for text in (self.name, self.version or ""):
             if "@" in text or "*" in text:
                 raise InvalidOption(f"a workflow's name and version may not hold @ or *: {text!r}")
         self.timeout = None if timeout is None else round(seconds(timeout, what="timeout") * MICROSECONDS)
-        self.retry = retry or ONCE
+        self.retry = checked_retry(retry) or ONCE
         self.takes_input = len(parameters) == 2  # noqa: PLR2004  (the context and the input)
         hints = hints_of(function)
         self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
         self.output_type: Any = hints.get("return", Any)
+        default = parameters[-1].default if self.takes_input else None
+        self._default = None if default is inspect.Parameter.empty else default
         update_wrapper(self, function)
+
+    def given(self, input: Any) -> Any:
+        """The input of a run; what the function has as its default, if nothing was given."""
+        return self._default if input is None else input
 
     @property
     def type(self) -> str:
@@ -124,8 +144,13 @@ class Workflow(Generic[I, O]):
         """Under what runs are kept that were started by name alone, until somebody drives them."""
         return self.name + ANY_VERSION
 
-    def __call__(self, context: Context, input: I) -> Coroutine[Any, Any, O]:
-        """Run the function itself. Runs are started by an engine."""
+    def __call__(self, context: Context, input: I | None = None) -> Coroutine[Any, Any, O]:
+        """Run the function itself, as a part of the run whose context is given. Runs are started by an engine."""
+        if current_context.get() is None:
+            raise InvalidWorkflow(
+                f"the workflow {self.name!r} was called outside a run: `await engine.start({self.name}, ...)` starts "
+                f"one, and within a workflow `await ctx.child({self.name}, ...)`"
+            )
         return self.function(context, input) if self.takes_input else self.function(context)
 
     def __repr__(self) -> str:
@@ -141,9 +166,13 @@ class Step(Generic[P, R]):
         if not callable(function):
             raise InvalidWorkflow(f"a step is a function, not {function!r}")
         self.function = function
-        self.name = checked_key(getattr(function, "__name__", "step") if name is None else name, what="step name")
-        self.retry = retry
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise InvalidWorkflow(f"{_called(function)} is a generator: a step returns one result")
+        self.name = checked_name(getattr(function, "__name__", "step") if name is None else name, what="step name")
+        self.retry = checked_retry(retry)
         self.timeout = timeout
+        if timeout is not None:
+            seconds(timeout, what="timeout")
         update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **options: P.kwargs) -> Any:
@@ -249,3 +278,7 @@ def workflow(
 
 def _called(function: object) -> str:
     return f"the workflow {getattr(function, '__qualname__', function)!r}"
+
+
+def _must_be_named(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty

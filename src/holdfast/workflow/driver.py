@@ -9,6 +9,7 @@ refused, or told to leave, begins nothing more and records nothing more.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
@@ -33,6 +34,8 @@ from .steps import Steps, Transacted
 
 RETRY_SECONDS = 0.2
 """How long a record waits that found the store away."""
+
+_log = logging.getLogger("holdfast.workflow")
 
 Leaving = Literal["refused", "lost", "parked", "ended", "closed"]
 Delivery = Callable[[], None]
@@ -63,6 +66,7 @@ class Driver:
         self._busy = True  # not begun, delivering, or a transaction has the journal
         self._recording: RecordRun | None = None
         self._records = 0
+        self._draining = False
         self._due: int | None = None  # when its host is to wake it
 
     # -- from the worker --------------------------------------------------------------------------------
@@ -72,7 +76,7 @@ class Driver:
         code = self._code
         try:
             code.replay(claim.entries, claim.events)
-        except HoldfastError as error:
+        except Exception as error:  # whatever it is: the run has failed, and is not left in the air
             self._fail(error)
         code.replaying = False
         for call in code.calls.values():
@@ -138,10 +142,13 @@ class Driver:
             self.end = Park(self.next_time())
             self._flush()
 
-    def give_back(self) -> None:
-        """Let another worker go on with it, as soon as what was delivered is durable."""
-        if self.end is None and self.left is None and not self._busy:
-            self._steps.stop()
+    def drain(self) -> None:
+        """Begin no further step, and let another worker go on as soon as those under way are recorded."""
+        self._draining = True
+        under_way = self._busy or self._steps.running or self._recording or self._wants_record()
+        if self.end is None and self.left is None and not under_way and not self._words and not self._unanswered:
+            self._effects.clear()
+            self._transactions.clear()
             self.end = Park(0)
             self._flush()
 
@@ -205,7 +212,7 @@ class Driver:
                     self._deliver_new(entry)
                 else:
                     break
-        except HoldfastError as error:
+        except Exception as error:  # as above
             self._fail(error)
         self._busy = False
         self.idle_since = self.host.now()
@@ -272,8 +279,10 @@ class Driver:
         else:
             self.end = Finish(status, j.write_failure(failure))
 
-    def _fail(self, error: HoldfastError) -> None:
-        """The history cannot be followed: the run has failed, and can be retried with other code."""
+    def _fail(self, error: Exception) -> None:
+        """It cannot go on: the run has failed, and can be retried with other code."""
+        if not isinstance(error, HoldfastError):
+            _log.error("the run %s cannot go on", self.run.id, exc_info=error)
         self._steps.stop()
         self._fresh.clear()
         self._code.unstarted.clear()
@@ -371,14 +380,17 @@ class Driver:
         if self.left is not None or self._busy:
             return
         effects, words = self._effects, self._words
-        while effects and effects[0][0] <= self._durable and self.end is None:
-            effects.popleft()[1]()
+        try:
+            while effects and effects[0][0] <= self._durable and self.end is None and not self._draining:
+                effects.popleft()[1]()
+        except Exception as error:  # as above
+            self._fail(error)
         while words and words[0][0] <= self._durable:
             self._unanswered += 1
             self._tell(words.popleft()[1])
         if self._recording is None and self._wants_record():
             self._record()
-        elif self._recording is None and self._transactions:
+        elif self._recording is None and self._transactions and not self._draining:
             self._transact(self._transactions.popleft())
         due = None if self.end is not None else self.next_time()
         if due != self._due:

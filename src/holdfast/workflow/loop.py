@@ -14,6 +14,7 @@ import sys
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 MAX_TURNS = 1_000_000
 """Callbacks that may follow one delivery; a workflow that needs more is spinning."""
+
+MOST_TURNS_OUT = 10_000
+"""Those of code whose run is left: what swallows everything and goes on is left as it is."""
 
 _log = logging.getLogger("holdfast.workflow")
 
@@ -65,6 +69,9 @@ class WorkflowTimer(asyncio.TimerHandle):
 class WorkflowLoop(asyncio.AbstractEventLoop):
     """A deterministic loop. `now` is the time of the last delivery, in microseconds since 1970."""
 
+    deterministic = True
+    """What speaks to a store refuses to do so on such a loop."""
+
     def __init__(self, now: int) -> None:
         self.now = now
         self.timers: dict[int, WorkflowTimer] = {}
@@ -83,7 +90,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     # -- for the driver ---------------------------------------------------------------------------------
 
-    def run_until_quiet(self) -> None:
+    def run_until_quiet(self, most: int = MAX_TURNS) -> None:
         """Run what is ready, and what becomes ready by it, until there is nothing. Never call it within a task."""
         before = events._get_running_loop()  # noqa: SLF001
         hooks = sys.get_asyncgen_hooks()
@@ -95,9 +102,10 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
-                    handle._run()  # noqa: SLF001
+                    with suppress(SystemExit):  # its task has failed with it: no workflow ends the process
+                        handle._run()  # noqa: SLF001
                     turns += 1
-                    if turns > MAX_TURNS:
+                    if turns > most:
                         raise NotInWorkflow("workflow code spins: it never waits for anything that takes time")
         finally:
             sys.set_asyncgen_hooks(*hooks)
@@ -124,7 +132,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             for task in sorted(self._tasks, key=hash):
                 task.cancel()
             try:
-                self.run_until_quiet()
+                self.run_until_quiet(MOST_TURNS_OUT)
             except Exception:
                 _log.exception("workflow code failed while its run was left")
             if not self._tasks:

@@ -52,9 +52,9 @@ class Steps:
         scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
         self.running.add(call)
         if is_async(function):
-            call.running = self._host.spawn(body() if call.timeout is None else _timed(body, call), scope)
+            call.running = self._host.spawn(_alone(body) if call.timeout is None else _timed(body, call), scope)
         else:
-            call.running = self._host.in_thread(body, scope)
+            call.running = self._host.in_thread(partial(_in_thread, body), scope)
             if call.timeout is not None:
                 call.running = self._host.spawn(_timed(partial(asyncio.shield, call.running), call), scope.copy())
         call.running.add_done_callback(partial(self._ended, call))
@@ -66,7 +66,7 @@ class Steps:
         entries: list[j.StepDone] = []
 
         def work(connection: Any) -> RecordRun:
-            entry = self.done(call, self._host.body_of(call)(connection, *call.args))
+            entry = self.done(call, _in_thread(partial(self._host.body_of(call), connection, *call.args)))
             entries[:] = [entry]
             return msgspec.structs.replace(record, entries=(j.encode_entry(entry),))
 
@@ -137,10 +137,25 @@ def is_async(function: Any) -> bool:
     return bool(code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function)
 
 
+def _in_thread(body: Callable[[], Any]) -> Any:
+    try:
+        return body()
+    except StopIteration as error:  # no future can be told of it
+        raise RuntimeError(f"the step raised {error!r}") from error
+
+
+async def _alone(body: Callable[[], Awaitable[Any]]) -> Any:
+    """A step that wants to end the process has failed, as it would in a thread."""
+    try:
+        return await body()
+    except SystemExit as error:
+        raise RuntimeError(f"the step wanted to end the process: {error!r}") from error
+
+
 async def _timed(body: Callable[[], Awaitable[Any]], call: StepCall) -> Any:
     try:
         async with asyncio.timeout(call.timeout) as limit:
-            return await body()
+            return await _alone(body)
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"the step {call.id!r} took longer than {call.timeout:g} s") from error

@@ -26,7 +26,7 @@ from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import checked_terms
 from ..rules.outcomes import Outcome
-from ..rules.run import SUSPECT, Run, worker_key
+from ..rules.run import SUSPECT, Park, Run, worker_key
 from ..rules.run_outcomes import (
     Claim,
     Claimed,
@@ -141,8 +141,7 @@ class Worker:
         deadline = elapsed() + grace
         while self.drivers and elapsed() < deadline:
             for driver in list(self.drivers.values()):
-                if driver.idle:
-                    driver.give_back()
+                driver.drain()
             self._gone.clear()
             if self.drivers:
                 await _wait(self._gone, min(0.1, deadline - elapsed()))
@@ -412,6 +411,10 @@ class Worker:
             self._gone.set()
             if driver.end is not None and len(self.drivers) == self._max_active - 1:
                 self._wake.set()  # there is room again
+            if isinstance(driver.end, Park) and driver.end.due_at:
+                pause = (driver.end.due_at - self.now()) / MICROSECONDS
+                if pause < POLL_SECONDS:  # sooner than it would look by itself
+                    self._loop.call_later(max(0.0, pause), self._wake.set)
         driver.finished.set()
 
 
