@@ -372,7 +372,7 @@ def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(file, played
                 db.execute("BEGIN")
                 with pytest.raises(InvalidOption, match="in memory"):
                     await engine.start(nothing, None, connection=db)
-            with pytest.raises(InvalidOption, match="closed database. Give an open one"):
+            with pytest.raises(InvalidOption, match=r"closed database\. Give an open one"):
                 await engine.start(nothing, None, connection=db)
 
     played(story)

@@ -207,16 +207,16 @@ def test_what_cannot_be_written_is_refused_at_the_call_with_its_place_and_change
 
 def test_a_result_whose_type_was_not_said_is_refused_with_where_to_say_it(played):
     @workflow
-    async def flow(ctx: Context, inside: bool):
-        if inside:
+    async def flow(ctx: Context, place: str):
+        if place == "step":
             return await ctx.step("look", lambda: NOON)
         return NOON
 
     async def story():
         async with TestEngine([flow]) as engine:
-            for inside in (True, False):
-                with pytest.raises(WorkflowFailed, match="convert it, or annotate its type .the return type") as caught:
-                    await (await engine.start(flow, inside)).result()
+            for place in ("step", "workflow"):
+                with pytest.raises(WorkflowFailed, match="convert it, or annotate its type") as caught:
+                    await (await engine.start(flow, place)).result()
                 assert "type=" not in caught.value.detail
 
     played(story)
