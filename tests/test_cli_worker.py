@@ -18,6 +18,7 @@ import pytest
 import real_servers
 from commandline import COMMAND, answer, environment, failure, holdfast, started
 from holdfast import Client
+from holdfast.cli.worker import ONCE_SECONDS
 from holdfast.testing.proxy import Proxy
 from waiting import PATIENCE, eventually
 
@@ -178,11 +179,49 @@ def test_a_second_signal_ends_it_at_once(folder, hf, second):
         eventually((folder / "file.begun").exists)
         popen.terminate()
         assert popen.stdout.readline().startswith("SIGTERM: draining")
+        if second == signal.SIGTERM:
+            time.sleep(ONCE_SECONDS)
         popen.send_signal(second)
         code, out, err = ended(popen)
     assert (code, out) == (1, "")
     assert "stopped at once" in err
     assert not (folder / "ready").exists()
+
+
+def test_the_same_signal_twice_in_a_moment_counts_once(folder, hf):
+    busy = hf.runs.start("slow", "file")
+    with worker(folder, "--grace", "600") as popen:
+        eventually((folder / "file.begun").exists)
+        popen.terminate()
+        assert popen.stdout.readline().startswith("SIGTERM: draining")
+        popen.terminate()  # as a launcher does, which signals the process and then its group
+        (folder / "file").touch()
+        code, out, _ = ended(popen)
+    assert (code, out) == (0, "stopped.\n")
+    assert hf.runs.get(busy).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("", "has no workflows"), ("workflows=[hello], recover=False", "has recover=False, so it claims nothing")],
+)
+def test_an_engine_that_would_drive_nothing_is_warned_about(folder, options, words):
+    (folder / "idle.py").write_text(
+        f"from flows import HERE, Engine, hello\nengine = Engine(f'sqlite:///{{HERE}}/hf.db', {options})\n"
+    )
+    with worker(folder, target="idle:engine") as popen:
+        popen.terminate()
+        code, _, err = ended(popen)
+    assert code == 0
+    assert words in err
+
+
+def test_its_help_does_not_offer_what_it_refuses():
+    told = holdfast("worker", "--help").stdout
+    assert "--url" not in told
+    assert "--namespace" not in told
+    assert "--json" in told
+    assert "--url" in holdfast("runs", "list", "--help").stdout
 
 
 def test_killed_in_the_middle_of_a_step_another_worker_takes_over_when_the_lease_is_over(folder, hf):

@@ -126,7 +126,7 @@ def itself():
 REFUSED = [
     (Order, Order([Line("a"), Line("b"), Line("c", object())]), "$.lines[2].price is of type object"),
     (Any, {"items": [{}, {"price": object()}]}, "$.items[1].price is of type object"),
-    (Any, [Colour.RED], "$[0] is of type Colour, which JSON does not have: convert it, or say the type"),
+    (Any, [Colour.RED], "$[0] is of type Colour, which JSON does not have: convert it, or annotate its type"),
     (Cash, Cash(1, {1, 1j}), "is of type complex"),
     (list[Parcel], [Parcel(1.0, None, {"a": object})], "$[0].inside.a is of type type"),
     (Model, Model(number=1, inside=[object()]), "$.inside[0] is of type object"),

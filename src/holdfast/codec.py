@@ -26,15 +26,19 @@ PLAIN = (Any, object)
 SIMPLE = (int, bool, type(None))
 MAX_INTEGER = 2**63 - 1
 """Numbers beyond this lose their last digits in half of the programs that read JSON, and in some stores."""
+ANNOTATE = "annotate its type (the return type of the function, or that of its input)"
 ROOT = "$"
 """The whole value, in paths such as `$.items[2].price`, which are written as msgspec writes them."""
 _PLACE = re.compile(r"- at `(\$[^`]*)`$")
 
 
-def encode_value(value: object, type: Any = Any, *, what: str, max_bytes: int = MAX_BYTES) -> str:
+def encode_value(
+    value: object, type: Any = Any, *, what: str, max_bytes: int = MAX_BYTES, advice: str = ANNOTATE
+) -> str:
     """Write a value as JSON, or raise `InvalidValue` with the place in it that cannot be written.
 
-    Without a type only what JSON itself has is taken; with one, whatever comes back as that type.
+    Without a type only what JSON itself has is taken; with one, whatever comes back as that type. `advice` tells how
+    the type is said.
 
     >>> encode_value({"n": [1, 2.5, None]}, what="the state 'x'")
     '{"n":[1,2.5,null]}'
@@ -43,7 +47,7 @@ def encode_value(value: object, type: Any = Any, *, what: str, max_bytes: int = 
     if kind in SIMPLE and (type is kind or type in PLAIN) and (kind is not int or abs(value) <= MAX_INTEGER):  # type: ignore[arg-type]
         return msgspec.json.encode(value).decode()  # as most results are: nothing can be wrong with it
     if type in PLAIN:
-        return _text(value, what, max_bytes, None)
+        return _text(value, what, max_bytes, None, advice)
     numbers: list[str] = []
     plain = _plain(value, what)
     text = _text(plain, what, max_bytes, numbers)
@@ -123,6 +127,10 @@ class _Unfit(Exception):
     """A place in a value, and what is wrong there."""
 
 
+class _Untyped(_Unfit):
+    """A value of a type of its own, where none was said."""
+
+
 def _plain(value: object, what: str) -> object:
     """The value in what JSON has; keys that are numbers stay as they are."""
     try:
@@ -131,10 +139,12 @@ def _plain(value: object, what: str) -> object:
         raise InvalidValue(f"{what} cannot hold this value: {_culprit(value, error)}") from error
 
 
-def _text(plain: object, what: str, max_bytes: int, numbers: list[str] | None) -> str:
+def _text(plain: object, what: str, max_bytes: int, numbers: list[str] | None, advice: str = ANNOTATE) -> str:
     try:
         _check(plain, ROOT, 0, numbers)
         text = msgspec.json.encode(plain)
+    except _Untyped as unfit:
+        raise InvalidValue(f"{what} cannot hold this value: {unfit}: convert it, or {advice}") from None
     except _Unfit as unfit:
         raise InvalidValue(f"{what} cannot hold this value: {unfit}") from None
     except Exception as error:
@@ -213,10 +223,7 @@ def _check(value: object, path: str, depth: int, numbers: list[str] | None) -> N
             _check(item, f"{path}[{place}]", depth + 1, numbers)
     else:
         kind = value.__class__.__name__
-        raise _Unfit(
-            f"{_at(path)} is of type {kind}, which JSON does not have: convert it, or say the type (by an annotation, "
-            "or type=...)"
-        )
+        raise _Untyped(f"{_at(path)} is of type {kind}, which JSON does not have")
 
 
 def _check_key(key: object, path: str, numbers: list[str] | None) -> None:

@@ -70,6 +70,10 @@ def write(connection, invoice="i1"):
         connection.execute(sqlalchemy.text("INSERT INTO invoices VALUES (:id)"), {"id": invoice})
 
 
+def driver_of(connection):
+    return connection if isinstance(connection, psycopg.Connection) else connection.connection.dbapi_connection
+
+
 def there(store, server, run="r"):
     """Whether the run and the invoice are there, seen from outside."""
     connection = store.connect("queries")
@@ -116,6 +120,52 @@ def test_an_error_that_was_caught_within_the_block_does_not_pass_for_a_commit(st
             with pytest.raises(StoreUnusable, match="roll it back"):
                 store.join(connection)
     assert there(store, server) == (False, 0)
+
+
+@pytest.mark.parametrize("end", ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "COMMIT AND CHAIN"])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_transaction_that_the_user_has_ended_is_not_joined(store, server, end, later):
+    for _ in range(2):  # the connection can be used again
+        with pytest.raises(InvalidOption, match="ended the transaction itself"):
+            with store.transaction() as connection:
+                driver = driver_of(connection)
+                driver.execute(end)
+                if later:
+                    write(connection)
+                store.join(connection)
+    assert there(store, server) == (False, 0)
+    with store.transaction() as connection:
+        write(connection)
+        store.join(connection).execute([start()])
+    assert there(store, server) == (True, 1)
+
+
+def test_savepoints_and_the_isolation_level_are_the_users_own(store, server):
+    with store.transaction() as connection:
+        driver = driver_of(connection)
+        driver.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        driver.execute("SAVEPOINT mine")
+        write(connection, "i2")
+        driver.execute("ROLLBACK TO mine")
+        write(connection)
+        store.join(connection).execute([start()])
+        driver.execute("SAVEPOINT left_open")
+        store.join(connection).execute([start("s")])
+        assert driver.execute("SHOW transaction_isolation").fetchone() == ("serializable",)
+    assert there(store, server) == (True, 1)
+    assert there(store, server, "s") == (True, 1)
+
+
+def test_a_connection_that_was_lent_once_is_the_users_own_afterwards(server, pool, engine):
+    for handle in (pool, engine):
+        store = open_store(handle, namespace="default", options=SCHEMA)
+        with store.transaction():
+            pass
+        with pool.connection() if handle is pool else engine.connect() as connection:
+            store.join(connection).execute([start(type(handle).__name__)])
+            connection.commit()
+        assert there(store, server, type(handle).__name__) == (True, 0)
+        store.close()
 
 
 def test_the_users_own_errors_stay_what_they_are(store, server):
@@ -172,7 +222,7 @@ def test_a_row_that_somebody_else_has_is_waited_for_within_a_transaction_but_not
 
 def test_the_patience_of_the_users_transaction_stays_as_it_was(store):
     with store.transaction() as connection:
-        driver = connection if isinstance(connection, psycopg.Connection) else connection.connection.dbapi_connection
+        driver = driver_of(connection)
         driver.execute("SET LOCAL lock_timeout = '7s'")
         store.join(connection).execute([start(), acquire()])
         assert driver.execute("SHOW lock_timeout").fetchone() == ("7s",)
@@ -277,9 +327,7 @@ def test_a_commit_of_which_nothing_is_heard_is_ambiguous(store, server):
     with pytest.raises(StoreUnavailable) as caught:
         with store.transaction() as connection:
             write(connection)
-            driver = (
-                connection if isinstance(connection, psycopg.Connection) else connection.connection.dbapi_connection
-            )
+            driver = driver_of(connection)
             with psycopg.connect(server.url, autocommit=True) as admin:
                 admin.execute("SELECT pg_terminate_backend(%s)", (driver.info.backend_pid,))
     assert caught.value.ambiguous

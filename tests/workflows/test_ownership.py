@@ -372,6 +372,8 @@ def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(file, played
                 db.execute("BEGIN")
                 with pytest.raises(InvalidOption, match="in memory"):
                     await engine.start(nothing, None, connection=db)
+            with pytest.raises(InvalidOption, match=r"closed database\. Give an open one"):
+                await engine.start(nothing, None, connection=db)
 
     played(story)
 
@@ -413,8 +415,8 @@ def test_what_a_transaction_writes_is_written_with_its_record(file, played, engi
     assert paid(file) == [7]
 
 
-@pytest.mark.parametrize("fault", ["raises", "away", "unknown", "commits", "attaches", "locks", "unwritable"])
-def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, fault, tmp_path):
+@pytest.mark.parametrize("fault", ["raises", "away", "unknown", "locks", "unwritable"])
+def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, fault):
     with Client(f"sqlite:///{file}") as client:
 
         def pay(connection, amount):
@@ -423,10 +425,6 @@ def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, f
                 raise ValueError("no")
             if fault in ("away", "unknown"):  # a store of the user's own, which is none of ours
                 raise StoreUnavailable("another store is away", ambiguous=fault == "unknown")
-            if fault == "commits":
-                connection.execute("COMMIT")
-            if fault == "attaches":
-                connection.execute(f"ATTACH '{tmp_path}/other.db' AS other")
             if fault == "locks":
                 client.lock("x").acquire()
             return object()
@@ -443,13 +441,64 @@ def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, f
             "raises": "ValueError",
             "away": "holdfast.errors.StoreUnavailable",
             "unknown": "holdfast.errors.StoreUnavailable",
-            "commits": "sqlite3.DatabaseError",
-            "attaches": "sqlite3.DatabaseError",
             "locks": f"{WouldDeadlock.__module__}.WouldDeadlock",
             "unwritable": "holdfast.errors.InvalidValue",
         }
         assert played(story) == kinds[fault]
     assert paid(file) == []
+
+
+def within(connection, file):
+    with connection:
+        pass
+
+
+FORBIDDEN = {
+    "with": within,
+    "commit": lambda connection, file: connection.commit(),
+    "rollback": lambda connection, file: connection.rollback(),
+    "COMMIT": lambda connection, file: connection.execute("COMMIT"),
+    "script": lambda connection, file: connection.executescript("DELETE FROM payments; SELECT 1"),
+    "ATTACH": lambda connection, file: connection.execute(f"ATTACH '{file}.other' AS other"),
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_a_transaction_may_not_do_is_refused_with_what_to_do_instead(file, played, engine_on, what):
+    def pay(connection, amount):
+        connection.execute("INSERT INTO payments VALUES (?)", (amount,))
+        FORBIDDEN[what](connection, file)
+
+    flow = transacting(pay)
+
+    async def story():
+        async with engine_on(f"sqlite:///{file}", [flow]) as engine:
+            with pytest.raises(WorkflowFailed) as caught:
+                await (await engine.start(flow, 7)).result()
+            return caught.value
+
+    failure = played(story)
+    assert failure.kind == "holdfast.errors.InvalidOption"
+    assert "use execute() for each statement" in failure.detail
+    assert "not authorized" in failure.traceback, "where it was, is told too"
+    assert paid(file) == []
+
+
+def test_an_error_of_the_users_own_in_sqlite_stays_what_it_is(file, played, engine_on):
+    def pay(connection, amount):
+        connection.execute("INSERT INTO nowhere VALUES (?)", (amount,))
+
+    def say(connection, amount):
+        raise sqlite3.DatabaseError("of another place")
+
+    async def story(flow):
+        async with engine_on(f"sqlite:///{file}", [flow]) as engine:
+            with pytest.raises(WorkflowFailed) as caught:
+                await (await engine.start(flow, 7)).result()
+            return caught.value.kind
+
+    assert played(story, transacting(pay)) == "sqlite3.OperationalError"
+    assert played(story, transacting(say)) == "sqlite3.DatabaseError"
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

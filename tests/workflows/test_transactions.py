@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy
 
 import real_servers
-from holdfast import Client, Context, StoreUnavailable, UnknownRun, WorkflowFailed, current_step, workflow
+from holdfast import Client, Context, StepFailed, StoreUnavailable, UnknownRun, WorkflowFailed, current_step, workflow
 
 
 @pytest.fixture
@@ -70,6 +70,31 @@ def test_what_a_transaction_writes_is_there_with_its_record_or_not_at_all(place,
             with psycopg.connect(url, autocommit=True) as db:
                 db.execute("DROP SCHEMA holdfast CASCADE")
     assert paid(place) == [(f"{name}-good:pay", 7)]
+
+
+@pytest.mark.parametrize("end", ["ROLLBACK", "COMMIT"])
+def test_a_function_that_ends_its_transaction_itself_has_failed_and_is_told_so(place, played, engine_on, end):
+    url, name = place
+
+    def pay(connection) -> None:
+        connection.execute(f"INSERT INTO {name}.payments VALUES ('lost', 1)")
+        connection.execute(end)
+
+    @workflow
+    async def pays(ctx: Context) -> str:
+        try:
+            await ctx.transaction("pay", pay)
+        except StepFailed as failure:
+            return f"{failure.kind}: {failure.detail}"
+        return "recorded"
+
+    async def story():
+        async with engine_on(f"{url}?schema={name}_hf", [pays]) as engine:
+            return await (await engine.start(pays, id=name)).result()
+
+    told = played(story)
+    assert told.startswith("holdfast.errors.InvalidOption: the function has ended the transaction itself"), told
+    assert paid(place) == ([] if end == "ROLLBACK" else [("lost", 1)])
 
 
 def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(place, played, engine_on):

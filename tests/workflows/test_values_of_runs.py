@@ -205,6 +205,23 @@ def test_what_cannot_be_written_is_refused_at_the_call_with_its_place_and_change
     played(story)
 
 
+def test_a_result_whose_type_was_not_said_is_refused_with_where_to_say_it(played):
+    @workflow
+    async def flow(ctx: Context, place: str):
+        if place == "step":
+            return await ctx.step("look", lambda: NOON)
+        return NOON
+
+    async def story():
+        async with TestEngine([flow]) as engine:
+            for place in ("step", "workflow"):
+                with pytest.raises(WorkflowFailed, match="convert it, or annotate its type") as caught:
+                    await (await engine.start(flow, place)).result()
+                assert "type=" not in caught.value.detail
+
+    played(story)
+
+
 def _start(url, value):
     with Client(url) as hf:
         hf.runs.start("orders", value)

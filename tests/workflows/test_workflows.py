@@ -15,8 +15,10 @@ from uuid import UUID
 import pytest
 
 from holdfast import (
+    Client,
     Context,
     Engine,
+    InvalidKey,
     InvalidOption,
     InvalidValue,
     InvalidWorkflow,
@@ -657,6 +659,54 @@ def test_runs_are_listed_by_what_they_are(url, played, engine_on):
             assert len((await engine.list(limit=3, after=page.next)).runs) == 1
 
     played(story)
+
+
+NO_QUESTIONS = [
+    ({"since": "2 hours"}, InvalidOption, "timedelta"),
+    ({"until": 5}, InvalidOption, "until=5 is no datetime"),
+    ({"since": datetime(2026, 1, 1)}, InvalidOption, "time zone"),  # noqa: DTZ001
+    ({"after": 5}, InvalidOption, "`next` of a page"),
+    ({"after": "1:"}, InvalidOption, "`next` of a page"),
+    ({"after": "٣:x"}, InvalidOption, "`next` of a page"),
+    ({"after": "1:\ud800"}, InvalidKey, "surrogate"),
+    ({"attributes": 5}, InvalidOption, "dict"),
+    ({"status": 5}, InvalidOption, "pending"),
+    ({"status": [5]}, InvalidOption, "pending"),
+    ({"prefix": 5}, InvalidKey, "text"),
+    ({"prefix": "\udc80"}, InvalidKey, "surrogate"),
+    ({"limit": 10**30}, InvalidOption, "page after the other"),
+    ({"limit": 0}, InvalidOption, "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), NO_QUESTIONS)
+def test_a_question_that_makes_no_sense_is_refused_with_what_to_ask(played, engine_on, options, error, words):
+    async def story():
+        async with engine_on("memory://", []) as engine:
+            with pytest.raises(error, match=words):
+                await engine.list(**options)
+
+    played(story)
+    with Client("memory://") as hf, pytest.raises(error, match=words):
+        hf.runs.list(**options)
+
+
+@pytest.mark.parametrize("attributes", [[1], [], "ann", 5])
+def test_attributes_that_are_no_dict_are_refused(played, engine_on, attributes):
+    async def story():
+        async with engine_on("memory://", [chain]) as engine:
+            with pytest.raises(InvalidOption, match="no dict of names and values"):
+                await engine.start(chain, 1, attributes=attributes)
+
+    played(story)
+
+
+@pytest.mark.parametrize("workflows", [None, "chain", 5])
+def test_an_engine_wants_a_list_of_workflows(workflows):
+    with pytest.raises(InvalidOption, match=r"workflows=\[\.\.\.\]"):
+        Engine("memory://", workflows=workflows)
+    with pytest.raises(InvalidOption, match=r"workflows=\[\.\.\.\]"):
+        Engine("memory://", workflows=chain)
 
 
 def test_a_result_that_takes_longer_than_one_wants_to_wait(url, played, engine_on):

@@ -54,16 +54,30 @@ def _remember(context: click.Context, option: click.Parameter, value: Any) -> No
 
 def common(command: F) -> F:
     """Add the options that every command takes."""
+    return _with_options(command, placed=True)
+
+
+def common_elsewhere(command: F) -> F:
+    """Add the options that every command takes, for one that cannot be told where the store is; it refuses those."""
+    return _with_options(command, placed=False)
+
+
+def _with_options(command: F, *, placed: bool) -> F:
     for add in (
         click.version_option(__version__, message="%(prog)s %(version)s", prog_name="holdfast"),
         click.option("--json", is_flag=True, expose_value=False, callback=_remember, help="Answer in JSON."),
         click.option(
-            "--namespace", expose_value=False, callback=_remember, help="The part of the store to look at.  [default]"
+            "--namespace",
+            expose_value=False,
+            callback=_remember,
+            hidden=not placed,
+            help="The part of the store to look at.  [default]",
         ),
         click.option(
             "--url",
             expose_value=False,
             callback=_remember,
+            hidden=not placed,
             help=f"The store's address.  [$HOLDFAST_URL, else {DEFAULT_URL}]",
         ),
     ):

@@ -1,8 +1,9 @@
 """`holdfast worker`: drives the runs of an engine until it is told to stop.
 
 The first SIGTERM or SIGINT drains: nothing more is claimed, and each run is let go as soon as it is at a good place, at
-the latest when the grace is over. A second one ends the process there and then, as `kill -9` would. The ready file is
-there while the worker claims runs and the store answers; it is touched as a sign of life.
+the latest when the grace is over. A second one ends the process there and then, as `kill -9` would; but the same one
+again within a second is the first, for launchers signal a process and its group. The ready file is there while the
+worker claims runs and the store answers; it is touched as a sign of life.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import click
 from .. import Engine, HoldfastError, Step, StoreError, Workflow
 from .ending import FAILED
 from .output import harmless, say, tell
-from .settings import Settings, as_seconds, common, pass_settings
+from .settings import Settings, as_seconds, common_elsewhere, pass_settings
 
 LOOK_SECONDS = 5.0
 """How often the store is asked whether it still answers."""
@@ -37,6 +38,8 @@ STALE_SECONDS = 30.0
 """A ready file that was not touched for so long belongs to nobody who works."""
 THREADS_SECONDS = 1.0
 """How long the threads of steps have to end after the worker has."""
+ONCE_SECONDS = 1.0
+"""The same signal again within this time is not a second one."""
 STEP_THREADS = "holdfast-step"
 NOBODY = "holdfast/ready"
 """A run that is not there: looking for it shows that the store answers."""
@@ -55,12 +58,13 @@ class NotReady(HoldfastError):
 @click.option("--grace", callback=as_seconds, default="30", show_default=True, help="Seconds to drain in.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="A file that is there while the worker is ready.")
 @click.option("--check", type=click.Path(path_type=Path), help="Exit with 0 if the worker of this ready file is ready.")
-@common
+@common_elsewhere
 @pass_settings
 def worker(settings: Settings, target: str | None, grace: float, ready_file: Path | None, check: Path | None) -> None:
     """Drive the runs of an engine: TARGET is MODULE:NAME, such as myapp.flows:engine.
 
-    NAME is an Engine that is not open, or a function that makes one. SIGTERM or SIGINT drains, a second one ends it.
+    NAME is an Engine that is not open, or a function that makes one; it says itself where its store is. SIGTERM or
+    SIGINT drains, a second one ends it (the same one within a second counts once).
     """
     if check is not None:
         if target is not None or ready_file is not None:
@@ -159,6 +163,7 @@ class Shift:
         self._engine, self._grace, self._file, self._json = engine, grace, ready_file, as_json
         self._told_to_stop = asyncio.Event()
         self._signal = ""
+        self._signalled_at = 0.0
 
     async def work(self) -> int:
         """Open, drive until told to stop, drain. Returns the exit code."""
@@ -167,6 +172,7 @@ class Shift:
             loop.add_signal_handler(one, self._signalled, one)
         await self._engine.open()
         try:
+            self._warn()
             self._say("ready", f"ready: {self._described()}")
             await self._wait_until_told()
         finally:
@@ -197,12 +203,14 @@ class Shift:
 
     def _signalled(self, one: signal.Signals) -> None:
         if self._told_to_stop.is_set():
+            if one.name == self._signal and time.monotonic() - self._signalled_at < ONCE_SECONDS:
+                return
             self._ready(answers=False)
             with suppress(OSError, ValueError):
                 click.echo("holdfast: stopped at once; its runs go on elsewhere when its lease has run out.", err=True)
                 sys.stdout.flush()
             os._exit(FAILED)
-        self._signal = one.name
+        self._signal, self._signalled_at = one.name, time.monotonic()
         self._told_to_stop.set()
 
     def _ready(self, *, answers: bool) -> None:
@@ -221,6 +229,17 @@ class Shift:
         assert client is not None  # noqa: S101
         kinds = ", ".join(self._kinds()) or "nothing"
         return f"{client.label(None).name} drives {kinds} in {client.url}, namespace {client.namespace}"
+
+    def _warn(self) -> None:
+        """Say of what kind of engine nobody has a use in a worker."""
+        if not self._kinds():
+            say("holdfast: this engine has no workflows, so it drives nothing: give it workflows=[...].", err=True)
+        elif not self._engine._recover:  # noqa: SLF001
+            say(
+                "holdfast: this engine has recover=False, so it claims nothing by itself, and a worker starts nothing: "
+                "leave recover=False out.",
+                err=True,
+            )
 
     def _kinds(self) -> list[str]:
         return sorted(self._engine._workflows)  # noqa: SLF001

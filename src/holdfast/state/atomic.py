@@ -66,7 +66,7 @@ class BaseState(Generic[T]):
         return None if text is None else cast("T", decode_value(text, self._type, what=self._what))
 
     def _text(self, value: object) -> str:
-        return encode_value(value, self._type, what=self._what, max_bytes=self._max_bytes)
+        return encode_value(value, self._type, what=self._what, max_bytes=self._max_bytes, advice="say type=...")
 
     # -- the decisions ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 import psycopg
@@ -35,12 +35,20 @@ PLACE = (
     "SELECT extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text || ' ' || oid::text "
     "FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
+# Such a setting ends with its transaction. Unlike a savepoint or a query it leaves it to the user to choose the
+# isolation level.
+MARK = "SET LOCAL holdfast.lent = 'yes'"
+MARKED = "SELECT pg_catalog.current_setting('holdfast.lent', true)"
 _NUMBERED = re.compile(rb"\$\d+")
 
 Psycopg = psycopg.Connection[Any]
 Began = AbstractContextManager[psycopg.Transaction]
 Run = Callable[[bytes, tuple[str | None, ...]], object]
 """Sends a statement on somebody's connection, and gives its first value."""
+
+
+_lent: WeakSet[Psycopg] = WeakSet()
+"""Connections of blocks that are under way: their transactions are ended here and nowhere else."""
 
 
 class _Refused(msgspec.Struct):
@@ -139,12 +147,16 @@ class Engined:
             transaction = connection.begin()
             driver = connection.connection.dbapi_connection
             _refuse_autocommit(driver)
+            with _mapped():
+                _mark(driver)
             try:
                 yield connection
             except BaseException:
                 with suppress(Exception):  # what has happened is the error to tell
                     transaction.rollback()
                 raise
+            finally:
+                _lent.discard(driver)
             if driver.info.transaction_status == TransactionStatus.INERROR:
                 transaction.rollback()
                 raise _swallowed()
@@ -162,7 +174,14 @@ def begin(connection: Psycopg) -> Began:
             connection.rollback()
         transaction = connection.transaction()
         transaction.__enter__()
+        _mark(connection)
     return transaction
+
+
+def _mark(driver: Psycopg) -> None:
+    """Mark the transaction, so that it is known again when it is joined."""
+    driver.execute(MARK)
+    _lent.add(driver)
 
 
 @contextmanager
@@ -175,6 +194,8 @@ def ended(connection: Psycopg, transaction: Began) -> Iterator[None]:
             if transaction.__exit__(type(error), error, error.__traceback__):
                 return
         raise
+    finally:
+        _lent.discard(connection)
     if connection.info.transaction_status == TransactionStatus.INERROR:
         problem = _swallowed()
         transaction.__exit__(type(problem), problem, None)
@@ -255,6 +276,19 @@ def driver_of(connection: Any) -> Psycopg:
             "with client_encoding=utf8."
         )
     return found
+
+
+def check_lent(driver: Psycopg, run: Run) -> None:
+    """Raise if the transaction of a connection that was lent is no longer the one that was begun here."""
+    status = driver.info.transaction_status
+    if driver not in _lent or status == TransactionStatus.INERROR:
+        return
+    if status == TransactionStatus.IDLE or _asked(run, MARKED.encode(), ()) != "yes":
+        raise InvalidOption(
+            "the function has ended the transaction itself (COMMIT or ROLLBACK), and must leave that to "
+            "ctx.transaction: return to commit, raise to roll back, and use savepoints for a part. Nothing was "
+            "recorded; what the function has committed stays."
+        )
 
 
 def check_open(driver: Psycopg) -> None:

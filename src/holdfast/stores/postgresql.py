@@ -203,8 +203,10 @@ class PostgresStore:
         """Carry commands out within the transaction that is open on this connection, of psycopg or SQLAlchemy."""
         self._check_open()
         driver = postgres_join.driver_of(connection)
+        run = postgres_join.runner_of(connection, driver)
+        postgres_join.check_lent(driver, run)
         postgres_join.check_open(driver)
-        there = postgres_join.place_of(driver, postgres_join.runner_of(connection, driver))
+        there = postgres_join.place_of(driver, run)
         if there != self._place:  # not asked yet, or the server was started anew since then
             with closing(self._session()) as session:
                 self._place = (session.ask(postgres_join.PLACE.encode()) or b"").decode()

@@ -59,7 +59,12 @@ def _within(db: sqlite3.Connection, path: Path, deadline: float) -> Iterator[sql
     db.set_progress_handler(lambda: elapsed() > end, STEPS_BETWEEN_LOOKS)
     db.set_authorizer(_authorize)
     try:
-        yield db
+        try:
+            yield db
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_AUTH:
+                raise
+            raise _not_allowed() from error
         if elapsed() > end:
             raise StepTimeout(
                 f"a transaction on {path} took longer than {LIMIT_SECONDS:g} s, for which nobody else could write. It "
@@ -74,6 +79,15 @@ def _within(db: sqlite3.Connection, path: Path, deadline: float) -> Iterator[sql
         raise store_error(error, path, ambiguous=True) from error
 
 
+def _not_allowed() -> InvalidOption:
+    return InvalidOption(
+        "the function may not begin, commit or roll back here, nor ATTACH or DETACH a file: ctx.transaction ends the "
+        "transaction, and everything was rolled back. So no `with connection:`, no commit(), rollback() or "
+        "executescript(): use execute() for each statement, return to commit, raise to roll back, and use SAVEPOINT "
+        "for a part."
+    )
+
+
 def _authorize(action: int, *_: object) -> int:
     return sqlite3.SQLITE_DENY if action in _FORBIDDEN else sqlite3.SQLITE_OK
 
@@ -84,7 +98,13 @@ class Joined:
     def __init__(self, db: Any, path: Path, *, namespace: str, clock: Clock) -> None:
         if not isinstance(db, sqlite3.Connection):
             raise InvalidOption(f"a sqlite3 connection to {path} is needed here, not {type(db).__name__}")
-        main = next((row[2] for row in db.execute("PRAGMA database_list") if row[1] == "main"), "")
+        try:
+            main = next((row[2] for row in db.execute("PRAGMA database_list") if row[1] == "main"), "")
+        except sqlite3.ProgrammingError as error:  # it is closed, or another thread's
+            raise InvalidOption(
+                f"this connection cannot be used: {error} Give an open one, of this thread, to {path}, in the "
+                "transaction that is to be joined."
+            ) from error
         if Path(os.path.realpath(main)) != path:
             raise InvalidOption(f"this connection is to {main or 'a database in memory'}, and the store is {path}")
         if not db.in_transaction:

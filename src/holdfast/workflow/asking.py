@@ -5,8 +5,9 @@ Like all flows they do no I/O themselves. A start or a signal whose answer was l
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,6 +42,9 @@ LOOK_SECONDS = 1.0
 """How often somebody who waits for a run's end looks by itself."""
 STATUSES = ("pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
 RETRIABLE = {"failed", "timed_out", "cancelled"}
+MAX_LISTED = 1_000_000
+"""As many runs are on a page at most."""
+_CURSOR = re.compile(r"(-?[0-9]{1,18}):(.+)", re.ASCII | re.DOTALL)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -111,7 +115,7 @@ class Asking:
             input=text,
             request=secrets.token_hex(8),
             key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
-            attributes=checked_attributes(attributes or {}),
+            attributes=checked_attributes({} if attributes is None else attributes),
         )
 
     def start(self, new: NewRun, worker: str = "") -> Flow[Started]:
@@ -150,7 +154,9 @@ class Asking:
     def list(self, wanted: RunFilter, *, after: str | None, limit: int) -> Flow[RunsPage]:
         """Look at a page of runs."""
         cursor = None if after is None else _read_cursor(after)
-        command = ListRuns(wanted=wanted, after=cursor, limit=checked_count(limit, what="limit"))
+        if checked_count(limit, what="limit") > MAX_LISTED:
+            raise InvalidOption(f"limit={limit} is more than {MAX_LISTED}: ask for a page after the other, with after=")
+        command = ListRuns(wanted=wanted, after=cursor, limit=limit)
         outcome, _ = yield from send(command)
         assert isinstance(outcome, RunPage)  # noqa: S101
         runs = tuple(info(run) for run in outcome.runs)
@@ -298,6 +304,8 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
 
 def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Attributes are names with text, whole numbers or booleans."""
+    if not isinstance(attributes, Mapping):
+        raise InvalidOption(f'attributes={attributes!r} is no dict of names and values, such as {{"customer": "ann"}}')
     for name, value in attributes.items():
         checked_key(name, what="attribute's name")
         if not isinstance(value, str | int | bool):
@@ -316,6 +324,8 @@ def wanted_runs(
     prefix: str,
 ) -> RunFilter:
     """Check which runs are to be listed."""
+    if status is not None and not isinstance(status, Iterable):
+        raise InvalidOption(f"status={status!r} is neither text nor a list: give any of {', '.join(STATUSES)}")
     statuses = () if status is None else (status,) if isinstance(status, str) else tuple(status)
     for one in statuses:
         if one not in STATUSES:
@@ -324,10 +334,10 @@ def wanted_runs(
     return RunFilter(
         statuses=statuses,
         workflow="" if name is None else checked_key(name, what="workflow name"),
-        prefix=prefix,
-        since=None if since is None else _microseconds(since),
-        until=None if until is None else _microseconds(until),
-        attributes=checked_attributes(attributes or {}),
+        prefix="" if prefix == "" else checked_key(prefix, what="prefix"),
+        since=None if since is None else _microseconds(since, "since"),
+        until=None if until is None else _microseconds(until, "until"),
+        attributes=checked_attributes({} if attributes is None else attributes),
     )
 
 
@@ -378,17 +388,21 @@ def _time(microseconds: int) -> datetime:
     return EPOCH + timedelta(microseconds=microseconds)
 
 
-def _microseconds(when: datetime) -> int:
+def _microseconds(when: datetime, what: str) -> int:
+    if not isinstance(when, datetime):
+        raise InvalidOption(
+            f"{what}={when!r} is no datetime: give one with a time zone, such as datetime.now(UTC) - timedelta(hours=2)"
+        )
     if when.tzinfo is None:
         raise InvalidOption(f"a time needs a time zone, such as datetime.now(UTC), and {when!r} has none")
     return (when - EPOCH) // timedelta(microseconds=1)
 
 
 def _read_cursor(text: str) -> tuple[int, str]:
-    created_at, separator, run = text.partition(":")
-    if not separator or not created_at.lstrip("-").isdigit():
-        raise InvalidOption(f"after={text!r} is not the `next` of a page of runs")
-    return int(created_at), run
+    found = _CURSOR.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise InvalidOption(f"after={text!r} is not the `next` of a page of runs: give it as it was, or None")
+    return int(found[1]), checked_key(found[2], what="run id of `after`")
 
 
 def checked_timeout(timeout: Duration | None) -> float | None:

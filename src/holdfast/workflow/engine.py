@@ -8,7 +8,7 @@ receipt = await handle.result()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -401,6 +401,8 @@ async def at_rest(driver: Driver) -> None:
 
 def _by_type(workflows: Sequence[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:
     found: dict[str, Workflow[Any, Any]] = {}
+    if isinstance(workflows, Workflow | str) or not isinstance(workflows, Iterable):
+        raise InvalidOption(f"workflows={workflows!r} is no list of workflows: give workflows=[...]")
     for workflow in workflows:
         if not isinstance(workflow, Workflow):
             raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow")
