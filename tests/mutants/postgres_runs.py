@@ -209,7 +209,7 @@ POSTGRES_RUNS = [
     Mutant(
         "a run is looked for among all of its namespace",
         "stores/postgresql_runs.sql",
-        "((namespace || ''), created_at, id)",
+        "((namespace || ''), created_at)",
         "(namespace, created_at)",
         (RUNS + "test_a_run_is_never_looked_for_among_all_of_its_namespace",),
     ),

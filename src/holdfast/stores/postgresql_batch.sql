@@ -260,9 +260,10 @@ END
 $$;
 
 -- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
--- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["runs", [[op, command], ...], rows], ["records", [[...],
--- ...], rows], ["starts", [[...], ...], rows], ["ListLocks", command], ["SettleDue", command], ["Cleanup", command]. `rows` names what is locked. The
--- first may be ["await", run] or ["await", [scope, owner, key]]: wait for the row of that run or slot, holding no other.
+-- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["starts", [[...], ...], rows],
+-- ["records", [[...], ...], rows], ["runs", [[op, command], ...], rows], ["ListLocks", command], ["SettleDue", command],
+-- ["Cleanup", command]. `rows` names what is locked. The first part may be ["await", run] or ["await", [scope, owner, key]]:
+-- wait for the row of that run or slot, holding no other.
 -- `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is taken. `told` are the
 -- channels whose waiters the caller tells itself; NULL: nobody is told. Returns the time, and the answers to each part.
 CREATE OR REPLACE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text

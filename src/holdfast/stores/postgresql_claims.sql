@@ -6,9 +6,9 @@
 
 -- Lock the rows of a batch: those of the workers that are given runs or go, those of the runs, and those of the parents
 -- of runs that may end (`held`, those that we got). Patiently in the order of their names, else those that are free; returns
--- the names of the others.
--- The parts about runs say in the end which rows these are.
-CREATE OR REPLACE FUNCTION holdfast.take_runs(ns text, parts jsonb, patient boolean, OUT missed text[], OUT gone text[], OUT held text[])
+-- the names of the others. The parts about runs say in the end which rows these are.
+CREATE OR REPLACE FUNCTION holdfast.take_runs(
+    ns text, parts jsonb, patient boolean, OUT missed text[], OUT gone text[], OUT held text[])
 LANGUAGE plpgsql AS $$
 DECLARE
     wanted text[] := ARRAY(SELECT DISTINCT jsonb_path_query(parts, '$[*][2].runs[*]') #>> '{}');
@@ -34,13 +34,14 @@ BEGIN
     END IF;
     IF ending <> '{}' THEN
         held := ARRAY(SELECT r.parent FROM holdfast.runs AS r
-                        WHERE r.namespace = ns AND r.id = ANY (ending) AND r.parent <> '');
+                       WHERE r.namespace = ns AND r.id = ANY (ending) AND r.parent <> '');
         wanted := wanted || held;
     END IF;
     IF wanted = '{}' THEN
         RETURN;
     ELSIF patient THEN
-        got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted) ORDER BY r.id FOR UPDATE);
+        got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted)
+                      ORDER BY r.id FOR UPDATE);
     ELSE
         got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted)
                       ORDER BY r.id FOR UPDATE SKIP LOCKED);

@@ -45,9 +45,9 @@ CREATE TABLE holdfast.runs (
 
 CREATE INDEX runs_living ON holdfast.runs (namespace, type, due_at, id) WHERE status IN ('pending', 'running', 'suspended');
 CREATE INDEX runs_worker ON holdfast.runs (namespace, worker, id) WHERE worker <> '';
--- Written so that only a list of runs, which asks in the same words, can use it: of a table that is new the server thinks that
--- any index is as good as any other, and it would look for one run among all of a namespace, until it is told more by ANALYZE.
-CREATE INDEX runs_age ON holdfast.runs ((namespace || ''), created_at, id);
+-- Written so that only a list of runs, which asks in the same words, can use it. Of a table that is new the server thinks
+-- that any index is as good as another: it would look for one run among all of a namespace, until ANALYZE tells it more.
+CREATE INDEX runs_age ON holdfast.runs ((namespace || ''), created_at);
 CREATE UNIQUE INDEX runs_key ON holdfast.runs (namespace, workflow, key) WHERE key <> '';
 
 CREATE TABLE holdfast.journal (

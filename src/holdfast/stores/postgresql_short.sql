@@ -50,8 +50,8 @@ BEGIN
                    WHEN what = 'finish' THEN o.posted <= seen AND o.parent = of_parent
                    WHEN what = 'park' THEN o.posted <= seen AND coalesce(until > coalesce(set_time, holdfast.clock()), true)
                    ELSE true END
-        RETURNING o.posted, CASE what WHEN 'finish' THEN o.watchers ELSE '{}' END, coalesce(o.ended_at, set_time, holdfast.clock())
-             INTO inbox, woken, at;
+        RETURNING o.posted, CASE what WHEN 'finish' THEN o.watchers ELSE '{}' END,
+                  coalesce(o.ended_at, set_time, holdfast.clock()) INTO inbox, woken, at;
         EXIT WHEN FOUND;
         IF what IS DISTINCT FROM 'finish' OR of_parent <> '' THEN
             RETURN;
@@ -261,7 +261,8 @@ BEGIN
          WHERE w.namespace = ns AND w.id IN (SELECT a.worker FROM asked AS a) AND w.id <> ALL (gone)
            AND holdfast.holds(l.record, at, w.id)
     ), able AS MATERIALIZED (
-        SELECT t.type, holdfast.able(ns, t.type, at) AS ids FROM (SELECT DISTINCT a.type FROM asked AS a WHERE NOT a.driven) AS t
+        SELECT t.type, holdfast.able(ns, t.type, at) AS ids
+          FROM (SELECT DISTINCT a.type FROM asked AS a WHERE NOT a.driven) AS t
     ), begun AS (
         INSERT INTO holdfast.runs (namespace, id, type, workflow, status, created_at, due_at, worker, fence, length, lives,
                                    request, key, parent, root, started_at, attributes)
@@ -274,10 +275,11 @@ BEGIN
     ), written AS (
         INSERT INTO holdfast.journal SELECT ns, b.id, 0, a.c->>3 FROM begun AS b JOIN asked AS a USING (id)
     )
-    SELECT array_agg(CASE WHEN b.id IS NOT NULL THEN holdfast.born(at, holdfast.hint_to(t.ids, a.id)) END ORDER BY a.place),
-           coalesce(array_agg((holdfast.hint_to(t.ids, a.id))[1] ORDER BY a.place) FILTER (WHERE b.id IS NOT NULL AND t.ids <> '{}'), '{}')
+    SELECT array_agg(CASE WHEN b.id IS NOT NULL THEN holdfast.born(at, h.hint) END ORDER BY a.place),
+           coalesce(array_agg(h.hint[1]) FILTER (WHERE b.id IS NOT NULL AND h.hint <> '{}'), '{}')
       INTO answers, woken
-      FROM asked AS a LEFT JOIN begun AS b USING (id) LEFT JOIN able AS t ON t.type = a.type AND NOT a.driven;
+      FROM asked AS a LEFT JOIN begun AS b USING (id) LEFT JOIN able AS t ON t.type = a.type AND NOT a.driven
+     CROSS JOIN LATERAL (SELECT holdfast.hint_to(t.ids, a.id) AS hint OFFSET 0) AS h;
     IF array_position(answers, NULL) IS NOT NULL THEN
         FOR n IN 1..cardinality(answers) LOOP
             CONTINUE WHEN answers[n] IS NOT NULL;  -- the id or the key is known, or its worker is gone or not to be had
