@@ -8,13 +8,10 @@ STORE = "tests/stores/test_postgres.py::"
 ADVISORY = "tests/stores/test_postgres_advisory.py::"
 WAYS = "tests/stores/test_postgres_ways.py::"
 SESSIONS = "tests/stores/test_postgres_sessions.py::"
-RUNS = "tests/stores/test_postgres_runs.py::"
 JOIN = "tests/stores/test_postgres_join.py::"
 MIGRATION = "tests/stores/test_postgres_migration.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
 HISTORY = SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
-
-RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say[0]"
 
 POSTGRES = [
     Mutant(
@@ -219,118 +216,6 @@ POSTGRES = [
         "if trace and not never_arrived:",
         "if trace:",
         ("tests/test_on_servers.py::test_what_never_reached_a_server_is_not_given_back",),
-    ),
-    Mutant(
-        "a run is given to a worker that is just being forgotten",
-        "stores/postgresql_claims.sql",
-        "                      ORDER BY w.id FOR KEY SHARE SKIP LOCKED);",
-        "                      ORDER BY w.id);",
-        (RUNS + "test_a_run_given_to_a_worker_that_is_just_being_buried_is_found[1]",),
-    ),
-    Mutant(
-        "a worker goes although one of its runs cannot be had",
-        "stores/postgresql_claims.sql",
-        "    IF FOUND THEN\n        answer := holdfast.taken(other);",
-        "    IF false THEN\n        answer := holdfast.taken(other);",
-        (RUNS + "test_a_worker_goes_only_when_all_its_runs_are_free",),
-    ),
-    Mutant(
-        "who claims does not look past what others are claiming",
-        "stores/postgresql_claims.sql",
-        "        EXIT WHEN look = 2 AND (named",
-        "        EXIT WHEN look = 2 OR (named",
-        (RUNS + "test_who_claims_passes_over_what_others_are_just_claiming",),
-    ),
-    Mutant(
-        "who claims waits for what others are claiming",
-        "stores/postgresql_claims.sql",
-        "(named <> '{}' OR o.due_at <= at) FOR UPDATE SKIP LOCKED) AS x",
-        "(named <> '{}' OR o.due_at <= at) FOR UPDATE) AS x",
-        (RUNS + "test_who_claims_passes_over_what_others_are_just_claiming",),
-    ),
-    Mutant(
-        "what was claimed meanwhile is claimed again",
-        "stores/postgresql_claims.sql",
-        "(named <> '{}' OR o.due_at <= at) FOR UPDATE SKIP LOCKED) AS x",
-        "(named <> '{}' OR at > 0)) AS x",
-        (RUNS + "test_two_who_claim_at_once_share_the_work_and_get_each_run_once",),
-    ),
-    Mutant(
-        "a claim gives no higher fence",
-        "stores/postgresql_claims.sql",
-        "worker = me, fence = greatest(o.fence + 1, at),",
-        "worker = me, fence = greatest(o.fence, 1),",
-        (RUN_HISTORY,),
-    ),
-    Mutant(
-        "a clock that was set back keeps the dead alive",
-        "stores/postgresql_claims.sql",
-        "            SELECT s.rec INTO settled FROM holdfast.settle(rec, at) AS s;",
-        "            settled := rec;",
-        (RUN_HISTORY,),
-    ),
-    Mutant(
-        "one who is alone records under any fence",
-        "stores/postgresql_run_commands.sql",
-        "AND o.fence = mine AND o.status = 'running' AND o.length = known",
-        "AND o.status = 'running' AND o.length = known",
-        (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
-    ),
-    Mutant(
-        "one of many records anywhere in the journal",
-        "stores/postgresql_run_commands.sql",
-        "           AND o.length = a.known AND o.last <> a.request",
-        "           AND o.last <> a.request",
-        (RUNS + "test_a_batch_of_locks_slots_and_runs_is_one_trip_and_answered_in_its_order",),
-    ),
-    Mutant(
-        "a record on PostgreSQL writes its slot whatever is there",
-        "stores/postgresql_slots.sql",
-        "coalesce(slot.past->>'last', '') = swap->>'expected' AND slot.version = (swap->>'version')::bigint",
-        "slot.version >= 0",
-        (SUITE + "test_a_record_whose_slot_somebody_else_has_written_changes_nothing",),
-    ),
-    Mutant(
-        "a record with a slot is taken for a simple one",
-        "stores/postgres_runs.py",
-        "        and command.swap is None\n",
-        "",
-        (SUITE + "test_a_slot_is_written_with_the_record",),
-    ),
-    Mutant(
-        "a record waits for a slot that somebody has locked",
-        "stores/postgresql_slots.sql",
-        "AND s.key = with_key FOR UPDATE SKIP LOCKED;",
-        "AND s.key = with_key FOR UPDATE;",
-        (RUNS + "test_a_stuck_slot_delays_its_own_record_alone[locked]",),
-    ),
-    Mutant(
-        "two who make the same slot at once both write it",
-        "stores/postgresql_slots.sql",
-        "    RETURN FOUND;\nEXCEPTION",
-        "    RETURN true;\nEXCEPTION",
-        (RUNS + "test_a_slot_that_is_there_by_now_is_not_made_again",),
-    ),
-    Mutant(
-        "a later record overtakes one whose slot was taken",
-        "stores/postgresql_claims.sql",
-        "                        missed := missed || (cmd->>'run');\n",
-        "                        NULL;\n",
-        (RUNS + "test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes[True]",),
-    ),
-    Mutant(
-        "a run parks although it was sent a signal",
-        "stores/postgresql_run_commands.sql",
-        "    done := what IS NULL OR r.posted <= seen;",
-        "    done := what IS NULL OR r.posted <= seen + 1;",
-        (RUNS + "test_a_park_that_waited_for_a_signal_is_refused_with_it",),
-    ),
-    Mutant(
-        "the end of a child waits for a stuck parent",
-        "stores/postgresql_run_commands.sql",
-        "    IF done AND what = 'finish' AND r.parent <> '' THEN",
-        "    IF false THEN",
-        (RUNS + "test_a_stuck_parent_delays_the_end_of_its_own_children_alone",),
     ),
     Mutant(
         "what a joined transaction waits for it waits for as briefly as a batch",

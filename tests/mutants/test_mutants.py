@@ -9,6 +9,7 @@ from .above import ABOVE
 from .guards import GUARDS
 from .held import HELD
 from .postgres import POSTGRES
+from .postgres_runs import POSTGRES_RUNS
 from .redis import REDIS
 from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, run_tests
 from .servers import SERVERS
@@ -21,7 +22,7 @@ SLOW = {
 }
 """These show only when a test has waited in vain for half a minute."""
 CHEAP = [mutant for mutant in (*RULES, *ABOVE, *HELD, *WORKFLOWS) if mutant.name not in SLOW]
-WITH_SERVERS = [*POSTGRES, *REDIS, *GUARDS, *SERVERS]
+WITH_SERVERS = [*POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
 """Each of these starts a server of its own, so they are tried only where all are asked for: `make prove-mutants`."""
 MUTANTS = [*RULES, *ABOVE, *HELD, *WORKFLOWS, *WITH_SERVERS]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP

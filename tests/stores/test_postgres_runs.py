@@ -200,6 +200,16 @@ def test_a_record_of_a_driven_run_touches_no_index(url, opened, admin):
     assert counts == (21, 21)
 
 
+def test_a_run_is_never_looked_for_among_all_of_its_namespace(url, opened):
+    """Of a table that is new the server knows nothing, and another index would seem as good as that of the key."""
+    opened(url).connect()
+    with psycopg.connect(url.partition("?")[0]) as db:
+        db.execute("ALTER TABLE tests.runs DROP CONSTRAINT runs_pkey; SET LOCAL enable_seqscan = off")
+        plan = db.execute("EXPLAIN SELECT FROM tests.runs WHERE namespace = 'default' AND id = 'r'").fetchall()
+        db.rollback()
+    assert plan[0][0].startswith("Seq Scan"), "there is no other way"
+
+
 # -- at once ---------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +367,102 @@ def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened,
     assert [run.id for run in claim(other, "v.1")] == [f"r{n}" for n in range(many)]
     (started,) = connection.execute([start("late", worker="w.1")])
     assert type(started).__name__ == "WorkerGone", "it was settled"
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting(url, opened, many):
+    connection = opened(url).connect()
+    hire(connection)
+    starts = [start(f"r{n}", worker="w.1") for n in range(many)]
+    with psycopg.connect(url.partition("?")[0]) as other:
+        other.execute("DELETE FROM tests.workers")
+        outcomes = connection.execute([*starts, start("free")])
+        assert [type(one).__name__ for one in outcomes] == ["Failed"] * many + ["Started"]
+        assert {type(one).__name__ for one in connection.execute(starts)} == {"Failed"}
+        other.commit()
+    assert {type(one).__name__ for one in connection.execute(starts)} == {"WorkerGone"}
+    assert seen(connection, "r0") is None
+
+
+def test_starts_of_a_batch_are_answered_as_if_one_came_after_the_other(url, opened):
+    connection = opened(url).connect()
+    hire(connection)
+    connection.execute([start("old"), start("keyed", key="k0")])
+    again = start("new", worker="w.1", key="k2")
+    outcomes = connection.execute(
+        [
+            start("old", request="another", key="k1"),  # its key is not known yet
+            start("late", key="k1"),
+            again,
+            again,
+            start("new", request="another"),
+            start("other", key="k2"),
+            start("last", worker="w.1", key="k0"),
+            start("gone", worker="w.9"),
+            start("gone", worker="w.9", key="k0"),
+        ]
+    )
+    told = [(type(one).__name__, one.run.id, one.fresh) for one in outcomes if hasattr(one, "fresh")]
+    assert [type(one).__name__ for one in outcomes if not hasattr(one, "fresh")] == [
+        "RunTaken",
+        "RunTaken",
+        "WorkerGone",
+    ]
+    assert told == [
+        ("Started", "late", True),
+        ("Started", "new", True),
+        ("Started", "new", True),
+        ("Started", "new", False),
+        ("Started", "keyed", False),
+        ("Started", "keyed", False),
+    ]
+    assert outcomes[2].run == outcomes[3].run == seen(connection, "new").run
+
+
+def test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it(url, opened):
+    connection = opened(url).connect()
+    hire(connection)
+    outcomes = connection.execute(
+        [start("p", worker="w.1"), start("c", worker="w.1", parent="p"), start("o", worker="w.1")]
+    )
+    parent, child, other = (outcome.run for outcome in outcomes)
+    ended, parked, recorded = connection.execute(
+        [record(child, "x", then=Finish("completed", "1")), record(parent, "x", then=Park(None)), record(other, "x")]
+    )
+    assert (ended.done, parked.done, recorded.done) == (True, False, True)
+    assert [event.name for event in parked.events] == ["c"]
+
+
+@pytest.mark.parametrize("then", [Park(None), Finish("completed", "1")], ids=["park", "finish"])
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends(url, opened, many, then):
+    connection = opened(url).connect()
+    hire(connection)
+    runs = [one.run for one in connection.execute([start(f"r{n}", worker="w.1") for n in range(many)])]
+    connection.execute([signal(run.id) for run in runs])
+    for outcome in connection.execute([record(run, "x", then=then) for run in runs]):
+        assert (outcome.done, [event.name for event in outcome.events]) == (False, ["paid"])
+    assert {seen(connection, run.id).run.status for run in runs} == {"running"}
+    done = connection.execute([record(run, "y", at=2, seen=1, then=then) for run in runs])
+    assert [(one.done, one.events) for one in done] == [(True, ())] * many
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_who_watches_an_end_is_told_once(url, opened, many):
+    connection = opened(url).connect()
+    hire(connection)
+    started = connection.execute(
+        [start("p", worker="w.1"), *(start(f"r{n}", worker="w.1", parent="p" * (n % 2)) for n in range(2 * many))]
+    )
+    runs = [one.run for one in started[1:]]
+    connection.execute([r.WatchRun(run=run.id, id=f"{name}.1") for run in runs for name in "xy"])
+    for some in (runs[:many], runs[many:]):
+        outcomes = connection.execute([record(run, "x", then=Finish("failed", "1")) for run in some])
+        hints = [("w.run/p",) if run.parent else () for run in some]
+        assert [one.woken for one in outcomes] == [("x.1", "y.1", *hint) for hint in hints]
+    for run in runs:
+        assert seen(connection, run.id).run.watchers == ()
+    assert [event.name for event in seen(connection, "p").events] == [run.id for run in runs if run.parent]
 
 
 def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(url, opened):

@@ -157,10 +157,8 @@ class Batch:
         if not commands:
             return []
         patience = self._patience
-        if patience is None and len(commands) == 1 and row is None and not (again and _kind(commands[0]) == "runs"):
-            patience = (
-                PATIENCE  # later on it is better to know which of a run's rows is in the way: its parent's, perhaps
-            )
+        if patience is None and len(commands) == 1 and row is None and not (again and _may_need_more(commands[0])):
+            patience = PATIENCE
         try:
             parts, places = _parts(commands, self._tie)
             asked = parts if row is None else [["await", row], *parts]
@@ -186,7 +184,9 @@ class Batch:
         now, parts = _reply.decode(reply or b"")
         outcomes: list[Outcome | None] = [None] * len(commands)
         for place, (kind, body) in zip(places or (0,), chain.from_iterable(parts), strict=True):
-            if kind != "Taken":
+            if kind == "Born":
+                outcomes[place] = postgres_runs.born(commands[place], body)  # type: ignore[arg-type]  # only a start is
+            elif kind != "Taken":
                 outcomes[place] = _outcome(commands[place], kind, body, now)
             elif (row := _taken.decode(body).row) is not None:
                 self._rows[id(commands[place])] = row
@@ -228,10 +228,10 @@ def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[
                 order = sorted(turn, key=lambda place: commands[place].key)  # type: ignore[attr-defined]
                 places += order
                 parts.append(["many", [_named(commands[place], session) for place in order]])
-        elif kind == "records":
-            for turn in _turns(here, lambda place: commands[place].run):  # type: ignore[attr-defined]
-                places += turn
-                parts.append(_of_runs([commands[place] for place in turn]))
+        elif kind in ("records", "starts"):
+            for stretch in _stretches(here, lambda place: postgres_runs.names_of(commands[place])):  # type: ignore[arg-type]
+                places += stretch
+                parts.append(_of_runs([commands[place] for place in stretch]))
         else:
             places += here
             found = [commands[place] for place in here]
@@ -248,8 +248,13 @@ def _kind(command: Command) -> str:
     if isinstance(command, LockCommand):
         return "locks"
     if isinstance(command, RunCommand):
-        return "records" if postgres_runs.is_simple(command) else "runs"
+        return postgres_runs.kind_of(command)
     return "slots" if isinstance(command, SlotCommand) else "others"
+
+
+def _may_need_more(command: Command) -> bool:
+    """Whether a command may need more rows than its own: then it is better to know which one is in the way."""
+    return isinstance(command, RunCommand) and not postgres_runs.has_one_row(command)
 
 
 def _turns(places: Iterable[int], name: Callable[[int], str]) -> list[list[int]]:
@@ -267,10 +272,25 @@ def _turns(places: Iterable[int], name: Callable[[int], str]) -> list[list[int]]
     return turns
 
 
+def _stretches(places: Iterable[int], names: Callable[[int], tuple[object, ...]]) -> list[list[int]]:
+    """The places of commands in their order, in as few stretches as may be: in each stretch every name once."""
+    stretches: list[list[int]] = []
+    seen: set[object] = set()
+    for place in places:
+        mine = names(place)
+        if not stretches or not seen.isdisjoint(mine):
+            stretches.append([])
+            seen.clear()
+        seen.update(mine)
+        stretches[-1].append(place)
+    return stretches
+
+
 def _of_runs(commands: Sequence[Any]) -> list[object]:
-    if all(postgres_runs.is_simple(command) for command in commands):
-        return postgres_runs.simple_part(commands)
-    return postgres_runs.part(commands)
+    kind = postgres_runs.kind_of(commands[0])
+    if kind == "records":
+        return postgres_runs.records(commands)
+    return postgres_runs.starts(commands) if kind == "starts" else postgres_runs.part(commands)
 
 
 def _slot(command: Command) -> tuple[str, object]:

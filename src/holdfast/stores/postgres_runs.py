@@ -13,8 +13,9 @@ import msgspec
 
 from ..commands import Failed
 from ..errors import RecordUnreadable
+from ..rules import run as rule
 from ..rules import run_outcomes as told
-from ..rules.run import Finish, NewRun, Scalar
+from ..rules.run import Finish, NewRun, Scalar, Then
 from ..rules.slot import Swap
 from ..run_commands import (
     ClaimRuns,
@@ -54,6 +55,14 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 _json = msgspec.json.Encoder()
 
 
+class _Born(msgspec.Struct, frozen=True):
+    now: int
+    woken: tuple[str, ...] = ()
+
+
+_born = msgspec.json.Decoder(_Born)
+
+
 Row = str | tuple[str, str, str]
 """The row of a run, by its id, or that of a slot, by its address."""
 
@@ -64,30 +73,76 @@ class Taken(msgspec.Struct, frozen=True):
     row: Row | None = None
 
 
-def is_simple(command: RunCommand) -> bool:
-    """Whether a command only adds to a journal, as nearly all of them do."""
-    return (
-        type(command) is RecordRun
-        and command.then is None
-        and not command.children
-        and command.attributes is None
-        and command.swap is None
-    )
+def kind_of(command: RunCommand) -> str:
+    """The kind of part that a command goes into: "records", "starts", or "runs" for all that has no short way.
+
+    Nearly all commands only add to a journal, and park or end the run perhaps.
+    """
+    if type(command) is RecordRun:
+        simple = not command.children and command.attributes is None and command.swap is None
+        return "records" if simple else "runs"
+    return "starts" if type(command) is StartRun else "runs"
 
 
-def simple_part(commands: Sequence[RecordRun]) -> list[object]:
-    """Simple records as one part; each of them of another run."""
+def has_one_row(command: RunCommand) -> bool:
+    """Whether a command needs its run's row and no other: one that ends a run needs its parent's too."""
+    return isinstance(command, RecordRun) and kind_of(command) == "records" and not _may_end(command)
+
+
+def names_of(command: RecordRun | StartRun) -> tuple[object, ...]:
+    """What a command is about: with others that are about something else it may be carried out in one statement."""
+    if isinstance(command, RecordRun):
+        _check(command.run)
+        return (command.run,)
+    new = command.new
+    _check(new.id, new.type, new.key)
+    return (new.id, (rule.workflow_of(new.type), new.key)) if new.key else (new.id,)
+
+
+def records(commands: Sequence[RecordRun]) -> list[object]:
+    """Such records as one part; each of them of another run."""
     for command in commands:
         _check(command.run, command.request, *command.entries)
     return [
         "records",
-        [(one.run, one.fence, one.at, one.request, one.seen, one.entries) for one in commands],
-        {"runs": [one.run for one in commands]},
+        [
+            (one.run, one.fence, one.at, one.request, one.seen, one.entries)
+            if one.then is None
+            else (one.run, one.fence, one.at, one.request, one.seen, one.entries, _then(one.then))
+            for one in commands
+        ],
+        {"runs": [one.run for one in commands], "ends": [one.run for one in commands if _may_end(one)]},
     ]
 
 
+def _then(then: Then) -> tuple[object, ...]:
+    return ("finish", then.status, then.result) if isinstance(then, Finish) else ("park", then.due_at)
+
+
+def starts(commands: Sequence[StartRun]) -> list[object]:
+    """Starts as one part; each of another run, and each with another key."""
+    for command in commands:
+        new = command.new
+        _check(command.worker, new.id, new.type, new.input, new.request, new.key, new.parent, new.root)
+    return [
+        "starts",
+        [
+            (new.id, one.worker, new.type, new.input, new.request, new.key, new.parent, new.root, _text(new.attributes))
+            for one in commands
+            for new in (one.new,)
+        ],
+        {"gives": list({one.worker for one in commands if one.worker})},
+    ]
+
+
+def born(command: StartRun, body: msgspec.Raw) -> told.Started:
+    """The answer to a start of which the server has only said that it is new, and when that was."""
+    new = _born.decode(body)
+    return told.Started(run=rule.start(command.new, new.now, command.worker), fresh=True, now=new.now, woken=new.woken)
+
+
 def part(commands: Sequence[RunCommand]) -> list[object]:
-    """Any commands about runs as one part, with the rows that must be ours before the clock is read."""
+    """Any commands about runs but starts as one part, with the rows that must be ours before the clock is read."""
     rows: dict[str, list[str]] = {"runs": [], "ends": [], "gives": [], "leaves": []}
     for command in commands:
         if isinstance(command, RecordRun | PostEvent | ReviveRun | WatchRun):
@@ -96,8 +151,6 @@ def part(commands: Sequence[RunCommand]) -> list[object]:
                 rows["ends"].append(command.run)
         elif isinstance(command, ClaimRuns):
             rows["runs"] += command.runs
-            rows["gives"].append(command.worker)
-        elif isinstance(command, StartRun) and command.worker:
             rows["gives"].append(command.worker)
         elif isinstance(command, DismissWorker):
             rows["leaves"].append(command.worker)
@@ -121,9 +174,6 @@ def _sent(command: RunCommand) -> tuple[str, object]:
         children = [_new(child) for child in command.children]
         _check_swap(command.swap)
         return "RecordRun", {**msgspec.structs.asdict(command), "attributes": attributes, "children": children}
-    if isinstance(command, StartRun):
-        _check(command.worker)
-        return "StartRun", {"new": _new(command.new), "worker": command.worker}
     if isinstance(command, ClaimRuns):
         _check(command.worker, *command.runs, *(text for pair in command.types for text in pair))
         return "ClaimRuns", msgspec.structs.replace(command, limit=_most(command.limit))

@@ -17,7 +17,8 @@ TABLES = ("postgresql.sql", "postgresql_runs.sql")
 """What makes each version of the tables from the one before it; the first makes them from nothing."""
 VERSION = len(TABLES)
 FUNCTIONS = tuple(
-    f"postgresql_{part}.sql" for part in ("tools", "rules", "slots", "run_rules", "run_commands", "claims", "batch")
+    f"postgresql_{part}.sql"
+    for part in ("tools", "rules", "slots", "run_rules", "run_commands", "short", "claims", "batch")
 )
 """What is made anew with every version; the functions of an older one are replaced."""
 OLDEST_SERVER = 130_000

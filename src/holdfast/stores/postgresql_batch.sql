@@ -260,9 +260,10 @@ END
 $$;
 
 -- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
--- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["runs", [[op, command], ...], rows], ["records", [[...],
--- ...], rows], ["ListLocks", command], ["SettleDue", command], ["Cleanup", command]. `rows` names what is locked. The
--- first may be ["await", run] or ["await", [scope, owner, key]]: wait for the row of that run or slot, holding no other.
+-- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["starts", [[...], ...], rows],
+-- ["records", [[...], ...], rows], ["runs", [[op, command], ...], rows], ["ListLocks", command], ["SettleDue", command],
+-- ["Cleanup", command]. `rows` names what is locked. The first part may be ["await", run] or ["await", [scope, owner, key]]:
+-- wait for the row of that run or slot, holding no other.
 -- `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is taken. `told` are the
 -- channels whose waiters the caller tells itself; NULL: nobody is told. Returns the time, and the answers to each part.
 CREATE OR REPLACE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text
@@ -282,10 +283,17 @@ BEGIN
         reply := set_config('synchronous_commit', 'on', true);  -- an answered command survives the loss of power
     END IF;
     reply := set_config('lock_timeout', coalesce(patience, 40)::text, true);
-    IF patience IS NOT NULL AND parts->0->>0 = 'records' AND parts->0->1->1 IS NULL THEN
-        reply := holdfast.record_alone(ns, parts->0->1->0, at);
-        IF reply IS NOT NULL THEN
-            RETURN '[0,[[' || reply || ']]]';
+    IF patience IS NOT NULL AND parts->0->>0 IN ('records', 'starts') AND parts->0->1->1 IS NULL AND parts->1 IS NULL THEN
+        IF parts->0->>0 = 'records' THEN
+            step := holdfast.record_alone(ns, parts->0->1->0, at);
+        ELSE
+            step := holdfast.start_alone(ns, parts->0->1->0, at);
+        END IF;
+        IF step.answer IS NOT NULL THEN
+            IF step.woken <> '{}' AND told IS NOT NULL THEN
+                PERFORM holdfast.wake(ns, step.woken, told);
+            END IF;
+            RETURN '[0,[[' || step.answer || ']]]';
         END IF;
     ELSIF parts->0->>0 = 'await' THEN
         IF jsonb_typeof(parts->0->1) = 'array' THEN
@@ -306,7 +314,15 @@ BEGIN
     at := coalesce(at, holdfast.clock());  -- when all rows are ours, so that none is judged by an earlier time than its own
     FOR part IN SELECT * FROM jsonb_array_elements(parts) LOOP
         IF part->>0 = 'records' THEN
-            replies := replies || ('[' || array_to_string(holdfast.record_many(ns, part->1, at, ours.missed), ',') || ']');
+            step := holdfast.record_many(ns, part->1, at, ours.held, ours.missed);
+            replies := replies || ('[' || array_to_string(step.answers, ',') || ']');
+            woken := woken || step.woken;
+            ours.missed := step.missed;
+            CONTINUE;
+        ELSIF part->>0 = 'starts' THEN
+            step := holdfast.start_many(ns, part->1, at, ours.gone);
+            replies := replies || ('[' || array_to_string(step.answers, ',') || ']');
+            woken := woken || step.woken;
             CONTINUE;
         ELSIF part->>0 = 'runs' THEN
             step := holdfast.run_runs(ns, part->1, at, live, ours.missed, ours.gone);

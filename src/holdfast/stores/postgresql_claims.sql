@@ -5,9 +5,10 @@
 -- otherwise a run could be given to one who is just forgotten, and nobody would ever look for it.
 
 -- Lock the rows of a batch: those of the workers that are given runs or go, those of the runs, and those of the parents
--- of runs that may end. Patiently in the order of their names, else those that are free; returns the names of the others.
--- The parts about runs say in the end which rows these are.
-CREATE OR REPLACE FUNCTION holdfast.take_runs(ns text, parts jsonb, patient boolean, OUT missed text[], OUT gone text[])
+-- of runs that may end (`held`, those that we got). Patiently in the order of their names, else those that are free; returns
+-- the names of the others. The parts about runs say in the end which rows these are.
+CREATE OR REPLACE FUNCTION holdfast.take_runs(
+    ns text, parts jsonb, patient boolean, OUT missed text[], OUT gone text[], OUT held text[])
 LANGUAGE plpgsql AS $$
 DECLARE
     wanted text[] := ARRAY(SELECT DISTINCT jsonb_path_query(parts, '$[*][2].runs[*]') #>> '{}');
@@ -18,6 +19,7 @@ DECLARE
 BEGIN
     missed := '{}';
     gone := '{}';
+    held := '{}';
     IF givers <> '{}' THEN
         got := ARRAY(SELECT w.id FROM holdfast.workers AS w WHERE w.namespace = ns AND w.id = ANY (givers)
                       ORDER BY w.id FOR KEY SHARE SKIP LOCKED);
@@ -31,21 +33,24 @@ BEGIN
                                WHERE w.namespace = ns AND w.id = ANY (leaving) AND w.id <> ALL (got));
     END IF;
     IF ending <> '{}' THEN
-        wanted := wanted || ARRAY(SELECT r.parent FROM holdfast.runs AS r
-                                   WHERE r.namespace = ns AND r.id = ANY (ending) AND r.parent <> '');
+        held := ARRAY(SELECT r.parent FROM holdfast.runs AS r
+                       WHERE r.namespace = ns AND r.id = ANY (ending) AND r.parent <> '');
+        wanted := wanted || held;
     END IF;
     IF wanted = '{}' THEN
         RETURN;
     ELSIF patient THEN
-        PERFORM FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted) ORDER BY r.id FOR UPDATE;
-        RETURN;
+        got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted)
+                      ORDER BY r.id FOR UPDATE);
+    ELSE
+        got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted)
+                      ORDER BY r.id FOR UPDATE SKIP LOCKED);
+        IF cardinality(got) < cardinality(wanted) THEN
+            missed := ARRAY(SELECT r.id FROM holdfast.runs AS r
+                             WHERE r.namespace = ns AND r.id = ANY (wanted) AND r.id <> ALL (got));
+        END IF;
     END IF;
-    got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted)
-                  ORDER BY r.id FOR UPDATE SKIP LOCKED);
-    IF cardinality(got) < cardinality(wanted) THEN
-        missed := ARRAY(SELECT r.id FROM holdfast.runs AS r
-                         WHERE r.namespace = ns AND r.id = ANY (wanted) AND r.id <> ALL (got));
-    END IF;
+    held := ARRAY(SELECT DISTINCT h FROM unnest(held) AS h WHERE h = ANY (got));
 END
 $$;
 
@@ -264,7 +269,6 @@ DECLARE
     command jsonb;
     cmd jsonb;
     step record;
-    born record;
     one text;
     told text[];
     all_answers text[] := '{}';
@@ -273,7 +277,7 @@ BEGIN
     FOR command IN SELECT c FROM jsonb_array_elements(commands) AS c LOOP
         cmd := command->1;
         told := '{}';
-        IF gone <> '{}' AND command->>0 IN ('StartRun', 'ClaimRuns', 'DismissWorker') AND cmd->>'worker' = ANY (gone) THEN
+        IF gone <> '{}' AND command->>0 IN ('ClaimRuns', 'DismissWorker') AND cmd->>'worker' = ANY (gone) THEN
             one := '["Taken",{}]';
         ELSE
             CASE command->>0
@@ -284,15 +288,6 @@ BEGIN
                     IF starts_with(one, '["Taken"') THEN
                         missed := missed || (cmd->>'run');
                     END IF;
-                WHEN 'StartRun' THEN
-                    born := holdfast.start_run(ns, cmd->'new', cmd->>'worker', at);
-                    told := born.woken;
-                    one := CASE born.kind
-                        WHEN 'Started' THEN json_build_array('Started', json_build_object(
-                            'run', row_to_json(born.r), 'fresh', born.fresh, 'now', at, 'woken', told))::text
-                        WHEN 'RunTaken' THEN json_build_array('RunTaken', json_build_object('run', row_to_json(born.r)))::text
-                        WHEN 'WorkerGone' THEN '["WorkerGone",{}]'
-                        ELSE '["Taken",{}]' END;
                 WHEN 'ClaimRuns' THEN
                     step := holdfast.claim_runs(ns, cmd, at, live, missed);
                     one := step.answer;

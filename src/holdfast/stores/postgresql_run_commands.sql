@@ -4,81 +4,6 @@
 -- about, decides, and writes last. Where a row is somebody else's at this moment it answers "Taken" with the name of
 -- that row, and has done nothing.
 
--- What nearly every record is: entries of a run that is driven, and nothing else. It comes as
--- [run, fence, at, request, seen, entries]. One who is alone: the row is locked, checked and written in one statement.
--- NULL where it is not so simple, and nothing was done.
-CREATE OR REPLACE FUNCTION holdfast.record_alone(ns text, c jsonb, set_time bigint) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-    name text := c->>0;
-    mine bigint := (c->>1)::bigint;
-    known bigint := (c->>2)::bigint;
-    asked text := c->>3;
-    entries bigint := jsonb_array_length(c->5);
-    inbox bigint;
-BEGIN
-    UPDATE holdfast.runs AS o
-       SET length = known + entries, last = asked,
-           deaths = CASE WHEN entries > 0 THEN 0 ELSE o.deaths END
-     WHERE o.namespace = ns AND o.id = name AND o.fence = mine AND o.status = 'running' AND o.length = known
-       AND o.last <> asked
-    RETURNING o.posted INTO inbox;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    IF entries = 1 THEN
-        INSERT INTO holdfast.journal VALUES (ns, name, known, c->5->>0);
-    ELSIF entries > 1 THEN
-        INSERT INTO holdfast.journal
-        SELECT ns, name, known + e.place - 1, e.entry FROM jsonb_array_elements_text(c->5) WITH ORDINALITY AS e(entry, place);
-    END IF;
-    IF inbox > (c->>4)::bigint THEN
-        RETURN holdfast.recorded(true, '{}', holdfast.events_of(ns, name, (c->>4)::bigint), coalesce(set_time, holdfast.clock()), '{}');
-    END IF;
-    RETURN '["Recorded",{"done":true,"events":[],"now":' || coalesce(set_time, holdfast.clock()) || '}]';
-END
-$$;
-
--- Such records of many runs, each run once, whose rows are ours unless they are `missed`: all of them in one statement.
-CREATE OR REPLACE FUNCTION holdfast.record_many(ns text, commands jsonb, at bigint, missed text[]) RETURNS text[]
-LANGUAGE plpgsql AS $$
-DECLARE
-    answers text[];
-    c jsonb;
-BEGIN
-    WITH asked AS MATERIALIZED (
-        SELECT x.place, x.c->>0 AS run, (x.c->>1)::bigint AS fence, (x.c->>2)::bigint AS known, x.c->>3 AS request,
-               (x.c->>4)::bigint AS seen, x.c->5 AS entries, jsonb_array_length(x.c->5) AS many
-          FROM jsonb_array_elements(commands) WITH ORDINALITY AS x(c, place)
-    ), changed AS (
-        UPDATE holdfast.runs AS o
-           SET length = a.known + a.many, last = a.request, deaths = CASE WHEN a.many > 0 THEN 0 ELSE o.deaths END
-          FROM asked AS a
-         WHERE o.namespace = ns AND o.id = a.run AND a.run <> ALL (missed) AND o.fence = a.fence AND o.status = 'running'
-           AND o.length = a.known AND o.last <> a.request
-        RETURNING a.place, a.run, a.known, a.entries, o.posted > a.seen AS more
-    ), written AS (
-        INSERT INTO holdfast.journal
-        SELECT ns, d.run, d.known + e.place - 1, e.entry
-          FROM changed AS d CROSS JOIN LATERAL jsonb_array_elements_text(d.entries) WITH ORDINALITY AS e(entry, place)
-    )
-    SELECT array_agg(CASE d.more WHEN false THEN '["Recorded",{"done":true,"events":[],"now":' || at || '}]'
-                                 WHEN true THEN 'more' END ORDER BY a.place)
-      INTO answers FROM asked AS a LEFT JOIN changed AS d USING (place);
-    IF 'more' = ANY (answers) OR array_position(answers, NULL) IS NOT NULL THEN
-        FOR n IN 1..cardinality(answers) LOOP
-            c := commands->(n - 1);
-            IF answers[n] = 'more' THEN
-                answers[n] := holdfast.recorded(true, '{}', holdfast.events_of(ns, c->>0, (c->>4)::bigint), at, '{}');
-            ELSIF answers[n] IS NULL THEN  -- sent again, refused, or not to be had now
-                answers[n] := (holdfast.record_run(ns, jsonb_build_object(
-                    'run', c->0, 'fence', c->1, 'at', c->2, 'request', c->3, 'seen', c->4, 'entries', c->5), at, missed)).answer;
-            END IF;
-        END LOOP;
-    END IF;
-    RETURN answers;
-END
-$$;
-
 -- Add to the journal of a run that the caller drives, start its children, and park or end it. With a swap a slot is
 -- written too; where somebody else has written it before, nothing is done at all.
 CREATE OR REPLACE FUNCTION holdfast.record_run(
@@ -344,7 +269,7 @@ DECLARE
 BEGIN
     found := ARRAY(
         SELECT r FROM holdfast.runs AS r
-         WHERE r.namespace = ns AND r.created_at >= oldest AND r.created_at < newest AND r.created_at <= behind
+         WHERE r.namespace || '' = ns AND r.created_at >= oldest AND r.created_at < newest AND r.created_at <= behind
            AND (cmd->'after'->>1 IS NULL OR (r.created_at, r.id) < (behind, cmd->'after'->>1))
            AND (statuses = '{}' OR r.status = ANY (statuses))
            AND (cmd->>'workflow' = '' OR r.workflow = cmd->>'workflow') AND starts_with(r.id, cmd->>'prefix')

@@ -60,26 +60,39 @@ BEGIN
 END
 $$;
 
--- Whom to tell of a run: its driver, else a worker that could drive it, now one and now another. An empty list: nobody.
-CREATE OR REPLACE FUNCTION holdfast.woken_by(r holdfast.runs, at bigint) RETURNS text[] LANGUAGE plpgsql AS $$
+-- The living workers that can drive a type, in their order.
+CREATE OR REPLACE FUNCTION holdfast.able(ns text, of_type text, at bigint) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT w.id
+          FROM holdfast.workers AS w JOIN holdfast.locks AS l ON l.namespace = w.namespace AND l.key = 'worker/' || w.id
+         WHERE w.namespace = ns AND of_type = ANY (w.types) AND holdfast.holds(l.record, at, w.id)
+         ORDER BY w.since, w.id);
+END
+$$;
+
+-- The hint about a run to one of these workers, now to one and now to another. An empty list: there are none.
+CREATE OR REPLACE FUNCTION holdfast.hint_to(able text[], run text) RETURNS text[] LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    able text[];
-    turn bigint;
+    turn bigint := 0;
+BEGIN
+    IF cardinality(able) > 1 THEN
+        SELECT coalesce(sum(get_byte(name, place)), 0) INTO turn
+          FROM convert_to(run, 'UTF8') AS name CROSS JOIN LATERAL generate_series(0, octet_length(name) - 1) AS place;
+    END IF;
+    RETURN CASE WHEN able <> '{}' THEN ARRAY[holdfast.hint_for(able[1 + turn % cardinality(able)], run)] ELSE '{}' END;
+END
+$$;
+
+-- Whom to tell of a run: its driver, else a worker that could drive it. An empty list: nobody.
+CREATE OR REPLACE FUNCTION holdfast.woken_by(r holdfast.runs, at bigint) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
     IF r.worker <> '' THEN
         RETURN CASE WHEN r.posted > 0 THEN ARRAY[holdfast.hint_for(r.worker, r.id)] ELSE '{}' END;
     ELSIF r.due_at IS NULL OR r.due_at > at THEN
         RETURN '{}';
     END IF;
-    SELECT array_agg(w.id ORDER BY w.since, w.id) INTO able
-      FROM holdfast.workers AS w JOIN holdfast.locks AS l ON l.namespace = w.namespace AND l.key = 'worker/' || w.id
-     WHERE w.namespace = r.namespace AND r.type = ANY (w.types) AND holdfast.holds(l.record, at, w.id);
-    IF able IS NULL THEN
-        RETURN '{}';
-    END IF;
-    SELECT sum(get_byte(name, place)) INTO turn
-      FROM convert_to(r.id, 'UTF8') AS name CROSS JOIN LATERAL generate_series(0, octet_length(name) - 1) AS place;
-    RETURN ARRAY[holdfast.hint_for(able[1 + coalesce(turn, 0) % cardinality(able)], r.id)];
+    RETURN holdfast.hint_to(holdfast.able(r.namespace, r.type, at), r.id);
 END
 $$;
 
@@ -138,12 +151,27 @@ BEGIN
 END
 $$;
 
+-- Tell a run that lives and whose row is ours of the end of its child, once. Returns whom to wake.
+CREATE OR REPLACE FUNCTION holdfast.tell_parent(
+    above holdfast.runs, at bigint, child text, fence bigint, how text, outcome text) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    news text := 'ended/' || child || '/' || fence;
+BEGIN
+    IF above.status IN ('pending', 'running', 'suspended') AND NOT EXISTS (
+        SELECT FROM holdfast.events AS e
+         WHERE e.namespace = above.namespace AND e.run = above.id AND e.key = news AND e.key <> '') THEN
+        RETURN (holdfast.put_event(
+            above, at, 'child', child, '{"status":"' || how || '","result":' || outcome || '}', news)).woken;
+    END IF;
+    RETURN '{}';
+END
+$$;
+
 -- End a run whose row is ours, and its parent's as well (`above`); tell the parent by an event, and those who watch.
 CREATE OR REPLACE FUNCTION holdfast.end_run(
     INOUT r holdfast.runs, at bigint, how text, outcome text, above holdfast.runs, OUT woken text[])
 LANGUAGE plpgsql AS $$
-DECLARE
-    news text := 'ended/' || r.id || '/' || r.fence;
 BEGIN
     woken := r.watchers;
     r.status := how;
@@ -162,11 +190,7 @@ BEGIN
     ELSIF above.id IS NULL THEN  -- it may have been started in this very step
         SELECT * INTO above FROM holdfast.runs AS o WHERE o.namespace = r.namespace AND o.id = r.parent FOR UPDATE;
     END IF;
-    IF above.status IN ('pending', 'running', 'suspended') AND NOT EXISTS (
-        SELECT FROM holdfast.events AS e WHERE e.namespace = r.namespace AND e.run = r.parent AND e.key = news) THEN
-        woken := woken || (holdfast.put_event(
-            above, at, 'child', r.id, '{"status":"' || how || '","result":' || outcome || '}', news)).woken;
-    END IF;
+    woken := woken || holdfast.tell_parent(above, at, r.id, r.fence, how, outcome);
 END
 $$;
 
@@ -216,6 +240,29 @@ BEGIN
     END IF;
     INSERT INTO holdfast.journal VALUES (ns, r.id, 0, new->>'input');
     woken := holdfast.woken_by(r, at);
+END
+$$;
+
+-- The answer to a start, the long way. `gone` are the workers whose rows others have.
+CREATE OR REPLACE FUNCTION holdfast.started(
+    ns text, new jsonb, for_worker text, at bigint, gone text[], OUT answer text, OUT woken text[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    born record;
+BEGIN
+    woken := '{}';
+    IF for_worker = ANY (gone) THEN
+        answer := '["Taken",{}]';
+        RETURN;
+    END IF;
+    born := holdfast.start_run(ns, new, for_worker, at);
+    woken := born.woken;
+    answer := CASE born.kind
+        WHEN 'Started' THEN json_build_array('Started', json_build_object(
+            'run', row_to_json(born.r), 'fresh', born.fresh, 'now', at, 'woken', woken))::text
+        WHEN 'RunTaken' THEN json_build_array('RunTaken', json_build_object('run', row_to_json(born.r)))::text
+        WHEN 'WorkerGone' THEN '["WorkerGone",{}]'
+        ELSE '["Taken",{}]' END;
 END
 $$;
 
