@@ -8,15 +8,36 @@ BARRIER = "tests/workflows/test_barrier.py::"
 FLOWS = "tests/workflows/test_workflows.py::"
 OWNERSHIP = "tests/workflows/test_ownership.py::"
 STATE = "tests/workflows/test_run_state.py::"
-PROGRAMS = "tests/workflows/test_programs.py::"
+MISTAKES = "tests/workflows/test_mistakes.py::"
 
 WORKFLOWS = [
     Mutant(
         "a step begins before what was before it is durable",
         "workflow/driver.py",
-        "while effects and effects[0][0] <= self._durable and self.end is None:",
-        "while effects and self.end is None:",
+        "while effects and effects[0][0] <= self._durable and self.end is None and not self._draining:",
+        "while effects and self.end is None and not self._draining:",
         (BARRIER + "test_a_step_begins_when_what_was_before_it_is_recorded[memory]",),
+    ),
+    Mutant(
+        "a worker that drains begins further steps",
+        "workflow/driver.py",
+        "while effects and effects[0][0] <= self._durable and self.end is None and not self._draining:",
+        "while effects and effects[0][0] <= self._durable and self.end is None:",
+        (MISTAKES + "test_no_step_begins_while_a_worker_drains",),
+    ),
+    Mutant(
+        "ctx works in the body of a step",
+        "workflow/code.py",
+        "        if current_context.get() is not self.context:\n",
+        "        if False:\n",
+        (MISTAKES + "test_ctx_in_the_body_of_a_step_is_refused[session]",),
+    ),
+    Mutant(
+        "an exception on the way leaves a run in the air",
+        "workflow/driver.py",
+        "        except Exception as error:  # as above\n            self._fail(error)\n        self._busy = False\n",
+        "        except HoldfastError as error:\n            self._fail(error)\n        self._busy = False\n",
+        (MISTAKES + "test_a_fault_of_the_runtime_itself_is_a_failed_run",),
     ),
     Mutant(
         "a record that found the store away is forgotten",

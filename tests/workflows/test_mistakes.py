@@ -21,6 +21,7 @@ from holdfast import (
     workflow,
 )
 from holdfast.testing import TestEngine
+from holdfast.workflow.code import Code
 
 
 class Dumb(Exception):
@@ -352,6 +353,22 @@ def test_time_moves_through_the_sleep_of_a_child():
 
     for _ in range(5):
         assert asyncio.run(story()) == "awake"
+
+
+def test_a_fault_of_the_runtime_itself_is_a_failed_run(played, engine_on, monkeypatch):
+    """One that nobody has thought of: what is delivered cannot be."""
+
+    @workflow
+    async def steps(ctx: Context) -> int:
+        return await ctx.step("one", len, "x")
+
+    async def story():
+        async with engine_on("memory://", [steps]) as engine:
+            monkeypatch.setattr(Code, "deliver", lambda _code, _entry: 1 // 0)
+            with pytest.raises(WorkflowFailed, match="ZeroDivisionError"):
+                await (await engine.start(steps)).result(10)
+
+    played(story)
 
 
 def test_a_child_whose_id_would_be_too_long_is_refused(played, engine_on):
