@@ -340,7 +340,7 @@ class BlockedError(DeclinedError):
 
 
 @pytest.mark.parametrize(
-    ("error", "give_up_on", "tried"),
+    ("error", "give_up_on", "times"),
     [
         (DeclinedError, (), 3),
         (DeclinedError, (DeclinedError,), 1),
@@ -351,7 +351,7 @@ class BlockedError(DeclinedError):
     ],
 )
 @pytest.mark.parametrize("where", ["step", "workflow"])
-def test_what_is_given_up_on_is_not_tried_again(error, give_up_on, tried, where):
+def test_what_is_given_up_on_is_not_tried_again(error, give_up_on, times, where):
     tries = []
     retry = Retry(max_attempts=3, initial=60, give_up_on=give_up_on)
 
@@ -378,7 +378,7 @@ def test_what_is_given_up_on_is_not_tried_again(error, give_up_on, tried, where)
             return caught.value.kind
 
     assert asyncio.run(story()).endswith(error.__name__)
-    assert len(tries) == tried
+    assert len(tries) == times
 
 
 def test_an_attempt_that_took_too_long_can_be_given_up_on(played, engine_on):
