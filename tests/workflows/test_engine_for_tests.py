@@ -92,6 +92,29 @@ def test_signals_and_timeouts_of_a_workflow_are_in_the_engines_time():
     asyncio.run(story())
 
 
+def test_runs_whose_time_comes_at_the_same_moment_may_end_one_another():
+    @workflow
+    async def sleeps(ctx: Context) -> str:
+        await ctx.sleep(60)
+        return "slept"
+
+    @workflow
+    async def above(ctx: Context) -> str:
+        try:
+            async with asyncio.timeout(60):
+                return await ctx.child(sleeps)
+        except TimeoutError:
+            return "too late"
+
+    async def story():
+        async with TestEngine([sleeps, above]) as engine:
+            handles = [await engine.start(above) for _ in range(10)]
+            await engine.advance(60)
+            return [await handle.result(5) for handle in handles]
+
+    assert set(asyncio.run(story())) <= {"too late", "slept"}
+
+
 def test_the_beginning_needs_a_time_zone():
     with pytest.raises(InvalidOption, match="time zone"):
         TestEngine([remind], start=datetime(2026, 1, 1))  # noqa: DTZ001

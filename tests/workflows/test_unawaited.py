@@ -39,6 +39,8 @@ CALLS = {
     "Context.child": lambda ctx: ctx.child(other, 1),
     "Context.start_child": lambda ctx: ctx.start_child(other, 1),
     "Context.set_attributes": lambda ctx: ctx.set_attributes(forgotten=True),
+    "AsyncState.set": lambda ctx: ctx.state.workflow("forgotten").set(1),
+    "AsyncState.get": lambda ctx: ctx.state.execution("forgotten").get(),
     "charge": lambda ctx: charge(1),
     "named by hand": lambda ctx: plain(1),
 }

@@ -320,7 +320,7 @@ def test_the_limit_is_a_mebibyte_and_can_be_set(url, played, engine_on):
     played(story)
 
 
-@pytest.mark.parametrize("what", ["step", "child", "result"])
+@pytest.mark.parametrize("what", ["step", "child", "state", "session", "result"])
 def test_what_a_workflow_makes_is_limited_too(played, engine_on, what):
     @workflow
     async def flow(ctx: Context) -> str:
@@ -328,6 +328,10 @@ def test_what_a_workflow_makes_is_limited_too(played, engine_on, what):
             await ctx.step("large", lambda: "x" * 999)
         elif what == "child":
             await ctx.child(orders, ORDER.__class__(**{**vars(ORDER), "code": "x" * 999}))
+        elif what == "state":
+            await ctx.state.workflow("s").set("x" * 999)
+        elif what == "session":
+            ctx.state.session("s").set("x" * 999)
         return "x" * 999
 
     async def story():

@@ -83,6 +83,14 @@ class _Worker(Worker):
             moments.append(outlook.next_due)
         return min(moments, default=None)
 
+    def next_due(self) -> Driver | None:
+        """The driver to which time has brought something, the earliest first; it is not told again."""
+        first = min(self.due.values(), key=lambda pair: pair[0], default=None)
+        if first is None or first[0] > self.now():
+            return None
+        del self.due[first[1].run.id]
+        return first[1]
+
     async def keep(self) -> None:
         """The lease lives on, however far time is moved."""
         if self._lease is not None:
@@ -163,12 +171,10 @@ class TestEngine(Engine):
         await self.settle()
         while (moment := await worker.next_moment()) is not None and moment <= end:
             await self._move(worker, moment)
-            for run, (when, driver) in list(worker.due.items()):
-                if when <= self._now:
-                    del worker.due[run]
-                    driver.rested.clear()
-                    worker.later(0, driver.tick)
-                    await driver.rested.wait()
+            if (driver := worker.next_due()) is not None:
+                driver.rested.clear()
+                worker.later(0, driver.tick)
+                await driver.rested.wait()
             await self.settle()
         await self._move(worker, end)
         await self.settle()
