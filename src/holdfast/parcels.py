@@ -182,5 +182,9 @@ def deliver_all(batch: list[Parcel], outcomes: list[Outcome] | None, error: Hold
 
 
 def _settle_all(questions: list[tuple[Question, Outcome | None]], error: HoldfastError | None) -> None:
-    for question, outcome in questions:
-        question.settle(outcome, error)
+    for place, (question, outcome) in enumerate(questions):
+        try:
+            question.settle(outcome, error)
+        except BaseException:  # something wants to end the loop: the others get their answers all the same
+            _settle_all(questions[place + 1 :], error)
+            raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from holdfast import (
     step,
     workflow,
 )
+from holdfast.errors import StoreUnavailable, StoreUnusable
+from holdfast.run_commands import ClaimRuns, RecordRun
 from holdfast.testing import TestEngine
 from holdfast.workflow.code import Code
 
@@ -198,7 +201,8 @@ def test_holdfasts_own_calls_in_workflow_code_are_refused_before_they_do_anythin
                 elif what == "engine":
                     await engine.start(other, id="made")
                 else:
-                    Client(url).locks.list()
+                    with Client(url) as sync:
+                        sync.locks.list()
 
             async with engine_on(url, [calls, other]) as engine:
                 with pytest.raises(WorkflowFailed, match="NotInWorkflow"):
@@ -385,3 +389,165 @@ def test_a_child_whose_id_would_be_too_long_is_refused(played, engine_on):
                 await (await engine.start(parent, id="x" * 512)).result(10)
 
     played(story)
+
+
+# -- found by reading ---------------------------------------------------------------------------------------------
+
+
+def test_a_claim_whose_answer_was_lost_is_found_by_a_worker_that_drives_nothing_else(url, played, engine_on):
+    @workflow
+    async def quick(ctx: Context) -> int:
+        return 1
+
+    async def story():
+        async with engine_on(url, [quick]) as engine, AsyncClient(url) as hf:
+            ask, lost = engine._worker.ask, []
+
+            async def losing(command):
+                outcome = await ask(command)
+                if isinstance(command, ClaimRuns) and not lost:
+                    lost.append(command)
+                    raise StoreUnavailable("the answer was lost", ambiguous=True)
+                return outcome
+
+            engine._worker.ask = losing
+            run = await hf.runs.start("quick")
+            assert await hf.runs.result(run, timeout=20) == 1
+            assert lost
+
+    played(story)
+
+
+def test_a_worker_that_drives_a_run_a_second_time_does_not_repeat_the_names_of_its_records(url, played, engine_on):
+    done = []
+
+    @workflow
+    async def three(ctx: Context) -> list[str]:
+        for name in "abc":
+            await ctx.step(name, done.append, name)
+        return done
+
+    async def story():
+        async with engine_on(url, [three]) as engine:
+            send, refused = engine._worker.send, []
+
+            def unusable(command, answer):
+                if isinstance(command, RecordRun) and len(done) == 2 and not refused:
+                    refused.append(command)
+                    engine._worker.later(0, lambda: answer(StoreUnusable("for a moment")))
+                else:
+                    send(command, answer)
+
+            engine._worker.send = unusable
+            handle = await engine.start(three)
+            await handle.result(20)
+            assert refused
+            assert (await handle.info()).entries == 4
+
+    played(story)
+    assert done == ["a", "b", "b", "c"], "what was not recorded is done again, once, and nothing before its time"
+
+
+def test_a_child_whose_id_is_taken_is_told_whenever_it_is_waited_for(url, played, engine_on):
+    @workflow
+    async def kid(ctx: Context) -> None: ...
+
+    @workflow
+    async def parent(ctx: Context) -> list[str]:
+        child = await ctx.start_child(kid, id="taken")
+        await ctx.step("meanwhile", asyncio.sleep, 0.05)
+        said = []
+        for _ in range(2):
+            try:
+                await child.result()
+            except StepFailed as error:
+                said.append(error.kind)
+        return said
+
+    async def story():
+        async with engine_on(url, [parent, kid]) as engine:
+            await (await engine.start(kid, id="taken")).result()
+            return await (await engine.start(parent)).result(10)
+
+    assert played(story) == ["holdfast.errors.RunExists"] * 2
+
+
+def test_the_result_of_a_child_may_be_asked_for_by_several_and_again(url, played, engine_on):
+    @workflow
+    async def kid(ctx: Context) -> int:
+        return await ctx.step("one", len, "x")
+
+    @workflow
+    async def parent(ctx: Context) -> list[int]:
+        child = await ctx.start_child(kid)
+        both = await asyncio.gather(child.result(), child.result())
+        return [*both, await child.result()]
+
+    async def story():
+        async with engine_on(url, [parent, kid]) as engine:
+            return await (await engine.start(parent)).result(10)
+
+    assert played(story) == [1, 1, 1]
+
+
+def test_an_update_that_wants_to_end_the_process_has_failed_and_the_slot_is_free(played, engine_on):
+    @workflow
+    async def leaves(ctx: Context, how: str) -> Any:
+        n = ctx.state.workflow("n", initial=0)
+        try:
+            return await n.update(lambda value: sys.exit(3) if how == "leave" else value + 1)
+        except StepFailed as error:
+            return error.kind
+
+    async def story():
+        async with engine_on("memory://", [leaves]) as engine:
+            first, second = await engine.start(leaves, "leave"), await engine.start(leaves, "stay")
+            return await first.result(10), await second.result(10)
+
+    assert played(story) == ("SystemExit", 1)
+
+
+def test_no_more_runs_are_active_than_may_be(played, engine_on):
+    door = asyncio.Event()
+
+    @workflow
+    async def waits(ctx: Context) -> None:
+        await ctx.step("wait", door.wait)
+
+    async def story():
+        async with engine_on("memory://", [waits], max_active_runs=5) as engine:
+            handles = await asyncio.gather(*(engine.start(waits) for _ in range(20)))
+            most = engine.active_runs
+            door.set()
+            for handle in handles:
+                await handle.result(20)
+            return most
+
+    assert played(story) <= 5
+
+
+def test_a_step_that_takes_its_time_to_stop_does_not_keep_a_sweep_waiting(played, engine_on):
+    async def slow_to_stop() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.2)
+
+    @workflow
+    async def gives_up(ctx: Context) -> None:
+        try:
+            async with asyncio.timeout(0.05):
+                await ctx.step("slow", slow_to_stop)
+        except TimeoutError:
+            await ctx.wait_for_signal("never")
+
+    async def story():
+        async with (
+            engine_on("memory://sweeps", [gives_up], recover=False) as engine,
+            AsyncClient("memory://sweeps") as hf,
+        ):
+            await hf.runs.start("gives_up")
+            async with asyncio.timeout(10):
+                return await engine.sweep()
+
+    assert played(story) == 1

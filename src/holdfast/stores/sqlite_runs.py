@@ -20,7 +20,7 @@ from ..rules.record import LockRecord, decode, encode
 from ..rules.run import LONG_AGO, Event, Run, Worker
 from ..rules.run_book import RunFilter
 from ..rules.slot import Address, Slot
-from ..run_commands import RecordRun, RunCommand, StartRun
+from ..run_commands import RecordRun, RunCommand
 from .shared import end_of_prefix, failed
 from .sqlite_slots import load_slot, save_slot
 
@@ -36,7 +36,7 @@ LOAD = "SELECT record FROM runs WHERE namespace = ? AND id = ?"
 # meanwhile it waits for it each time: so what is many goes in and out as one value.
 LOAD_MANY = (
     "SELECT json_group_array(record) FROM json_each(?2) AS wanted CROSS JOIN runs "
-    "WHERE runs.namespace = ?1 AND runs.id = wanted.value"
+    "WHERE runs.namespace = ?1 AND runs.id = wanted.value AND typeof(record) = 'text'"
 )
 TOUCH_MANY = (
     "UPDATE runs SET record = new.record FROM (SELECT json_extract(value, '$[0]') AS id, "
@@ -75,6 +75,8 @@ CENSUS = (
     "WHERE namespace = ? AND status IN ('pending', 'running', 'suspended') GROUP BY type"
 )
 ALL = -1
+ROWS_AT_ONCE = 200
+"""Each may have a value of the largest size, and SQLite takes no text beyond a thousand million bytes."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -92,7 +94,6 @@ def run_runs(
     try:
         book = SqliteBook(db, namespace)
         book.preload([command.run for command in commands if isinstance(command, RecordRun)])
-        book.preload([command.new.id for command in commands if isinstance(command, StartRun)])
         outcomes = [command.apply(book, now) for command in commands]
         book.flush()
     except sqlite3.Error:
@@ -149,8 +150,10 @@ class SqliteBook:
         """Write rows, each without its namespace."""
         if len(rows) == 1:
             self._db.execute(one, (self._namespace, *rows[0]))
-        elif rows:
-            self._db.execute(many, (self._namespace, _encoder.encode(rows).decode()))
+        else:
+            for first in range(0, len(rows), ROWS_AT_ONCE):
+                some = rows[first : first + ROWS_AT_ONCE]
+                self._db.execute(many, (self._namespace, _encoder.encode(some).decode()))
         self.changed = self.changed or bool(rows)
 
     def preload(self, ids: Sequence[str]) -> None:

@@ -67,6 +67,9 @@ class Code:
         self._effects = effects
         self._signal_waits: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         self._child_waits: dict[str, asyncio.Future[Any]] = {}
+        self._waiters: dict[str, int] = {}  # how many wait for each child
+        self._ended: dict[str, asyncio.Future[Any]] = {}  # what came of children
+        self.taken: dict[str, j.Failure] = {}  # children that could not be started: their ids are others'
         self._children: dict[str, NewRun] = {}  # those that are not known to have ended
         self._stopped: set[str] = set()  # those that were told to stop
 
@@ -125,9 +128,13 @@ class Code:
                 what = f"the result of the step {call.id!r}"
                 _resolve(call.future, decode_value(entry.value, call.output, what=what))
             case j.StepLost():
-                if (waits := self._child_waits.get(entry.id)) is None:
-                    waits = self._call_of(entry.id, entry.args).future
-                _resolve(waits, None, step_failed(entry.id, entry.error, entry.attempts))
+                error = step_failed(entry.id, entry.error, entry.attempts)
+                if not entry.child:
+                    _resolve(self._call_of(entry.id, entry.args).future, None, error)
+                elif (waiting_for := self._child_waits.get(entry.id)) is not None:
+                    _resolve(waiting_for, None, error)
+                else:
+                    raise self._differs(f"the child {entry.id!r} was refused", f"{sorted(self._child_waits)}")
             case j.Begun():
                 return
             case j.Attempted():
@@ -151,6 +158,9 @@ class Code:
 
     def next_event(self, now: int) -> j.AnyEntry | None:
         """What of the inbox can be delivered: in order of arrival, to whoever has waited for longest."""
+        for child, failure in self.taken.items():
+            if child in self._child_waits:
+                return j.StepLost(at=now, id=child, child=True, error=failure)
         for number, event in self.inbox.items():
             if event.kind == "cancel":
                 if self.end_as is None:
@@ -175,10 +185,6 @@ class Code:
             return first
         ends = round(timer.when() * 1_000_000)
         return ends if first is None else min(first, ends)
-
-    def waits_for_child(self, id: str) -> bool:
-        """Whether the code waits for the end of this child."""
-        return id in self._child_waits
 
     def forget_child(self, id: str) -> None:
         """There is no such child."""
@@ -247,13 +253,16 @@ class Code:
         self.unstarted.append(new)
 
     async def wait_for_child(self, id: str) -> str:
-        """Wait for a child's end."""
+        """Wait for a child's end, which may be waited for by several, and again."""
         self.check()
-        future = self._child_waits[id] = self.loop.create_future()
+        future = self._ended.get(id) or self._child_waits.setdefault(id, self.loop.create_future())
+        self._waiters[id] = self._waiters.get(id, 0) + 1
         try:
-            result: str = await future
+            result: str = await asyncio.shield(future)
         finally:
-            self._child_waits.pop(id, None)
+            self._waiters[id] -= 1
+            if not self._waiters[id]:
+                self._child_waits.pop(id, None)
         return result
 
     def cancel_child(self, id: str) -> None:
@@ -295,6 +304,7 @@ class Code:
         if future is None or event is None:
             raise self._differs(f"the child {entry.id!r} ended", f"the children {sorted(self._child_waits)}")
         self._children.pop(entry.id, None)
+        self._ended[entry.id] = future
         end = j.read_end(event.payload)
         if end.status == "completed":
             _resolve(future, bytes(end.result).decode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
@@ -17,7 +18,6 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from ..codec import encode_value
-from ..commands import Failed
 from ..errors import HoldfastError, InvalidValue, StoreUnavailable, WorkflowFailed
 from ..rules.outcomes import Outcome
 from ..rules.run import End, Event, Finish, Park, Run, Then
@@ -53,7 +53,7 @@ class Driver:
         self.finished = asyncio.Event()
         self.rested = asyncio.Event()
         self._code = Code(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
-        self._steps = Steps(host, claim.run.id, self._step_reported)
+        self._steps = Steps(host, claim.run.id, self._step_reported, self._flush)
         self._slots = Slots(host, self._steps)
         self._seen = claim.run.posted
         self._fresh: list[str] = []  # delivered, and not yet on their way to the store
@@ -66,6 +66,7 @@ class Driver:
         self._busy = True  # not begun, delivering, or a transaction has the journal
         self._recording: RecordRun | None = None
         self._records = 0
+        self._mark = secrets.token_hex(4)  # one worker may drive a run twice under one fence: their records differ
         self._draining = False
         self._due: int | None = None  # when its host is to wake it
 
@@ -208,7 +209,7 @@ class Driver:
                     self._conclude()
                 elif self._backlog:
                     self._backlog.popleft()()
-                elif code.inbox and (entry := code.next_event(self.host.now())) is not None:
+                elif (code.inbox or code.taken) and (entry := code.next_event(self.host.now())) is not None:
                     self._deliver_new(entry)
                 else:
                     break
@@ -285,6 +286,8 @@ class Driver:
             _log.error("the run %s cannot go on", self.run.id, exc_info=error)
         self._steps.stop()
         self._fresh.clear()
+        self._delivered = self._durable + (len(self._recording.entries) if self._recording is not None else 0)
+        self._words = deque((0, word) for _, word in self._words)  # they are said all the same
         self._code.unstarted.clear()
         self._code.attributes = None
         self.end = Finish("failed", j.write_failure(failure_of(error)))
@@ -336,11 +339,15 @@ class Driver:
             run=self.run.id,
             fence=self.run.fence,
             at=self._durable,
-            request=f"{self.run.fence}.{self._records}",
+            request=f"{self.run.fence}.{self._mark}.{self._records}",
             seen=self._seen,
         )
         carry_out = self._slots.change if isinstance(call.function, SlotWork) else self._steps.transact
-        carry_out(call, record, self._transacted)
+        try:
+            carry_out(call, record, self._transacted)
+        except Exception as error:  # there is no thread for it, perhaps: it is tried again
+            _log.warning("the step %s of the run %s could not begin: %s", call.id, self.run.id, error)
+            self._transacted(call, Transacted(None, None))
 
     def _transacted(self, call: StepCall, result: Transacted) -> None:
         """A transaction is over: what it recorded is delivered, what it raised counts as a failed attempt."""
@@ -430,7 +437,7 @@ class Driver:
             run=self.run.id,
             fence=self.run.fence,
             at=self._durable,
-            request=f"{self.run.fence}.{self._records}",
+            request=f"{self.run.fence}.{self._mark}.{self._records}",
             entries=entries,
             seen=self._seen,
             then=self.end if self._ends else None,
@@ -443,8 +450,6 @@ class Driver:
         command = self._recording
         if self.left is not None or command is None:
             return
-        if isinstance(answer, Failed):
-            answer = answer.error
         if isinstance(answer, StoreUnavailable):  # sent again as it is: it is recognised if it was carried out
             self.host.emit("record_failed", run=self.run.id, error=str(answer))
             self.host.later(RETRY_SECONDS, self._send_again)
@@ -481,9 +486,4 @@ class Driver:
         """A child could not be started, because its id is that of another run."""
         failure = j.Failure("holdfast.errors.RunExists", f"there is another run with the id {child!r}")
         self._code.forget_child(child)
-
-        def deliver() -> None:
-            if self._code.waits_for_child(child):
-                self._deliver_new(j.StepLost(at=self.host.now(), id=child, error=failure))
-
-        self._deliver_when_free(deliver)
+        self._code.taken[child] = failure

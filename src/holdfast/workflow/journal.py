@@ -47,11 +47,12 @@ class StepDone(Entry, frozen=True, tag="step", kw_only=True):
 
 
 class StepLost(Entry, frozen=True, tag="failed", kw_only=True):
-    """A step has failed for good."""
+    """A step has failed for good, or a child could not be started."""
 
     id: str
     args: str = ""
     attempts: int = 1
+    child: bool = False
     error: Failure
 
 

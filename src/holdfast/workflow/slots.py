@@ -97,7 +97,7 @@ class Slots:
         try:
             new, answer = change.work.decide(base)
             entry = self._steps.done(change.call, answer)
-        except Exception as error:  # whatever the user's function raises
+        except BaseException as error:
             if base.fresh:
                 self._end(change, error)
             else:

@@ -37,8 +37,8 @@ class Transacted(NamedTuple):
 class Steps:
     """The steps of one run that are under way in this process."""
 
-    def __init__(self, host: Host, run_id: str, report: Report) -> None:
-        self._host, self._run_id, self._report = host, run_id, report
+    def __init__(self, host: Host, run_id: str, report: Report, settled: Callable[[], None]) -> None:
+        self._host, self._run_id, self._report, self._settled = host, run_id, report, settled
         self.running: set[StepCall] = set()
 
     def begin(self, call: StepCall) -> None:
@@ -89,8 +89,9 @@ class Steps:
             _quietly(body)
             return
         self.running.discard(call)
-        if call.future.done():
+        if call.future.done():  # nobody waits for it, but now it has ended
             _quietly(body)
+            self._settled()
             return
         error = asyncio.CancelledError("the step was cancelled") if body.cancelled() else body.exception()
         if error is None:

@@ -15,6 +15,7 @@ from ..run_commands import RecordRun, SeeRun
 from ..stores.contract import Joinable, Store
 
 READ_BACK_SECONDS = 0.2
+READ_BACKS = 300
 
 
 class _RolledBack(Exception):
@@ -55,8 +56,11 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
 
 
 def _read_back(store: Store, record: RecordRun) -> Outcome | None:
-    """What became of a record whose commit was not answered; asked until the store answers."""
-    while True:
+    """What became of a record whose commit was not answered; asked for a while.
+
+    If that is never known it is tried again: where it was made, the journal is longer by then, and refuses it.
+    """
+    for _ in range(READ_BACKS):
         with suppress(StoreUnavailable):
             connection = store.connect("commands")
             try:
@@ -69,3 +73,4 @@ def _read_back(store: Store, record: RecordRun) -> Outcome | None:
                 return Recorded(done=True, events=(), now=seen.now)
             return None if seen.claim.run.fence == record.fence else Refused(run=seen.claim.run, holder=seen.holder)
         time.sleep(READ_BACK_SECONDS)
+    return None

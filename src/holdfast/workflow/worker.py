@@ -87,7 +87,7 @@ class Worker:
         self._offset = 0
         self._wake = asyncio.Event()
         self._gone = asyncio.Event()
-        self._expected: set[str] = set()  # runs that are being started or claimed: their answers are on the way
+        self._expected: set[str] = set()  # runs that are being started: their answers are on the way
         self._strangers: set[str] = set()  # counted as ours by the store when it was last asked, and not driven
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._parking: asyncio.TimerHandle | None = None
@@ -165,7 +165,7 @@ class Worker:
         self._loop.call_soon_threadsafe(self._lost, lease)
 
     def _lost(self, lease: AsyncLease) -> None:
-        if lease is not self._lease or self._draining:
+        if lease is not self._lease:
             return
         self._lease, self.id = None, ""
         self.emit("worker_lost", worker=self._name, runs=len(self.drivers))
@@ -187,7 +187,7 @@ class Worker:
     @property
     def room(self) -> int:
         """How many more runs it may drive."""
-        return 0 if self._draining else self._max_active - len(self.drivers)
+        return 0 if self._draining else self._max_active - len(self.drivers) - len(self._expected)
 
     def expect(self, run: str) -> None:
         """A start of this run by this worker is on its way."""
@@ -266,8 +266,6 @@ class Worker:
     async def _compare(self) -> None:
         """Compare the runs that the store counts as ours with those that are driven."""
         worker, driven = self.id, dict(self.drivers)
-        if not driven and not self._strangers and not self._expected:
-            return
         outcome = await self.ask(OwnedRuns(worker=worker))
         assert isinstance(outcome, Owned)  # noqa: S101
         if worker != self.id:
