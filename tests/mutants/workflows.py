@@ -40,6 +40,20 @@ WORKFLOWS = [
         (MISTAKES + "test_a_fault_of_the_runtime_itself_is_a_failed_run",),
     ),
     Mutant(
+        "a worker that drives nothing never looks for what it was given",
+        "workflow/worker.py",
+        "        worker, driven = self.id, dict(self.drivers)\n",
+        "        worker, driven = self.id, dict(self.drivers)\n        if not driven:\n            return\n",
+        (MISTAKES + "test_a_claim_whose_answer_was_lost_is_found_by_a_worker_that_drives_nothing_else[memory]",),
+    ),
+    Mutant(
+        "two drivers of one fence give their records the same names",
+        "workflow/driver.py",
+        "self._mark = secrets.token_hex(4)",
+        'self._mark = "" and secrets.token_hex(4)',
+        (MISTAKES + "test_a_worker_that_drives_a_run_a_second_time_does_not_repeat_the_names_of_its_records[memory]",),
+    ),
+    Mutant(
         "a record that found the store away is forgotten",
         "workflow/driver.py",
         "            self.host.later(RETRY_SECONDS, self._send_again)\n",
@@ -56,8 +70,8 @@ WORKFLOWS = [
     Mutant(
         "what failed to follow its history leaves entries behind",
         "workflow/driver.py",
-        "        self._fresh.clear()\n        self._code.unstarted.clear()\n",
-        '        self._fresh.append(\'{"kind":"timer","at":1,"number":1}\')\n        self._code.unstarted.clear()\n',
+        "        self._fresh.clear()\n        self._delivered",
+        '        self._fresh.append(\'{"kind":"timer","at":1,"number":1}\')\n        self._delivered',
         (BARRIER + "test_code_that_does_not_follow_its_history_is_told_both_sides",),
     ),
     Mutant(
