@@ -24,10 +24,10 @@ SLOW = {
     "two drivers of one fence give their records the same names",
 }
 """These show only when a test has waited in vain for half a minute."""
-CHEAP = [mutant for mutant in (*RULES, *ABOVE, *HELD, *WORKFLOWS) if mutant.name not in SLOW]
-WITH_SERVERS = [*POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
-"""Each of these starts a server of its own, so they are tried only where all are asked for: `make prove-mutants`."""
-MUTANTS = [*RULES, *ABOVE, *HELD, *WORKFLOWS, *WITH_SERVERS]
+CHEAP = [mutant for mutant in (*RULES, *ABOVE, *HELD) if mutant.name not in SLOW]
+COSTLY = [*WORKFLOWS, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
+"""Each of these starts an engine or a server of its own: they are tried where all are asked for, `make prove-mutants`."""
+MUTANTS = [*RULES, *ABOVE, *HELD, *COSTLY]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
