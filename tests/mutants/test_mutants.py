@@ -26,7 +26,7 @@ SLOW = {
 """These show only when a test has waited in vain for half a minute."""
 CHEAP = [mutant for mutant in (*RULES, *ABOVE, *HELD) if mutant.name not in SLOW]
 COSTLY = [*WORKFLOWS, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
-"""Each of these starts an engine or a server of its own: they are tried where all are asked for, `make prove-mutants`."""
+"""Each of these starts an engine or a server of its own: they are tried with all the others by `make prove-mutants`."""
 MUTANTS = [*RULES, *ABOVE, *HELD, *COSTLY]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
