@@ -7,13 +7,18 @@ it proves nothing. The package under test is untouched; the copy lives in a temp
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+from .mother import NOT_THE_COPY
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
@@ -22,16 +27,7 @@ PATIENCE_SECONDS = 120
 HASTE = {"HOLDFAST_TEST_PATIENCE": "4"}
 """A mutant often shows by something that never happens: no use in waiting for it for long."""
 
-PASSED, FAILED, NOT_THE_COPY = 0, 1, 90
-
-# Imported before pytest, so that whatever pytest puts on the path later cannot bring the original back.
-LAUNCH = f"""
-import pathlib, sys
-import holdfast, pytest
-if pathlib.Path(sys.argv[1]) not in pathlib.Path(holdfast.__file__).parents:
-    sys.exit({NOT_THE_COPY})
-sys.exit(pytest.main(sys.argv[2:]))
-"""
+PASSED, FAILED = 0, 1
 
 STUMBLES = re.compile(r"(Name|Syntax|Indentation|Import|ModuleNotFound|Attribute|Type|UnboundLocal)Error\b")
 
@@ -46,6 +42,48 @@ class Mutant(NamedTuple):
 
 class Useless(Exception):
     """The mutant proves nothing: it could not be tried."""
+
+
+class Mother:
+    """A process that has imported what all tests import, and forks one child a mutant."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("mother.py"))],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", **HASTE},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, home: Path, arguments: list[str], printed: Path) -> int:
+        """Run pytest on the package in `home`; what it prints goes into a file. Returns its exit code."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        environment = {"PYTHONPATH": str(home)}
+        request = {"home": str(home), "arguments": arguments, "printed": str(printed), "environment": environment}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answered, _, _ = select.select([self._process.stdout], [], [], PATIENCE_SECONDS)
+        if not answered:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self.end()
+            raise TimeoutError(f"not done after {PATIENCE_SECONDS} s: {arguments}\n{printed.read_text()}")
+        return int(self._process.stdout.readline())
+
+    def end(self) -> None:
+        """No more is asked of it."""
+        self._process.communicate()
+
+
+_idle: list[Mother] = []
+
+
+def dismiss() -> None:
+    """End the processes that wait for a mutant."""
+    while _idle:
+        _idle.pop().end()
 
 
 def copy_package(folder: Path) -> Path:
@@ -68,17 +106,11 @@ def apply(mutant: Mutant, home: Path) -> None:
 def run_tests(home: Path, nodes: tuple[str, ...]) -> tuple[int, str]:
     """Run some tests against the package in `home`. Returns pytest's exit code and what it printed."""
     options = ["-x", "-rf", "--tb=short", "--assert=plain", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", LAUNCH, str(home), *options, *nodes],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", **HASTE},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    printed = home / "printed"
+    mother = _idle.pop() if _idle else Mother()
+    code = mother.run(home, [*options, *nodes], printed)
+    _idle.append(mother)
+    return code, printed.read_text()
 
 
 def caught(mutant: Mutant, folder: Path) -> bool:

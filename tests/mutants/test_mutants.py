@@ -11,7 +11,7 @@ from .held import HELD
 from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
 from .redis import REDIS
-from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, run_tests
+from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, dismiss, run_tests
 from .servers import SERVERS
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
@@ -31,6 +31,12 @@ MUTANTS = [*RULES, *ABOVE, *HELD, *COSTLY]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nobody_waits_for_mutants_in_the_end():
+    yield
+    dismiss()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from ... import commands as c
 from ... import run_commands as r
 from ...rules import run as rule
+from ...rules.outcomes import Outcome
 from ...rules.run import Event, Finish, NewRun, Park
 from ...rules.run_book import RunFilter
 from ...rules.run_outcomes import (
@@ -67,10 +69,23 @@ class Runs(Telling):
 
     def hire(self, worker: str = "w.1", *types: str, seconds: float = 60) -> str:
         """A living worker."""
+        self.hire_and(worker, *types, seconds=seconds)
+        return worker
+
+    def hire_and(self, worker: str, *types: str, seconds: float, then: Sequence[c.Command] = ()) -> list[Outcome]:
+        """A worker that lives so long, and what is asked in the same batch: that far it lives on any clock."""
         lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
         enlist = r.EnlistWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
-        assert names(self.send(lease, enlist)) == ["Granted", "Enlisted"]
-        return worker
+        granted, enlisted, *rest = self.send(lease, enlist, *then)
+        assert names([granted, enlisted]) == ["Granted", "Enlisted"]
+        return rest
+
+    def claim_and_die(self, worker: str, **more: Any) -> list[rule.Run]:
+        """What a new worker claimed, which has died by now."""
+        (claimed,) = self.hire_and(worker, seconds=0.5, then=[r.ClaimRuns(worker=worker, types=TYPES, **more)])
+        assert isinstance(claimed, Claimed)
+        self.advance(0.6)
+        return [claim.run for claim in claimed.claims]
 
     def claim(self, worker: str = "w.1", **more: Any) -> list[rule.Run]:
         """Claim what is due."""
@@ -118,9 +133,7 @@ class Runs(Telling):
         parent = self.ask(start(worker=self.hire("w.0", seconds=60)), Started).run
         self.ask(record(parent, then=Park(None), children=(child,)), Recorded)
         for life in range(rule.POISONED):
-            worker = self.hire(f"w.{life + 1}", seconds=0.5)
-            assert [run.id for run in self.claim(worker, runs=("a",))] == ["a"]
-            self.advance(0.6)
+            assert [run.id for run in self.claim_and_die(f"w.{life + 1}", runs=("a",))] == ["a"]
         claimed = self.claim("w.0", runs=("a", "r"))
         assert [(run.id, run.posted) for run in claimed] == [("r", 1)]
         self.ask(signal(), Posted)
@@ -157,10 +170,14 @@ class Runs(Telling):
         assert self.run_seen().type == "order@2"
 
     def test_the_runs_of_a_dead_worker_are_claimed_by_others_under_higher_fences(self) -> None:
-        self.hire("w.1", seconds=1)
         self.hire("v.1", seconds=60)
-        before = {name: self.ask(start(name, worker="w.1"), Started).run for name in "ab"}
-        assert self.claim("v.1") == []
+        claims = r.ClaimRuns(worker="v.1", types=TYPES)
+        *started, claimed = self.hire_and(
+            "w.1", seconds=1, then=[start("a", worker="w.1"), start("b", worker="w.1"), claims]
+        )
+        before = {one.run.id: one.run for one in started if isinstance(one, Started)}
+        assert isinstance(claimed, Claimed)
+        assert (list(before), claimed.claims) == (["a", "b"], ())
         self.advance(1.5)
         after = self.claim("v.1")
         assert [(run.id, run.worker, run.deaths, run.lives) for run in after] == [
@@ -185,9 +202,7 @@ class Runs(Telling):
     def test_a_run_that_kills_its_workers_is_stopped(self) -> None:
         self.ask(start(), Started)
         for life in range(rule.POISONED):
-            worker = self.hire(f"w.{life}", seconds=0.5)
-            assert [run.deaths for run in self.claim(worker)] == [life]
-            self.advance(0.6)
+            assert [run.deaths for run in self.claim_and_die(f"w.{life}")] == [life]
         assert self.claim(self.hire("v.1")) == []
         run = self.run_seen()
         assert run.status == "failed"
@@ -197,8 +212,7 @@ class Runs(Telling):
         for name in "ab":
             self.ask(start(name), Started)
         for life in range(rule.SUSPECT):
-            self.claim(self.hire(f"w.{life}", seconds=0.5))
-            self.advance(0.6)
+            self.claim_and_die(f"w.{life}")
         self.hire("v.1")
         assert [run.id for run in self.claim("v.1", suspects=1)] == ["a"]
         assert self.claim("v.1", suspects=0) == []
@@ -209,9 +223,11 @@ class Runs(Telling):
         self.hire()
         self.ask(start(), Started)
         key = rule.run_key("order", "r")
-        self.send(c.Acquire(key=key, id="z.1", label=ME, kind="run", ttl=2 * SECOND))
-        assert self.claim() == []
-        self.advance(2.1)
+        lock = c.Acquire(key=key, id="z.1", label=ME, kind="run", ttl=SECOND)
+        _, claimed = self.send(lock, r.ClaimRuns(worker="w.1", types=TYPES))
+        assert isinstance(claimed, Claimed)
+        assert claimed.claims == ()
+        self.advance(1.1)
         assert [run.id for run in self.claim()] == ["r"]
 
     def test_what_is_due_stays_due_when_the_clock_is_set_back(self) -> None:
@@ -269,10 +285,12 @@ class Runs(Telling):
 
     def test_a_parked_run_is_due_at_its_time_or_when_an_event_comes(self) -> None:
         self.hire()
-        for name in "ab":
-            run = self.ask(start(name, worker="w.1"), Started)
-            self.ask(record(run.run, then=Park(run.now + SECOND)), Recorded)
-        assert self.claim() == []
+        runs = [self.ask(start(name, worker="w.1"), Started) for name in "ab"]
+        parked = [record(one.run, then=Park(one.now + SECOND)) for one in runs]
+        *recorded, claimed = self.send(*parked, r.ClaimRuns(worker="w.1", types=TYPES))
+        assert names(recorded) == ["Recorded", "Recorded"]
+        assert isinstance(claimed, Claimed)
+        assert claimed.claims == ()
         assert self.ask(signal("b"), Posted).woken == (rule.hint_for("w.1", "b"),)
         assert [run.id for run in self.claim()] == ["b"]
         self.advance(1.5)
@@ -450,16 +468,17 @@ class Runs(Telling):
 
     def test_living_workers_are_seen_with_what_they_can_drive(self) -> None:
         assert self.ask(r.ListWorkers(), WorkersSeen).workers == ()
-        self.hire("w.1", "order@2", "order@*", "mail", seconds=5)
-        self.advance(1)
-        self.hire("w.2")
-        seen = self.ask(r.ListWorkers(), WorkersSeen).workers
+        self.hire("w.2", seconds=600)
+        self.advance(0.01)
+        (listed,) = self.hire_and("w.1", "order@2", "order@*", "mail", seconds=1, then=[r.ListWorkers()])
+        assert isinstance(listed, WorkersSeen)
+        seen = listed.workers
         assert [(one.id, one.name, one.types) for one in seen] == [
             ("w.1", "worker w.1", ("order@2", "order@*", "mail")),
             ("w.2", "worker w.2", ("order",)),
         ]
-        assert seen[0].since < seen[1].since
-        self.advance(5)
+        assert seen[1].since < seen[0].since
+        self.advance(1.1)
         assert [one.id for one in self.ask(r.ListWorkers(), WorkersSeen).workers] == ["w.2"]
         self.ask(r.DismissWorker(worker="w.2"), Enlisted)
         assert self.ask(r.ListWorkers(), WorkersSeen).workers == ()
