@@ -474,10 +474,10 @@ class Runs(Telling):
         assert isinstance(listed, WorkersSeen)
         seen = listed.workers
         assert [(one.id, one.name, one.types) for one in seen] == [
-            ("w.1", "worker w.1", ("order@2", "order@*", "mail")),
             ("w.2", "worker w.2", ("order",)),
+            ("w.1", "worker w.1", ("order@2", "order@*", "mail")),
         ]
-        assert seen[1].since < seen[0].since
+        assert seen[0].since < seen[1].since
         self.advance(1.1)
         assert [one.id for one in self.ask(r.ListWorkers(), WorkersSeen).workers] == ["w.2"]
         self.ask(r.DismissWorker(worker="w.2"), Enlisted)
