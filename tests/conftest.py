@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,12 @@ from waiting import eventually
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests here send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where there is a file system in memory with room for it, files of tests are there: none of them waits for a disk.
+SWIFT, ROOM = Path("/dev/shm"), 4 << 30
+if "TMPDIR" not in os.environ and os.access(SWIFT, os.W_OK) and shutil.disk_usage(SWIFT).free > ROOM:
+    os.environ["TMPDIR"] = str(SWIFT)
+    tempfile.tempdir = None  # asked for anew
 
 settings.register_profile("holdfast", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("holdfast")
