@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -206,7 +207,7 @@ def test_what_may_not_be_written_says_what_to_do(tmp_path, folder_mode, file_mod
     folder.mkdir()
     folder.chmod(folder_mode)
     for parent in folder.parents:
-        if str(parent).startswith("/tmp/") and not parent.stat().st_mode & stat.S_IXOTH:
+        if Path(tempfile.gettempdir()) in parent.parents and not parent.stat().st_mode & stat.S_IXOTH:
             parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
     if file_mode is not None:
         query(folder / "locks.db", "PRAGMA user_version = 0")
@@ -406,6 +407,7 @@ def test_what_a_child_writes_is_not_lost_when_its_parent_closes_the_file(url, op
 
 LISTER = """
 import sys
+import tempfile
 from holdfast import commands as c
 from holdfast.stores import open_store
 store = open_store(sys.argv[1], namespace="default")
