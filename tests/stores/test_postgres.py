@@ -91,6 +91,7 @@ def locked_row(url, key):
 def test_each_of_the_usual_commands_is_one_trip_contended_or_not(url, opened, asked):
     connection = opened(url).connect()
     granted = connection.execute([acquire()])[0]
+    connection.execute([read()])  # each of the two statements is made known to the server once a session
     asked.clear()
     for command, kind in (
         (acquire("other"), out.Granted),
@@ -109,7 +110,7 @@ def test_each_of_the_usual_commands_is_one_trip_contended_or_not(url, opened, as
 def test_a_batch_of_all_kinds_is_one_trip(url, opened, asked):
     connection = opened(url).connect()
     connection.execute([])
-    connection.execute([acquire("before")])
+    connection.execute([read()])
     asked.clear()
     outcomes = connection.execute(
         [

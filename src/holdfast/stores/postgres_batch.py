@@ -96,6 +96,8 @@ class Batch:
         """With `patience`, also batches wait for rows that somebody else has locked."""
         self._session, self._namespace, self._patience = session, namespace.encode(), patience
         self._statement = b"SELECT %b.execute($1, $2, $3, $4, $5)" % schema
+        self._for_one = b"SELECT %b.execute_one($1, $2, $3, $4, $5, $6)" % schema
+        self._for_record = b"SELECT %b.execute_record($1, $2, $3, $4, $5)" % schema
         self._who = b"SELECT %b.locked_by($1, $2)" % schema
         self._whose_run = b"SELECT %b.run_locked_by($1, $2)" % schema
         self._tie: int | None = None
@@ -161,10 +163,12 @@ class Batch:
             patience = PATIENCE
         try:
             parts, places = _parts(commands, self._tie)
-            asked = parts if row is None else [["await", row], *parts]
-            answers = self._session.ask_often(
-                self._statement, (self._namespace, _encoder.encode(asked), at, patience, told)
-            )
+            if patience is not None and self._patience is None and parts[0][0] in ("one", "records"):
+                answers = self._ask_for_one(parts[0], at, patience, told)
+            else:
+                asked = parts if row is None else [["await", row], *parts]
+                values = (self._namespace, _encoder.encode(asked), at, patience, told)
+                answers = self._session.ask_often(self._statement, values)
         except (BadData, Contended, TypeError, ValueError, OverflowError) as error:
             if row is not None and isinstance(error, Contended):
                 self._stuck_rows.add(row)
@@ -177,6 +181,15 @@ class Batch:
             return self._run(commands[:half], at, told) + self._run(commands[half:], at, told)
         self._sent = True
         return self._outcomes(commands, places, answers)
+
+    def _ask_for_one(self, part: list[Any], at: bytes | None, patience: bytes, told: bytes) -> bytes | None:
+        """Send what is alone and has a way of its own."""
+        if part[0] == "records":
+            rest = (at, patience, told)
+            return self._session.ask_often(self._for_record, (self._namespace, _encoder.encode(part), *rest))
+        _, name, sent = part
+        values = (self._namespace, name.encode(), _encoder.encode(sent), at, patience, told)
+        return self._session.ask_often(self._for_one, values)
 
     def _outcomes(
         self, commands: Sequence[Command], places: list[int] | None, reply: bytes | None

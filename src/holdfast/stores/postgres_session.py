@@ -54,7 +54,7 @@ class Session:
 
     def __init__(self, connect: Connect, *, timeout: float) -> None:
         self._connect, self._timeout = connect, timeout
-        self._prepared = b""
+        self._prepared: dict[bytes, bytes] = {}
         self._connection = _opened(connect)
         try:
             self._pg = self._connection.pgconn
@@ -83,14 +83,15 @@ class Session:
         return self._connection
 
     def ask_often(self, statement: bytes, values: Sequence[bytes | None]) -> bytes | None:
-        """The same for the one statement that is sent all the time: the server remembers it, where that is possible."""
+        """The same for a statement that is sent all the time: the server remembers it, where that is possible."""
         if not self.pooled:
             try:
-                if not self._prepared:
+                name = self._prepared.get(statement)
+                if name is None:
                     name = b"holdfast_" + hashlib.md5(statement, usedforsecurity=False).hexdigest().encode()
                     self._talk(lambda: self._pg.send_prepare(name, statement))
-                    self._prepared = name
-                return self._talk(lambda: self._pg.send_query_prepared(self._prepared, values))
+                    self._prepared[statement] = name
+                return self._talk(lambda: self._pg.send_query_prepared(name, values))
             except Unprepared:
                 self.pooled = True  # somebody in between changes the sessions, and does not show
         return self.ask(statement, values)

@@ -15,51 +15,6 @@ CREATE OR REPLACE FUNCTION holdfast.locked_by(ns text, name text) RETURNS text L
      WHERE l.namespace = ns AND l.key = name LIMIT 1
 $$;
 
--- What nearly every command is, in one statement that says just what the rule says: taking a key that nobody has, and
--- ending the one grant of a key. NULL where it is not so simple, and nothing was done.
-CREATE OR REPLACE FUNCTION holdfast.run_simply(ns text, op text, cmd jsonb, at bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE
-    given bigint;
-BEGIN
-    IF op = 'Acquire' AND cmd->'weight' = '1' AND cmd->'delay' = '0' AND NOT cmd ? 'session'
-        AND (cmd->>'ttl')::bigint > 0 THEN
-        UPDATE holdfast.locks AS l SET record = l.record || jsonb_build_object(
-                   'fence', greatest((l.record->>'fence')::bigint + 1, at),
-                   'version', (l.record->>'version')::bigint + 1,
-                   'holders', jsonb_build_array(jsonb_build_object(
-                       'id', cmd->'id', 'label', cmd->'label', 'token', greatest((l.record->>'fence')::bigint + 1, at),
-                       'since', at, 'ttl', cmd->'ttl', 'expires_at', at + (cmd->>'ttl')::bigint)))
-         WHERE l.namespace = ns AND l.key = cmd->>'key' AND l.record->'kind' = cmd->'kind'
-           AND l.record->'permits' = cmd->'permits' AND l.record - ARRAY['kind', 'permits', 'fence', 'version'] = '{}'
-           AND jsonb_typeof(l.record->'fence') = 'number' AND jsonb_typeof(l.record->'version') = 'number'
-        RETURNING (l.record->>'fence')::bigint INTO given;
-        IF FOUND THEN
-            RETURN jsonb_build_array('Granted', jsonb_build_object(
-                'token', given, 'floor', given, 'since', at, 'expires_at', at + (cmd->>'ttl')::bigint));
-        END IF;
-    ELSIF op = 'Release' AND jsonb_typeof(cmd->'token') = 'number' THEN
-        UPDATE holdfast.locks AS l SET record = (l.record - 'holders') || jsonb_build_object(
-                   'version', (l.record->>'version')::bigint + 1)
-         WHERE l.namespace = ns AND l.key = cmd->>'key'
-           AND l.record - ARRAY['kind', 'permits', 'fence', 'version', 'holders'] = '{}'
-           AND l.record->>'kind' IN ('item', 'hold', 'semaphore', 'rw', 'lease', 'run', 'worker')
-           AND jsonb_typeof(l.record->'version') = 'number' AND l.record->'holders'->1 IS NULL
-           AND l.record->'holders'->0->'id' = cmd->'id' AND l.record->'holders'->0->'token' = cmd->'token'
-           AND NOT l.record->'holders'->0 ?| ARRAY['offered', 'session']
-           AND CASE WHEN jsonb_typeof(l.record->'holders'->0->'expires_at') = 'number'
-                     AND jsonb_typeof(l.record->'holders'->0->'ttl') = 'number'
-                    THEN (l.record->'holders'->0->>'expires_at')::bigint > at
-                     AND (l.record->'holders'->0->>'expires_at')::bigint
-                         <= at + (l.record->'holders'->0->>'ttl')::bigint
-                    ELSE false END;
-        IF FOUND THEN
-            RETURN '["Released", {}]';
-        END IF;
-    END IF;
-    RETURN NULL;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION holdfast.clock() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;
@@ -70,17 +25,11 @@ CREATE OR REPLACE FUNCTION holdfast.run_one(ns text, op text, cmd jsonb, set_tim
 LANGUAGE plpgsql AS $$
 DECLARE
     name text := cmd->>'key';
-    at bigint := coalesce(set_time, holdfast.clock());
+    at bigint;
     before jsonb;
     decided record;
     there boolean;
 BEGIN
-    IF patient AND op IN ('Acquire', 'Release') THEN
-        before := holdfast.run_simply(ns, op, cmd, at);
-        IF before IS NOT NULL THEN
-            RETURN before;
-        END IF;
-    END IF;
     IF op = 'Inspect' THEN
         SELECT l.record INTO before FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = name;
     ELSIF patient THEN
@@ -109,10 +58,77 @@ BEGIN
 END
 $$;
 
+-- What nearly all commands of many keys are, in one statement that says just what the rule says: taking keys that nobody
+-- has, prolonging and ending the one grant of a key. NULL at the place of each that is not so simple, or whose row is taken.
+-- Where no time is given the clock is read, once, when all rows that are free are ours.
+CREATE OR REPLACE FUNCTION holdfast.run_many_simply(
+    ns text, commands jsonb, INOUT at bigint, live boolean, avoided text[], OUT answers text[])
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    WITH found AS MATERIALIZED (
+        SELECT c.place, c.command->>0 AS op, c.command->1 AS cmd, x.spot, x.record AS before, x.record->'holders'->0 AS me,
+               CASE WHEN jsonb_typeof(x.record->'fence') = 'number' THEN (x.record->>'fence')::numeric END AS fence,
+               CASE WHEN jsonb_typeof(x.record->'version') = 'number' THEN (x.record->>'version')::numeric + 1 END AS version,
+               CASE WHEN jsonb_typeof(c.command->1->'ttl') = 'number' THEN (c.command->1->>'ttl')::bigint END AS ttl
+          FROM jsonb_array_elements(commands) WITH ORDINALITY AS c(command, place)
+         CROSS JOIN LATERAL (
+              SELECT o.ctid AS spot, o.record FROM holdfast.locks AS o
+               WHERE o.namespace = ns AND o.key = c.command->1->>'key' AND o.key <> ALL (avoided)
+                 FOR UPDATE SKIP LOCKED) AS x
+    ), read AS MATERIALIZED (
+        SELECT coalesce(run_many_simply.at, holdfast.clock()) AS at FROM (SELECT count(*) FROM found) AS all_of_them
+    ), simple AS MATERIALIZED (
+        SELECT f.*, t.at, greatest(f.fence + 1, t.at)::bigint AS token,
+               CASE WHEN jsonb_typeof(f.me->'expires_at') = 'number' THEN (f.me->>'expires_at')::bigint END AS ends
+          FROM found AS f CROSS JOIN read AS t
+         WHERE NOT (live AND f.fence - t.at BETWEEN 1000 AND 2000000)  -- not to be judged by a time before it was made
+           AND f.version IS NOT NULL
+           AND CASE f.op
+                   WHEN 'Acquire' THEN
+                       f.before - ARRAY['kind', 'permits', 'fence', 'version'] = '{}' AND f.fence IS NOT NULL AND f.ttl > 0
+                       AND f.before->'kind' = f.cmd->'kind' AND f.before->'permits' = f.cmd->'permits'
+                       AND f.cmd->'weight' = '1' AND f.cmd->'delay' = '0' AND NOT f.cmd ? 'session'
+                   WHEN 'Release' THEN f.me->'id' = f.cmd->'id' AND f.me->'token' = f.cmd->'token'
+                   WHEN 'Renew' THEN f.me->'id' = f.cmd->'id' AND f.me->'token' = f.cmd->'token' AND f.ttl > 0
+                   ELSE false END
+    ), decided AS MATERIALIZED (
+        SELECT s.place, s.spot,
+               CASE s.op
+                   WHEN 'Acquire' THEN jsonb_build_object(
+                       'kind', s.cmd->'kind', 'permits', s.cmd->'permits', 'fence', s.token, 'version', s.version,
+                       'holders', jsonb_build_array(jsonb_build_object(
+                           'id', s.cmd->'id', 'label', s.cmd->'label', 'token', s.token, 'since', s.at, 'ttl', s.ttl,
+                           'expires_at', s.at + s.ttl)))
+                   WHEN 'Release' THEN (s.before - 'holders') || jsonb_build_object('version', s.version)
+                   ELSE s.before || jsonb_build_object('version', s.version, 'holders', jsonb_build_array(
+                       s.me || jsonb_build_object('ttl', s.ttl, 'expires_at', s.at + s.ttl))) END AS rec,
+               CASE s.op
+                   WHEN 'Acquire' THEN format('["Granted",{"token":%1$s,"floor":%1$s,"since":%2$s,"expires_at":%3$s}]',
+                                              s.token, s.at, s.at + s.ttl)
+                   WHEN 'Release' THEN '["Released",{}]'
+                   ELSE format('["Renewed",{"floor":%s,"expires_at":%s}]', s.me->'token', s.at + s.ttl) END AS answer
+          FROM simple AS s
+         WHERE s.op = 'Acquire'
+            OR s.before - ARRAY['kind', 'permits', 'fence', 'version', 'holders'] = '{}'
+               AND s.before->>'kind' IN ('item', 'hold', 'semaphore', 'rw', 'lease', 'run', 'worker')
+               AND s.before->'holders'->1 IS NULL AND NOT s.me ?| ARRAY['offered', 'session']
+               AND CASE WHEN jsonb_typeof(s.me->'ttl') = 'number'
+                        THEN s.ends > s.at AND s.ends <= s.at + (s.me->>'ttl')::bigint ELSE false END
+               AND (s.op = 'Release' OR s.ends <> s.at + s.ttl OR s.me->'ttl' <> s.cmd->'ttl')
+    ), changed AS (
+        UPDATE holdfast.locks AS l SET record = d.rec FROM decided AS d WHERE l.ctid = d.spot RETURNING d.place, d.answer
+    )
+    SELECT array_agg(n.answer ORDER BY c.place), (SELECT t.at FROM read AS t) INTO answers, at
+      FROM generate_series(1, jsonb_array_length(commands)) AS c(place) LEFT JOIN changed AS n ON n.place = c.place;
+END
+$$;
+
 -- Lock commands of many keys, each key at most once and in the order of the keys. All of them in one statement, row by
 -- row, so that its cost is the same for each of ten and of ten thousand.
--- Keys that an earlier command of the batch could not have are `avoided`, so that no later one overtakes it.
-CREATE OR REPLACE FUNCTION holdfast.run_many(ns text, commands jsonb, at bigint, live boolean, avoided text[]) RETURNS jsonb
+-- Keys that an earlier command of the batch could not have are `avoided`, so that no later one overtakes it. `simple` are
+-- the answers to those that have been carried out already.
+CREATE OR REPLACE FUNCTION holdfast.run_many(
+    ns text, commands jsonb, simple text[], at bigint, live boolean, avoided text[]) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     answers jsonb;
@@ -136,6 +152,7 @@ BEGIN
                WHERE o.namespace = ns AND o.key = c.command->1->>'key' AND o.key <> ALL (avoided)
                  FOR UPDATE SKIP LOCKED) AS l ON true
          CROSS JOIN LATERAL holdfast.apply(l.record, c.command->>0, c.command->1, at) AS d
+         WHERE simple[c.place] IS NULL
     ), changed AS (
         UPDATE holdfast.locks AS l SET record = d.rec, due_at = (d.rec->>'due_at')::bigint
           FROM decided AS d
@@ -146,12 +163,12 @@ BEGIN
          WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL
             ON CONFLICT DO NOTHING RETURNING key
     )
-    SELECT jsonb_agg(CASE WHEN d.taken THEN '["Taken", {}]' ELSE d.answer END ORDER BY d.place),
+    SELECT jsonb_agg(coalesce(simple[n.place]::jsonb, CASE WHEN d.taken THEN '["Taken", {}]' ELSE d.answer END) ORDER BY n.place),
            array_agg(d.name) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL),
            array_agg(d.place) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL),
            ARRAY(SELECT f.key FROM fresh AS f)
       INTO answers, wanted, places, born
-      FROM decided AS d;
+      FROM generate_series(1, cardinality(simple)) AS n(place) LEFT JOIN decided AS d ON d.place = n.place;
     IF cardinality(born) < coalesce(cardinality(wanted), 0) THEN  -- somebody made one of the keys at this moment
         FOR n IN 1..cardinality(wanted) LOOP
             IF wanted[n] <> ALL (born) THEN
@@ -275,6 +292,7 @@ DECLARE
     avoided text[] := '{}';
     ours record;
     step record;
+    simple text[];
     woken text[] := '{}';
     reply text;
     replies text[];
@@ -305,7 +323,14 @@ BEGIN
         END IF;
         parts := parts - 0;
     END IF;
-    IF live AND parts @? '$[*] ? (@[0] == "many")' THEN
+    IF parts->0->>0 = 'many' AND parts->1 IS NULL THEN
+        step := holdfast.run_many_simply(ns, parts->0->1, at, live, avoided);
+        at := step.at;
+        simple := step.answers;
+        IF array_position(simple, NULL) IS NULL THEN
+            RETURN '[' || at || ',[[' || array_to_string(simple, ',') || ']]]';
+        END IF;
+    ELSIF live AND parts @? '$[*] ? (@[0] == "many")' THEN
         avoided := holdfast.take_rows(ns, parts);
     END IF;
     IF parts @? '$[*][2]' THEN
@@ -336,7 +361,11 @@ BEGIN
                 answers := jsonb_build_array(holdfast.run_one(
                     ns, part->>1, part->2, CASE WHEN live THEN NULL ELSE at END, patience IS NOT NULL));
             WHEN 'many' THEN
-                answers := holdfast.run_many(ns, part->1, at, live, avoided);
+                IF simple IS NULL THEN
+                    simple := (holdfast.run_many_simply(ns, part->1, at, live, avoided)).answers;
+                END IF;
+                answers := holdfast.run_many(ns, part->1, simple, at, live, avoided);
+                simple := NULL;
                 IF answers @> '[["Taken", {}]]' THEN
                     avoided := avoided || ARRAY(
                         SELECT c.command->1->>'key' FROM jsonb_array_elements(part->1) WITH ORDINALITY AS c(command, place)
@@ -356,6 +385,79 @@ BEGIN
         PERFORM holdfast.wake(ns, woken, told);
     END IF;
     RETURN '[' || at || ',[' || coalesce(array_to_string(replies, ','), '') || ']]';
+END
+$$;
+
+-- The same for one Acquire or Release that is alone. What nearly every one of them is, is done here in one statement that
+-- says just what the rule says: taking a key that nobody has, and ending the one grant of a key. All else is carried out
+-- as any batch is. The server prepares every expression anew for each transaction, so there are few of them.
+CREATE OR REPLACE FUNCTION holdfast.execute_one(ns text, op text, cmd jsonb, set_time bigint, patience integer, told jsonb)
+RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    at bigint := coalesce(set_time, holdfast.clock());
+    given bigint;
+BEGIN
+    IF set_config('lock_timeout', patience::text, true) IS NULL OR current_setting('synchronous_commit') = 'off' THEN
+        NULL;  -- it is not said here how to make that right
+    ELSIF op = 'Acquire' AND cmd->'weight' = '1' AND cmd->'delay' = '0' AND NOT cmd ? 'session'
+        AND (cmd->>'ttl')::bigint > 0 THEN
+        UPDATE holdfast.locks AS l SET record = l.record || jsonb_build_object(
+                   'fence', greatest((l.record->>'fence')::bigint + 1, at),
+                   'version', (l.record->>'version')::bigint + 1,
+                   'holders', jsonb_build_array(jsonb_build_object(
+                       'id', cmd->'id', 'label', cmd->'label', 'token', greatest((l.record->>'fence')::bigint + 1, at),
+                       'since', at, 'ttl', cmd->'ttl', 'expires_at', at + (cmd->>'ttl')::bigint)))
+         WHERE l.namespace = ns AND l.key = cmd->>'key' AND l.record->'kind' = cmd->'kind'
+           AND l.record->'permits' = cmd->'permits' AND l.record - ARRAY['kind', 'permits', 'fence', 'version'] = '{}'
+           AND jsonb_typeof(l.record->'fence') = 'number' AND jsonb_typeof(l.record->'version') = 'number'
+        RETURNING (l.record->>'fence')::bigint INTO given;
+        IF FOUND THEN
+            RETURN format('[0,[[["Granted",{"token":%1$s,"floor":%1$s,"since":%2$s,"expires_at":%3$s}]]]]',
+                          given, at, at + (cmd->>'ttl')::bigint);
+        END IF;
+    ELSIF op = 'Release' AND jsonb_typeof(cmd->'token') = 'number' THEN
+        UPDATE holdfast.locks AS l SET record = (l.record - 'holders') || jsonb_build_object(
+                   'version', (l.record->>'version')::bigint + 1)
+         WHERE l.namespace = ns AND l.key = cmd->>'key'
+           AND l.record - ARRAY['kind', 'permits', 'fence', 'version', 'holders'] = '{}'
+           AND l.record->>'kind' IN ('item', 'hold', 'semaphore', 'rw', 'lease', 'run', 'worker')
+           AND jsonb_typeof(l.record->'version') = 'number' AND l.record->'holders'->1 IS NULL
+           AND l.record->'holders'->0->'id' = cmd->'id' AND l.record->'holders'->0->'token' = cmd->'token'
+           AND NOT l.record->'holders'->0 ?| ARRAY['offered', 'session']
+           AND CASE WHEN jsonb_typeof(l.record->'holders'->0->'expires_at') = 'number'
+                     AND jsonb_typeof(l.record->'holders'->0->'ttl') = 'number'
+                    THEN (l.record->'holders'->0->>'expires_at')::bigint > at
+                     AND (l.record->'holders'->0->>'expires_at')::bigint
+                         <= at + (l.record->'holders'->0->>'ttl')::bigint
+                    ELSE false END;
+        IF FOUND THEN
+            RETURN '[0,[[["Released",{}]]]]';
+        END IF;
+    END IF;
+    RETURN holdfast.execute(ns, jsonb_build_array(jsonb_build_array('one', op, cmd)), set_time, patience, told);
+END
+$$;
+
+-- The same for one record that is alone, which is a part of its own: most often one entry for the journal of a run that is
+-- driven, and nothing that its driver has not heard of.
+CREATE OR REPLACE FUNCTION holdfast.execute_record(ns text, part jsonb, set_time bigint, patience integer, told jsonb)
+RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    c jsonb := part->1->0;
+BEGIN
+    IF set_config('lock_timeout', patience::text, true) IS NOT NULL AND current_setting('synchronous_commit') <> 'off'
+        AND c->6 IS NULL AND c->5->1 IS NULL AND c->5->0 IS NOT NULL THEN
+        WITH changed AS (
+            UPDATE holdfast.runs AS o SET length = o.length + 1, last = c->>3, deaths = 0
+             WHERE o.namespace = ns AND o.id = c->>0 AND o.fence = (c->>1)::bigint AND o.length = (c->>2)::bigint
+               AND o.last <> c->>3 AND o.posted <= (c->>4)::bigint AND CASE o.status WHEN 'running' THEN true ELSE false END
+            RETURNING o.length)
+        INSERT INTO holdfast.journal SELECT ns, c->>0, n.length - 1, c->5->>0 FROM changed AS n;
+        IF FOUND THEN
+            RETURN '[0,[[["Recorded",{"done":true,"events":[],"now":' || coalesce(set_time, holdfast.clock()) || '}]]]]';
+        END IF;
+    END IF;
+    RETURN holdfast.execute(ns, jsonb_build_array(part), set_time, patience, told);
 END
 $$;
 
