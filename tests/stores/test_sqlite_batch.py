@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 
@@ -14,6 +15,7 @@ from holdfast.rules import outcomes as out
 from holdfast.rules.run import NewRun
 from holdfast.rules.run_outcomes import Census
 from holdfast.rules.slot import Swapped
+from holdfast.stores import sqlite_runs
 from holdfast.testing.asking import ME, SECOND, read, swap
 from providers import sqlite_path
 
@@ -76,3 +78,24 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_keeps_its_locks(ur
     connection = opened(url).connect("commands")
     assert connection.execute([c.Inspect(key="old")])[0].record.fence == 7
     assert connection.execute([swap("a.1"), r.CountRuns()]) == [Swapped(version=1), Census(counts={})]
+
+
+ALL_THE_TIME = {
+    "NEXT_DUE": ("n", "order"),
+    "OWNED": ("n", "w.1", -1),
+    "DUE": ("n", "order", 0, 1, 100),
+    "LOAD": ("n", "r"),
+    "WITH_KEY": ("n", "order", "k"),
+    "ENTRIES": ("n", "r", -1),
+    "EVENTS": ("n", "r", 0),
+    "EVENT_WITH_KEY": ("n", "r", "k"),
+}
+
+
+@pytest.mark.parametrize("name", ALL_THE_TIME)
+def test_what_a_worker_asks_all_the_time_looks_at_no_row_of_others(url, opened, name):
+    opened(url).connect().execute([c.Inspect(key="k")])
+    with closing(sqlite3.connect(sqlite_path(url))) as db:
+        plan = db.execute(f"EXPLAIN QUERY PLAN {getattr(sqlite_runs, name)}", ALL_THE_TIME[name]).fetchall()
+    assert len(plan) == 1
+    assert re.search(r"SEARCH \w+ USING .*\(namespace=\? AND ", plan[0][3]), plan

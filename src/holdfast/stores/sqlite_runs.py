@@ -64,7 +64,7 @@ EVENTS = "SELECT event FROM events WHERE namespace = ? AND run = ? AND number > 
 EVENT_WITH_KEY = "SELECT number FROM events WHERE namespace = ? AND run = ? AND key = ?"
 DUE = "SELECT record FROM runs WHERE namespace = ? AND type = ? AND due_at BETWEEN ? AND ? ORDER BY due_at, id LIMIT ?"
 NEXT_DUE = "SELECT min(due_at) FROM runs WHERE namespace = ? AND type = ? AND due_at IS NOT NULL"
-OWNED = "SELECT record FROM runs WHERE namespace = ? AND worker = ? ORDER BY id LIMIT ?"
+OWNED = "SELECT record FROM runs INDEXED BY runs_worker WHERE namespace = ? AND worker = ? ORDER BY id LIMIT ?"
 WORKERS = "SELECT worker FROM workers WHERE namespace = ?"
 ENLIST = "INSERT OR REPLACE INTO workers (namespace, id, worker) VALUES (?, ?, ?)"
 DISMISS = "DELETE FROM workers WHERE namespace = ? AND id = ?"
