@@ -62,7 +62,7 @@ class Works:
         self._waiting: dict[str, tuple[str, weakref.ref[Flag]]] = {}
         self._taking: dict[str, str] = {}  # from before it is asked for until the keeper has it: its key
         self.runs: dict[str, object] = {}  # the leases of runs that this client holds, by key
-        self.on_hint: Callable[[Collection[str] | None], None] | None = None  # for an engine, which waits for runs
+        self._listeners: tuple[Callable[[Collection[str] | None], None], ...] = ()  # engines, which wait for runs
         self._flags: dict[str, weakref.ref[Flag]] = {}
         self._watch: Watch | None = None
         self._watching = threading.Lock()
@@ -164,9 +164,18 @@ class Works:
         self.severings += 1  # first: a grant that is on its way to the keeper sees it
         self.keeper.soon(lambda: self.keeper.lose_all(reason))
 
+    def hear(self, listener: Callable[[Collection[str] | None], None]) -> Callable[[], None]:
+        """Let somebody hear of every hint, on whatever thread it comes. Returns the way to end that."""
+        self._listeners += (listener,)
+
+        def end() -> None:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+        return end
+
     def _hinted(self, ids: Collection[str] | None) -> None:
-        if self.on_hint is not None:
-            self.on_hint(ids)
+        for listener in self._listeners:
+            listener(ids)
         for attempt in [*self._waiting, *self._flags] if ids is None else ids:
             _key, waiting = self._waiting.get(attempt, ("", self._flags.get(attempt)))
             flag = None if waiting is None else waiting()

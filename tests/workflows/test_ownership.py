@@ -235,7 +235,7 @@ def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on)
 
     async def story():
         async with engine_on(url, [listens], park_after=0.1) as engine, AsyncClient(url) as client:
-            engine._client.works.on_hint = None
+            engine._worker._deafen()
             driven = await engine.start(listens, None)
             await client.runs.signal(driven.id, "word", "driven")
             assert await driven.result() == "driven"
@@ -254,7 +254,7 @@ def test_a_signal_without_a_hint_reaches_a_run_that_is_in_memory(url, played, en
 
     async def story():
         async with engine_on(url, [listens], park_after=600) as engine, AsyncClient(url) as client:
-            engine._client.works.on_hint = None
+            engine._worker._deafen()
             driven = await engine.start(listens, None)
             await client.runs.signal(driven.id, "word", "driven")
             return await driven.result(20)
@@ -548,3 +548,27 @@ def test_steps_beside_a_transaction_wait_for_it_and_nothing_is_lost(file, played
 
     assert played(story) == [0, 1, 2, 3, 4, 0, 1, 2]
     assert sorted(paid(file)) == [0, 1, 2]
+
+
+def test_two_engines_of_one_client_both_hear_and_one_that_goes_takes_nobody_along(played, engine_on, url):
+    """Without a hint a run that nobody drives would wait for the next look, a second later."""
+
+    @workflow
+    async def waits(ctx: Context) -> str:
+        return await ctx.wait_for_signal("go", type=str)
+
+    async def story():
+        async with AsyncClient(url) as client:
+            heard = []
+            async with engine_on(client, [waits]) as staying:
+                staying._worker._hinted = heard.append
+                staying._worker._wake.clear()
+                async with engine_on(client, [], recover=False):
+                    pass
+                await client.runs.start("waits", id="r")
+                async with asyncio.timeout(10):
+                    while not heard:
+                        await asyncio.sleep(0.01)
+            return heard
+
+    assert ["r"] in played(story)

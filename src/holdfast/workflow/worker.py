@@ -87,6 +87,7 @@ class Worker:
         self._offset = 0
         self._wake = asyncio.Event()
         self._gone = asyncio.Event()
+        self._deafen: Callable[[], None] = lambda: None
         self._expected: set[str] = set()  # runs that are being started: their answers are on the way
         self._strangers: set[str] = set()  # counted as ours by the store when it was last asked, and not driven
         self._alarms: dict[str, asyncio.TimerHandle] = {}
@@ -101,7 +102,7 @@ class Worker:
     async def start(self) -> None:
         """Take a lease, make itself known, and begin to claim."""
         works = self._client.works
-        works.on_hint = self._hinted_elsewhere
+        self._deafen = works.hear(self._hinted_elsewhere)
         works.watched()
         await self._enlist()
         self._tending = self._loop.create_task(self._tend(), name="holdfast-worker")
@@ -152,7 +153,7 @@ class Worker:
                 await self.ask(DismissWorker(worker=self.id))
             except HoldfastError as error:
                 _log.info("the worker %s could not say goodbye: %s", self.id, error)
-        self._client.works.on_hint = None
+        self._deafen()
         for alarm in (*self._alarms.values(), self._parking):
             if alarm is not None:
                 alarm.cancel()
@@ -318,7 +319,7 @@ class Worker:
             try:
                 self._loop.call_soon_threadsafe(self._hinted, runs)
             except RuntimeError:  # the loop is closed
-                self._client.works.on_hint = None
+                self._deafen()
 
     def _hinted(self, runs: list[str] | None) -> None:
         for run in list(self.drivers) if runs is None else runs:
