@@ -17,9 +17,9 @@ POSTGRES = [
     Mutant(
         "a later command of a batch overtakes one whose row was taken",
         "stores/postgresql_batch.sql",
-        "AND o.key <> ALL (avoided)",
-        "AND avoided IS NOT NULL",
-        (STORE + "test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken",),
+        "AND o.key <> ALL (avoided)\n                 FOR UPDATE SKIP LOCKED) AS x",
+        "\n                 FOR UPDATE SKIP LOCKED) AS x",
+        (STORE + "test_a_row_that_is_set_free_in_the_middle_of_a_batch_is_not_had_by_a_later_command",),
     ),
     Mutant(
         "a row that somebody else has counts as a failed renewal",

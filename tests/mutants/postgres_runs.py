@@ -202,7 +202,7 @@ POSTGRES_RUNS = [
     Mutant(
         "one command of several stands for all of them",
         "stores/postgresql_batch.sql",
-        " AND parts->1 IS NULL THEN",
+        " AND parts->0->1->1 IS NULL AND parts->1 IS NULL THEN",
         " THEN",
         (JOIN + "test_what_is_committed_is_there_with_the_users_own_writes[url]",),
     ),

@@ -262,6 +262,37 @@ def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, open
     assert [type(one).__name__ for one in outcomes] == ["Renewed", "Released", "Granted"]
 
 
+@pytest.fixture
+def slow_key(admin, url, opened):
+    """A key whose row takes its time to be made."""
+    opened(url).connect().execute([c.Inspect(key="slow")])
+    admin.execute(
+        "CREATE FUNCTION tests.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ "
+        "BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END $$"
+    )
+    admin.execute(
+        "CREATE TRIGGER dawdles BEFORE INSERT ON tests.locks FOR EACH ROW WHEN (NEW.key = 'slow') "
+        "EXECUTE FUNCTION tests.dawdle()"
+    )
+    yield "slow"
+    admin.execute("DROP FUNCTION tests.dawdle() CASCADE")
+
+
+def test_a_row_that_is_set_free_in_the_middle_of_a_batch_is_not_had_by_a_later_command(url, opened, slow_key):
+    """The renewal cannot have the row, and the release, a part later, could: it waits all the same."""
+    connection = opened(url).connect()
+    (granted,) = connection.execute([acquire("k1")])
+    with locked_row(url, "k1") as other:
+        free = threading.Timer(0.2, other.rollback)
+        free.start()
+        commands = [renew("k1", token=granted.token), acquire(slow_key), release("k1", token=granted.token)]
+        outcomes = connection.execute(commands)
+        free.join()
+    assert [type(one).__name__ for one in outcomes] == ["Failed", "Granted", "Failed"]
+    again = connection.execute(commands)
+    assert [type(one).__name__ for one in again] == ["Renewed", "Granted", "Released"]
+
+
 def test_batches_in_opposite_orders_neither_deadlock_nor_fail(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(4)]
