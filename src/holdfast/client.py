@@ -63,6 +63,7 @@ class Works:
         self._taking: dict[str, str] = {}  # from before it is asked for until the keeper has it: its key
         self.runs: dict[str, object] = {}  # the leases of runs that this client holds, by key
         self._listeners: tuple[Callable[[Collection[str] | None], None], ...] = ()  # engines, which wait for runs
+        self._hearing = threading.Lock()
         self._flags: dict[str, weakref.ref[Flag]] = {}
         self._watch: Watch | None = None
         self._watching = threading.Lock()
@@ -166,10 +167,12 @@ class Works:
 
     def hear(self, listener: Callable[[Collection[str] | None], None]) -> Callable[[], None]:
         """Let somebody hear of every hint, on whatever thread it comes. Returns the way to end that."""
-        self._listeners += (listener,)
+        with self._hearing:
+            self._listeners += (listener,)
 
         def end() -> None:
-            self._listeners = tuple(other for other in self._listeners if other is not listener)
+            with self._hearing:
+                self._listeners = tuple(other for other in self._listeners if other is not listener)
 
         return end
 

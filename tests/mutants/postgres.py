@@ -117,7 +117,7 @@ POSTGRES = [
         "stores/postgres_session.py",
         '"The command may or may not have been carried out.", ambiguous=True)',
         '"The command may or may not have been carried out.")',
-        (STORE + "test_a_session_that_is_ended_in_the_middle_leaves_the_outcome_unknown",),
+        (STORE + "test_what_a_server_says_when_it_goes_leaves_the_outcome_unknown",),
     ),
     Mutant(
         "a statement is taken to be prepared for ever",
@@ -127,10 +127,10 @@ POSTGRES = [
         (WAYS + "test_every_statement_in_a_session_of_its_own_is_enough",),
     ),
     Mutant(
-        "one who waited for the schema makes it again",
+        "all who come first make the schema, at once",
         "stores/postgres_schema.py",
-        "        if not _is_ready(session, schema):",
-        "        if True:",
+        "SELECT pg_advisory_xact_lock({_LOCK})",
+        "SELECT {_LOCK}",
         (STORE + "test_many_who_come_first_at_once_make_one_schema",),
     ),
     Mutant(
@@ -151,7 +151,7 @@ POSTGRES = [
         "one who waited for a row judges it by the time before",
         "stores/postgresql_batch.sql",
         "    there := FOUND;\n    at := coalesce(set_time, holdfast.clock());\n",
-        "    there := FOUND;\n",
+        "    there := FOUND;\n    at := coalesce(set_time, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);\n",
         (SESSIONS + "test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before",),
     ),
     Mutant(

@@ -9,13 +9,6 @@ REDIS = "tests/stores/test_redis_faults.py::"
 
 SERVERS = [
     Mutant(
-        "a batch on PostgreSQL waits for a row that somebody has locked",
-        "stores/postgresql_batch.sql",
-        "                 FOR UPDATE SKIP LOCKED) AS l ON true",
-        "                 FOR UPDATE) AS l ON true",
-        (HERE + "test_a_row_that_somebody_holds_costs_no_other_lease_of_the_same_client",),
-    ),
-    Mutant(
         "PostgreSQL wakes nobody in another process",
         "stores/postgresql_batch.sql",
         "        PERFORM holdfast.wake(ns, woken, told);\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
@@ -208,10 +209,11 @@ def test_a_slot_that_somebody_keeps_locked_delays_itself_alone(url, opened):
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
     connection = opened(url).connect()
+    connection.execute([acquire("warm"), acquire("up")])
     with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
         record = json.dumps({"fence": 1_790_000_000_000_000, "version": 1, "kind": "item"})
         db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
-        threading.Timer(0.01, getattr(db, end)).start()
+        threading.Timer(0.02, getattr(db, end)).start()
         outcomes = pool.submit(connection.execute, [acquire("a"), acquire("new"), acquire("z")]).result()
     assert [type(one).__name__ for one in outcomes] == ["Granted"] * 3
     assert outcomes[1].token > 1_790_000_000_000_000
@@ -230,11 +232,12 @@ def test_a_key_that_somebody_keeps_unfinished_delays_itself_alone(url, opened):
 
 def test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making(url, opened):
     connection = opened(url).connect()
+    connection.execute([acquire("warm")])
     with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
         held = {"id": "x.1", "label": {"name": "x"}, "token": 7, "since": 7, "ttl": None, "expires_at": None}
         record = json.dumps({"fence": 7, "version": 1, "kind": "item", "holders": [held]})
         db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
-        threading.Timer(0.01, db.commit).start()
+        threading.Timer(0.02, db.commit).start()
         (outcome,) = pool.submit(connection.execute, [acquire("new")]).result()
     assert isinstance(outcome, out.Busy)
 
@@ -264,14 +267,14 @@ def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, open
 
 @pytest.fixture
 def slow_key(admin, url, opened):
-    """A key whose row takes its time to be made."""
+    """A key whose row takes its time to be written."""
     opened(url).connect().execute([c.Inspect(key="slow")])
     admin.execute(
         "CREATE FUNCTION tests.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ "
         "BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END $$"
     )
     admin.execute(
-        "CREATE TRIGGER dawdles BEFORE INSERT ON tests.locks FOR EACH ROW WHEN (NEW.key = 'slow') "
+        "CREATE TRIGGER dawdles BEFORE INSERT OR UPDATE ON tests.locks FOR EACH ROW WHEN (NEW.key = 'slow') "
         "EXECUTE FUNCTION tests.dawdle()"
     )
     yield "slow"
@@ -291,6 +294,43 @@ def test_a_row_that_is_set_free_in_the_middle_of_a_batch_is_not_had_by_a_later_c
     assert [type(one).__name__ for one in outcomes] == ["Failed", "Granted", "Failed"]
     again = connection.execute(commands)
     assert [type(one).__name__ for one in again] == ["Renewed", "Granted", "Released"]
+
+
+def test_a_row_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by_that_time(url, opened, slow_key):
+    """While a batch dawdles the row is set free and its lease renewed: to the batch it would seem to end too late."""
+    store = opened(url)
+    holder, stranger = store.connect(), store.connect()
+    (granted, slow) = holder.execute([acquire("k1", ttl=60), acquire(slow_key)])
+    with locked_row(url, "k1") as other, ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(stranger.execute, [acquire("k1", "b.1"), renew(slow_key, token=slow.token)])
+        time.sleep(0.2)
+        other.rollback()
+        (renewed,) = holder.execute([renew("k1", token=granted.token, ttl=60)])
+        assert [type(one).__name__ for one in batch.result()] == ["Failed", "Renewed"]
+    (seen,) = holder.execute([c.Inspect(key="k1")])
+    assert seen.record.holders[0].expires_at == renewed.expires_at
+
+
+def test_looks_of_a_batch_see_rows_that_somebody_has_locked(url, opened):
+    connection = opened(url).connect()
+    connection.execute([acquire("k1"), acquire("k2")])
+    with locked_row(url, "k1"):
+        outcomes = connection.execute([c.Inspect(key="k1"), c.Inspect(key="k2"), c.Inspect(key="k3")])
+    assert [one.record and len(one.record.holders) for one in outcomes] == [1, 1, None]
+
+
+@pytest.mark.parametrize("commands", [1, 2], ids=["alone", "in a batch"])
+@pytest.mark.parametrize("odd", ['{"fence": 5.5}', '{"version": 4.0}', '{"version": 1e30}'])
+def test_a_record_with_numbers_that_are_none_is_left_alone(url, opened, admin, odd, commands):
+    connection = opened(url).connect()
+    keys = [f"k{n}" for n in range(commands)]
+    grants = connection.execute([acquire(key) for key in keys])
+    connection.execute([release(key, token=granted.token) for key, granted in zip(keys, grants, strict=True)])
+    admin.execute("UPDATE tests.locks SET record = record || %s", (odd,))
+    before = admin.execute("SELECT key, record::text FROM tests.locks ORDER BY key").fetchall()
+    outcomes = connection.execute([acquire(key, "b.1") for key in keys])
+    assert {type(one).__name__ for one in outcomes} == {"Failed"}
+    assert admin.execute("SELECT key, record::text FROM tests.locks ORDER BY key").fetchall() == before
 
 
 def test_batches_in_opposite_orders_neither_deadlock_nor_fail(url, opened):
@@ -512,6 +552,13 @@ def test_a_session_that_is_ended_in_the_middle_leaves_the_outcome_unknown(url, o
     with pytest.raises(StoreUnavailable) as caught:
         connection.execute([acquire("other")])
     assert caught.value.ambiguous
+
+
+@pytest.mark.parametrize("state", ["57P01", "57P02", "57P05", "08006", ""])
+def test_what_a_server_says_when_it_goes_leaves_the_outcome_unknown(state):
+    error = postgres_session.refusal(state, "terminating connection")
+    assert isinstance(error, StoreUnavailable)
+    assert error.ambiguous
 
 
 def test_a_server_that_does_not_answer_is_given_up_after_the_timeout(server, opened):

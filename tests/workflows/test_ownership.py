@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from contextlib import closing
 
 import pytest
@@ -535,7 +536,10 @@ def test_steps_beside_a_transaction_wait_for_it_and_nothing_is_lost(file, played
 
     def pay(connection, amount):
         connection.execute("INSERT INTO payments VALUES (?)", (amount,))
+        time.sleep(0.02)  # meanwhile the steps beside it end
         return amount
+
+    seen = []
 
     @workflow
     async def both(ctx: Context, _: None) -> list[int]:
@@ -544,9 +548,11 @@ def test_steps_beside_a_transaction_wait_for_it_and_nothing_is_lost(file, played
 
     async def story():
         async with engine_on(f"sqlite:///{file}", [both]) as engine:
+            engine.events.subscribe(seen.append)
             return await (await engine.start(both, None)).result()
 
     assert played(story) == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert [event.name for event in seen if event.name == "run_refused"] == []
     assert sorted(paid(file)) == [0, 1, 2]
 
 

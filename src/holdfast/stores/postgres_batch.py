@@ -373,11 +373,15 @@ def _outcome(command: Command, kind: str, body: msgspec.Raw, now: int) -> Outcom
 
 
 def _with_holders(command: Command, kind: str, body: msgspec.Raw) -> Outcome:
-    fields = msgspec.json.decode(body)
-    key = getattr(command, "key", "")
-    holders = decode(key, b'{"holders":%b}' % bytes(msgspec.json.decode(body, type=_Held).holders)).holders
-    made: Outcome = msgspec.convert({**fields, "holders": ()}, _DECODERS[kind].type)
-    return msgspec.structs.replace(made, holders=holders)
+    """The answer, with what this version does not know of its holders; one that is damaged is no answer."""
+    try:
+        fields = msgspec.json.decode(body)
+        key = getattr(command, "key", "")
+        holders = decode(key, b'{"holders":%b}' % bytes(msgspec.json.decode(body, type=_Held).holders)).holders
+        made: Outcome = msgspec.convert({**fields, "holders": ()}, _DECODERS[kind].type)
+        return msgspec.structs.replace(made, holders=holders)
+    except Exception as damaged:
+        return failed(command, damaged)
 
 
 def _page(command: ListLocks, rows: list[tuple[str, msgspec.Raw]], now: int) -> Page:

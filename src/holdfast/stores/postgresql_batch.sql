@@ -60,16 +60,15 @@ $$;
 
 -- What nearly all commands of many keys are, in one statement that says just what the rule says: taking keys that nobody
 -- has, prolonging and ending the one grant of a key. NULL at the place of each that is not so simple, or whose row is taken.
--- Where no time is given the clock is read, once, when all rows that are free are ours.
+-- Where no time is given the clock is read, once, when all rows that are free are ours: those are at the places `ours`.
 CREATE OR REPLACE FUNCTION holdfast.run_many_simply(
-    ns text, commands jsonb, INOUT at bigint, live boolean, avoided text[], OUT answers text[])
+    ns text, commands jsonb, INOUT at bigint, live boolean, avoided text[], OUT answers text[], OUT ours bigint[])
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     WITH found AS MATERIALIZED (
         SELECT c.place, c.command->>0 AS op, c.command->1 AS cmd, x.spot, x.record AS before, x.record->'holders'->0 AS me,
-               CASE WHEN jsonb_typeof(x.record->'fence') = 'number' THEN (x.record->>'fence')::numeric END AS fence,
-               CASE WHEN jsonb_typeof(x.record->'version') = 'number' THEN (x.record->>'version')::numeric + 1 END AS version,
-               CASE WHEN jsonb_typeof(c.command->1->'ttl') = 'number' THEN (c.command->1->>'ttl')::bigint END AS ttl
+               holdfast.count_of(x.record->'fence') AS fence, holdfast.count_of(x.record->'version') + 1 AS version,
+               holdfast.count_of(c.command->1->'ttl') AS ttl
           FROM jsonb_array_elements(commands) WITH ORDINALITY AS c(command, place)
          CROSS JOIN LATERAL (
               SELECT o.ctid AS spot, o.record FROM holdfast.locks AS o
@@ -87,7 +86,8 @@ BEGIN
                    WHEN 'Acquire' THEN
                        f.before - ARRAY['kind', 'permits', 'fence', 'version'] = '{}' AND f.fence IS NOT NULL AND f.ttl > 0
                        AND f.before->'kind' = f.cmd->'kind' AND f.before->'permits' = f.cmd->'permits'
-                       AND f.cmd->'weight' = '1' AND f.cmd->'delay' = '0' AND NOT f.cmd ? 'session'
+                       AND f.cmd->'permits' >= '1' AND f.cmd->'weight' = '1' AND f.cmd->'delay' = '0'
+                       AND NOT f.cmd ? 'session'
                    WHEN 'Release' THEN f.me->'id' = f.cmd->'id' AND f.me->'token' = f.cmd->'token'
                    WHEN 'Renew' THEN f.me->'id' = f.cmd->'id' AND f.me->'token' = f.cmd->'token' AND f.ttl > 0
                    ELSE false END
@@ -118,7 +118,8 @@ BEGIN
     ), changed AS (
         UPDATE holdfast.locks AS l SET record = d.rec FROM decided AS d WHERE l.ctid = d.spot RETURNING d.place, d.answer
     )
-    SELECT array_agg(n.answer ORDER BY c.place), (SELECT t.at FROM read AS t) INTO answers, at
+    SELECT array_agg(n.answer ORDER BY c.place), (SELECT t.at FROM read AS t), ARRAY(SELECT f.place FROM found AS f)
+      INTO answers, at, ours
       FROM generate_series(1, jsonb_array_length(commands)) AS c(place) LEFT JOIN changed AS n ON n.place = c.place;
 END
 $$;
@@ -150,8 +151,11 @@ BEGIN
           LEFT JOIN LATERAL (
               SELECT o.key, o.record FROM holdfast.locks AS o
                WHERE o.namespace = ns AND o.key = c.command->1->>'key' AND o.key <> ALL (avoided)
-                 FOR UPDATE SKIP LOCKED) AS l ON true
-         CROSS JOIN LATERAL holdfast.apply(l.record, c.command->>0, c.command->1, at) AS d
+                 AND c.command->>0 <> 'Inspect' FOR UPDATE SKIP LOCKED) AS l ON true
+         CROSS JOIN LATERAL holdfast.apply(
+              CASE WHEN c.command->>0 = 'Inspect' THEN (
+                       SELECT o.record FROM holdfast.locks AS o WHERE o.namespace = ns AND o.key = c.command->1->>'key')
+                   ELSE l.record END, c.command->>0, c.command->1, at) AS d
          WHERE simple[c.place] IS NULL
     ), changed AS (
         UPDATE holdfast.locks AS l SET record = d.rec, due_at = (d.rec->>'due_at')::bigint
@@ -330,6 +334,11 @@ BEGIN
         IF array_position(simple, NULL) IS NULL THEN
             RETURN '[' || at || ',[[' || array_to_string(simple, ',') || ']]]';
         END IF;
+        -- What was somebody else's when the clock was read may have been changed after that.
+        avoided := ARRAY(
+            SELECT c.command->1->>'key' FROM jsonb_array_elements(parts->0->1) WITH ORDINALITY AS c(command, place)
+             WHERE c.place <> ALL (step.ours)
+               AND EXISTS (SELECT FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = c.command->1->>'key'));
     ELSIF live AND parts @? '$[*] ? (@[0] == "many")' THEN
         avoided := holdfast.take_rows(ns, parts);
     END IF;
@@ -400,7 +409,7 @@ BEGIN
     IF set_config('lock_timeout', patience::text, true) IS NULL OR current_setting('synchronous_commit') = 'off' THEN
         NULL;  -- it is not said here how to make that right
     ELSIF op = 'Acquire' AND cmd->'weight' = '1' AND cmd->'delay' = '0' AND NOT cmd ? 'session'
-        AND (cmd->>'ttl')::bigint > 0 THEN
+        AND cmd->'permits' >= '1' AND holdfast.count_of(cmd->'ttl') > 0 THEN
         UPDATE holdfast.locks AS l SET record = l.record || jsonb_build_object(
                    'fence', greatest((l.record->>'fence')::bigint + 1, at),
                    'version', (l.record->>'version')::bigint + 1,

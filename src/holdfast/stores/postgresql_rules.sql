@@ -418,7 +418,7 @@ BEGIN
         AND coalesce(before->'kind', '"item"') = cmd->'kind' AND coalesce(before->'permits', '1') = cmd->'permits'
         AND coalesce(jsonb_typeof(before->'fence'), 'number') = 'number'
         AND coalesce(jsonb_typeof(before->'version'), 'number') = 'number'
-        AND cmd->'weight' = '1' AND cmd->'delay' = '0' AND jsonb_typeof(cmd->'ttl') = 'number'
+        AND cmd->'permits' >= '1' AND cmd->'weight' = '1' AND cmd->'delay' = '0' AND jsonb_typeof(cmd->'ttl') = 'number'
         AND NOT cmd ? 'session' THEN
         fence := greatest(coalesce((before->>'fence')::bigint, 0) + 1, at);
         ends := at + (cmd->>'ttl')::bigint;

@@ -68,6 +68,11 @@ CREATE OR REPLACE FUNCTION holdfast.floor_of(rec jsonb) RETURNS bigint LANGUAGE 
     FROM jsonb_array_elements(rec->'holders') AS h
 $$;
 
+-- A whole number from 0 on, of a size that leaves room to count on; NULL where it is anything else.
+CREATE OR REPLACE FUNCTION holdfast.count_of(value jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN jsonb_typeof(value) = 'number' AND value::text ~ '^[0-9]{1,17}$' THEN value::text::bigint END
+$$;
+
 CREATE OR REPLACE FUNCTION holdfast.is_whole(value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_typeof(value) = 'number' AND value::text ~ '^-?[0-9]+$'
 $$;
