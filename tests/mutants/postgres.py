@@ -151,7 +151,7 @@ POSTGRES = [
         "one who waited for a row judges it by the time before",
         "stores/postgresql_batch.sql",
         "    there := FOUND;\n    at := coalesce(set_time, holdfast.clock());\n",
-        "    there := FOUND;\n    at := coalesce(set_time, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);\n",
+        "    there := FOUND;\n    at := (extract(epoch FROM statement_timestamp()) * 1000000)::bigint;\n",
         (SESSIONS + "test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before",),
     ),
     Mutant(
