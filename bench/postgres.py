@@ -75,10 +75,10 @@ def pooled_tasks(url: str) -> Callable[[], float]:
     """The same statements, one a command, by asyncpg through a pool of ten."""
     import asyncpg  # noqa: PLC0415
 
-    statement = "SELECT holdfast.execute_one('bench', $1, $2, NULL, 40, '[]')"
+    statement = "SELECT holdfast.execute_one('bench', $1, NULL, 40, '[]')"
 
     async def one(pool: asyncpg.Pool, kind: str, command: dict[str, object]) -> dict[str, int]:
-        reply = await pool.fetchval(statement, kind, json.dumps(command))
+        reply = await pool.fetchval(statement, json.dumps([kind, command]))
         answer: dict[str, int] = json.loads(reply)[1][0][0][1]
         return answer
 

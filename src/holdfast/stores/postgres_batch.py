@@ -96,7 +96,7 @@ class Batch:
         """With `patience`, also batches wait for rows that somebody else has locked."""
         self._session, self._namespace, self._patience = session, namespace.encode(), patience
         self._statement = b"SELECT %b.execute($1, $2, $3, $4, $5)" % schema
-        self._for_one = b"SELECT %b.execute_one($1, $2, $3, $4, $5, $6)" % schema
+        self._for_one = b"SELECT %b.execute_one($1, $2, $3, $4, $5)" % schema
         self._for_record = b"SELECT %b.execute_record($1, $2, $3, $4, $5)" % schema
         self._who = b"SELECT %b.locked_by($1, $2)" % schema
         self._whose_run = b"SELECT %b.run_locked_by($1, $2)" % schema
@@ -184,12 +184,8 @@ class Batch:
 
     def _ask_for_one(self, part: list[Any], at: bytes | None, patience: bytes, told: bytes) -> bytes | None:
         """Send what is alone and has a way of its own."""
-        if part[0] == "records":
-            rest = (at, patience, told)
-            return self._session.ask_often(self._for_record, (self._namespace, _encoder.encode(part), *rest))
-        _, name, sent = part
-        values = (self._namespace, name.encode(), _encoder.encode(sent), at, patience, told)
-        return self._session.ask_often(self._for_one, values)
+        statement, sent = (self._for_record, part) if part[0] == "records" else (self._for_one, part[1:])
+        return self._session.ask_often(statement, (self._namespace, _encoder.encode(sent), at, patience, told))
 
     def _outcomes(
         self, commands: Sequence[Command], places: list[int] | None, reply: bytes | None

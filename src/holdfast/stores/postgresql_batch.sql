@@ -397,12 +397,14 @@ BEGIN
 END
 $$;
 
--- The same for one Acquire or Release that is alone. What nearly every one of them is, is done here in one statement that
+-- The same for one command about a lock that is alone, [op, command]. What nearly every one of them is, is done here in one statement that
 -- says just what the rule says: taking a key that nobody has, and ending the one grant of a key. All else is carried out
 -- as any batch is. The server prepares every expression anew for each transaction, so there are few of them.
-CREATE OR REPLACE FUNCTION holdfast.execute_one(ns text, op text, cmd jsonb, set_time bigint, patience integer, told jsonb)
+CREATE OR REPLACE FUNCTION holdfast.execute_one(ns text, asked jsonb, set_time bigint, patience integer, told jsonb)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
+    op text := asked->>0;
+    cmd jsonb := asked->1;
     at bigint := coalesce(set_time, holdfast.clock());
     given bigint;
 BEGIN
