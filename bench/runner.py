@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,7 @@ from common import resident_bytes
 
 RUNS, STEPS, MANY, STARTS = 20, 10, 100, 200
 PARKED = 10_000
+AT_A_TIME, IN_LINE, FEWER_IN_LINE = 10, 500, 60
 
 begun: dict[int, float] = {}
 """When the first step of each run began."""
@@ -33,7 +35,7 @@ async def timed(work: Awaitable[Any]) -> float:
 
 
 async def holdfast(url: str) -> None:
-    from holdfast import Context, Engine, workflow  # noqa: PLC0415  (each peer in its own process)
+    from holdfast import Concurrency, Context, Engine, workflow  # noqa: PLC0415  (each peer in its own process)
 
     async def body(n: int) -> int:
         return n
@@ -57,7 +59,12 @@ async def holdfast(url: str) -> None:
         await ctx.wait_for_signal("go")
         return n
 
-    async with Engine(url, workflows=[flow, single, waits], park_after=0.2, max_active_runs=2_000) as engine:
+    @workflow(concurrency=Concurrency(max=AT_A_TIME, on_excess="queue"))
+    async def queued(ctx: Context, n: int) -> int:
+        return await ctx.step("step", body, n)
+
+    workflows = [flow, single, waits, queued]
+    async with Engine(url, workflows=workflows, park_after=0.2, max_active_runs=2_000) as engine:
 
         async def play(n: int) -> int:
             return await (await engine.start(flow, n)).result()
@@ -79,11 +86,21 @@ async def holdfast(url: str) -> None:
             before = await put(2 * PARKED)  # what the store keeps for itself has reached its limit by then
             return [before, await put(PARKED)]
 
-        await serve(play, start, {"parked": parked})
+        await serve(play, start, {"parked": parked, "in_line": partial(in_line, engine, queued)})
+
+
+async def in_line(engine: Any, queued: Any) -> float:
+    """Runs a second, of which all but a few wait behind a limit."""
+
+    async def all_of_them() -> None:
+        handles = await asyncio.gather(*(engine.start(queued, next(numbers)) for _ in range(IN_LINE)))
+        await asyncio.gather(*(handle.result() for handle in handles))
+
+    return IN_LINE / await timed(all_of_them())
 
 
 async def dbos(url: str) -> None:
-    from dbos import DBOS  # noqa: PLC0415
+    from dbos import DBOS, Queue  # noqa: PLC0415
 
     DBOS(config={"name": "bench", "system_database_url": url, "log_level": "CRITICAL", "run_admin_server": False})
 
@@ -109,8 +126,18 @@ async def dbos(url: str) -> None:
     async def start(n: int) -> Callable[[], Awaitable[Any]]:
         return (await DBOS.start_workflow_async(single, n)).get_result
 
+    line = Queue("line", concurrency=AT_A_TIME)
+
+    async def in_dbos_line() -> float:
+        async def all_of_them() -> None:
+            handles = [await line.enqueue_async(single, next(numbers)) for _ in range(FEWER_IN_LINE)]
+            for handle in handles:
+                await handle.get_result()
+
+        return FEWER_IN_LINE / await timed(all_of_them())
+
     DBOS.launch()
-    await serve(flow, start, {})
+    await serve(flow, start, {"in_line": in_dbos_line})
     DBOS.destroy()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 from common import Figure, alternate, bare, folder, median, ratio, spawn
-from runner import MANY, PARKED, STEPS
+from runner import AT_A_TIME, IN_LINE, MANY, PARKED, STEPS
 
 from holdfast.testing import servers
 
@@ -156,6 +156,7 @@ def per_place(place: str) -> list[Figure]:
         many, dbos_many, batches = alternate(
             lambda: float(ours.do("many")), lambda: float(dbos.do("many")), batches_of(floor), rounds=ROUNDS
         )
+        lines = alternate(lambda: float(ours.do("in_line")), lambda: float(dbos.do("in_line")), rounds=3)
         starts, dbos_starts = ours.do("starts"), dbos.do("starts")
         before, after = ours.do("parked")
         ours.close()
@@ -184,6 +185,14 @@ def per_place(place: str) -> list[Figure]:
             40,
             "x as fast as DBOS",
             f"{MANY * STEPS / median(many):.0f} steps/s against {MANY * STEPS / median(dbos_many):.0f}",
+            at_least=True,
+        ),
+        Figure(
+            f"{name}, short runs behind a limit of {AT_A_TIME}",
+            median(lines[0]),
+            300,
+            "a second",
+            f"{IN_LINE} that wait in line; DBOS at its defaults {median(lines[1]):.1f} a second",
             at_least=True,
         ),
         Figure(

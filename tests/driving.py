@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast import commands as c
 from holdfast import run_commands as r
+from holdfast.rules.admission import Limit, Place, Terms
 from holdfast.rules.run import Event, Finish, NewRun
 from holdfast.testing.asking import ME
 
@@ -33,3 +36,20 @@ def assert_that_runs_can_be_driven(connection):
     )
     assert [type(one).__name__ for one in outcomes] == ["Recorded", "Posted", "Enlisted", "RunSeen"]
     assert (outcomes[-1].claim.run.status, outcomes[-1].claim.events) == ("pending", ())
+    terms = Terms(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=1)))
+    places = tuple(Place(limit.name) for limit in terms.limits)
+    first, second = (
+        NewRun(id=name, type="mail", input="1", request=name, places=places, terms=terms.digest) for name in "st"
+    )
+    outcomes = connection.execute(
+        [
+            r.PublishTerms(workflow="mail", terms=terms),
+            r.StartRun(new=first),
+            r.PublishTerms(workflow="mail", terms=Terms(limits=terms.limits[:1])),
+            r.StartRun(new=replace(second, terms=Terms(limits=terms.limits[:1]).digest)),
+            r.PostEvent(run="s", event=Event(kind="cancel")),
+            r.SeeRun(run="t"),
+        ]
+    )
+    assert [outcomes[place].run.status for place in (1, 3, 4)] == ["pending", "queued", "cancelled"]
+    assert outcomes[-1].claim.run.status == "pending"

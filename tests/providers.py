@@ -66,7 +66,7 @@ def _postgres_url(folder: Path) -> str:
     address = f"{real_servers.shared('postgres').url}?schema={POSTGRES_SCHEMA}"
     with _postgres(address) as db:
         if db.execute("SELECT to_regclass(%s)", (f"{POSTGRES_SCHEMA}.workers",)).fetchone()[0]:
-            for table in ("locks", "slots", "runs", "journal", "events", "workers"):
+            for table in ("locks", "slots", "runs", "journal", "events", "workers", "terms", "places", "starts"):
                 db.execute(f"DELETE FROM {POSTGRES_SCHEMA}.{table}")
     return address
 

@@ -36,17 +36,20 @@ from holdfast.state.states import AsyncStates, States
 from holdfast.workflow.runs import AsyncRuns, Runs
 
 NAMES = [
-    "AcquireAttempt", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",
+    "AcquireAttempt", "Admission", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",
     "AsyncLeaseProvider", "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
-    "AtomicStateConflictError", "ChildHandle", "Client", "ClientClosed", "Context", "DurableMutex",
+    "AtomicStateConflictError", "ChildHandle", "Client", "ClientClosed", "Concurrency", "Context", "DurableMutex",
     "DurableSemaphore", "EVENTS", "Engine", "Event", "Events", "FencedScript", "HoldNotReleasable", "HolderInfo",
     "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption", "InvalidValue", "InvalidWorkflow",
     "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider", "LeaseResult", "Lock", "LockInfo", "LockRecord",
     "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow",
-    "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLock",
+    "Rate", "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLock",
     "RunLocked", "RunResultTimeout", "RunsPage", "StaleToken", "Step", "StepFailed", "StepInfo", "StepTimeout",
     "StoreContended", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "UnknownRun",
-    "WaiterInfo", "Workflow", "WorkflowFailed", "WorkflowTypeNotRegisteredError", "WouldDeadlock", "current_step",
+    "WaiterInfo", "Workflow", "WorkflowFailed",
+    "WorkflowConcurrencyLimitExceededError", "WorkflowDefinitionRequired", "WorkflowLimitExceeded",
+    "WorkflowQueueFullError", "WorkflowRateLimitExceededError", "WorkflowTypeNotRegisteredError", "WouldDeadlock",
+    "current_step",
     "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async", "initial_lock_record",
     "is_lease_provider", "step", "workflow",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from commandline import answer, failure, holdfast, shape, terminal
-from holdfast import Client, Context, Engine, Retry, WorkflowFailed, workflow
+from holdfast import Client, Concurrency, Context, Engine, Rate, Retry, WorkflowFailed, workflow
 from providers import PROVIDERS
 from waiting import PATIENCE, eventually
 
@@ -352,3 +352,21 @@ def test_a_run_that_is_locked_from_outside_is_said_to_be(url, hf):
     assert hf.run_locks.try_acquire("order", "o", ttl=timedelta(seconds=60))
     assert state_of(url, "o") == (1, "locked")
     assert "run/order/o" in holdfast("runs", "resume", "o", "--url", url).stdout
+
+
+@workflow(concurrency=Concurrency(max=1, on_excess="queue"), rate=Rate(2, per="1 hour", on_excess="queue"))
+async def crowded(ctx: Context) -> None:
+    await ctx.sleep(3_600)
+
+
+def test_a_run_that_waits_to_be_let_in_is_listed_and_told_of(url, hf):
+    for run in ("first", "second", "third"):
+        hf.runs.start(crowded, id=run)
+    assert state_of(url, "second") == (0, "queued")
+    assert "waits to be let in (concurrency, rate)" in holdfast("runs", "resume", "second", "--url", url).stdout
+    listed = answer(holdfast("runs", "list", "--status", "queued", "--json", "--url", url))
+    assert [run["id"] for run in listed["runs"]] == ["third", "second"]
+    hf.runs.cancel("first")
+    assert state_of(url, "second") == (1, "no_worker")
+    hf.runs.cancel("second")
+    assert state_of(url, "third") == (0, "sleeping"), "it may begin within the hour"

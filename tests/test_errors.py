@@ -18,6 +18,7 @@ KINDS = sorted(
 )
 SAMPLES = {
     "str": "sample",
+    "object": ("any", 7),
     "int": 7,
     "float": 1.5,
     "bool": True,
@@ -109,6 +110,10 @@ def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_n
         errors.RunLocked,
         errors.RunResultTimeout,
         errors.AtomicStateConflictError,
+        errors.WorkflowLimitExceeded,
+        errors.WorkflowConcurrencyLimitExceededError,
+        errors.WorkflowRateLimitExceededError,
+        errors.WorkflowQueueFullError,
     }
 
 

@@ -19,9 +19,10 @@
 | engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
 | recovery | 200 runs of an engine that is killed                       | 1,000                                  |
 | takeover | one pause                                                  | 10                                     |
+| limits  | 60 starts by 4 processes, 3 kills                           | 200, 12                                |
 
 `network` to `crowd` run here on PostgreSQL and Valkey, and at full size on Redis as well; `rows` is about PostgreSQL
-alone. The last four run on SQLite too.
+alone. The last five run on SQLite too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LIMIT = 150.0
 
 
 HERE = ("counter", "permits", "clock", "waiters", "replies", "stalls", "state", "leader")
-WORKFLOWS = ("crashes", "engines", "recovery", "takeover")
+WORKFLOWS = ("crashes", "engines", "recovery", "takeover", "limits")
 """These run on a SQLite file, and on servers as well."""
 SERVERS = {
     "network": ("postgres", "valkey"),

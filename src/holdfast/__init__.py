@@ -32,7 +32,12 @@ from .errors import (
     StoreUnavailable,
     StoreUnusable,
     UnknownRun,
+    WorkflowConcurrencyLimitExceededError,
+    WorkflowDefinitionRequired,
     WorkflowFailed,
+    WorkflowLimitExceeded,
+    WorkflowQueueFullError,
+    WorkflowRateLimitExceededError,
     WorkflowTypeNotRegisteredError,
     WouldDeadlock,
 )
@@ -68,12 +73,14 @@ from .workflow.asking import RunInfo, RunsPage
 from .workflow.context import ChildHandle, Context, StepInfo, current_step
 from .workflow.definition import Retry, Step, Workflow, step, workflow
 from .workflow.engine import Engine, RunHandle
+from .workflow.limits import Admission, Concurrency, Rate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EVENTS",
     "AcquireAttempt",
+    "Admission",
     "AsyncAtomicState",
     "AsyncClient",
     "AsyncFencedScript",
@@ -89,6 +96,7 @@ __all__ = [
     "ChildHandle",
     "Client",
     "ClientClosed",
+    "Concurrency",
     "Context",
     "DurableMutex",
     "DurableSemaphore",
@@ -119,6 +127,7 @@ __all__ = [
     "NoopLeaseProvider",
     "NotHeld",
     "NotInWorkflow",
+    "Rate",
     "ReadWriteLock",
     "RecordUnreadable",
     "Retry",
@@ -144,7 +153,12 @@ __all__ = [
     "UnknownRun",
     "WaiterInfo",
     "Workflow",
+    "WorkflowConcurrencyLimitExceededError",
+    "WorkflowDefinitionRequired",
     "WorkflowFailed",
+    "WorkflowLimitExceeded",
+    "WorkflowQueueFullError",
+    "WorkflowRateLimitExceededError",
     "WorkflowTypeNotRegisteredError",
     "WouldDeadlock",
     "current_step",

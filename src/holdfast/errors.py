@@ -279,6 +279,45 @@ class WorkflowTypeNotRegisteredError(HoldfastError, LookupError):
         self.types = types or {}
 
 
+class WorkflowLimitExceeded(HoldfastError):
+    """A limit keeps this run out. Nothing was changed. `retry_after` (seconds) tells when to try again, where known."""
+
+    retryable = True
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        workflow_type: str = "",
+        partition_key: object = None,
+        limit: int = 0,
+        name: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.workflow_type = workflow_type
+        self.partition_key = partition_key
+        self.limit = limit
+        self.name = name
+        self.retry_after = retry_after
+
+
+class WorkflowConcurrencyLimitExceededError(WorkflowLimitExceeded):
+    """As many runs live as may live at a time. Try again when one of them has ended."""
+
+
+class WorkflowRateLimitExceededError(WorkflowLimitExceeded):
+    """As many runs were started as may start within a span. Try again after `retry_after` seconds."""
+
+
+class WorkflowQueueFullError(WorkflowLimitExceeded):
+    """As many runs wait to be let in as may wait. Try again later."""
+
+
+class WorkflowDefinitionRequired(HoldfastError):
+    """Only the workflow's own code can tell where its limit counts a run: start it with the workflow, not its name."""
+
+
 class RunResultTimeout(HoldfastError, TimeoutError):
     """The run has not ended within the time that the caller was ready to wait. It goes on."""
 

@@ -70,6 +70,9 @@ EVENTS: dict[str, Kind] = {
     "types_unknown": Kind(
         "warning", "the store holds living runs of workflows that this engine does not know", ("worker", "types")
     ),
+    "limits_outdated": Kind(
+        "warning", "newer limits of a workflow are published than those of this engine", ("workflow", "version")
+    ),
     "claim_failed": Kind("warning", "a worker cannot reach the store and will try again", ("worker", "error")),
     "record_failed": Kind("warning", "a record is sent again: the store was away", ("run", "error")),
     "run_refused": Kind(

@@ -7,11 +7,12 @@ carries it out within one atomic step, or has a native form of it.
 from __future__ import annotations
 
 from .commands import Command
-from .rules import runs
+from .rules import admitting, runs
+from .rules.admission import Terms
 from .rules.outcomes import Outcome
 from .rules.run import Event, NewRun, Scalar, Then
 from .rules.run_book import Book, RunFilter
-from .rules.run_outcomes import Census, Owned, RunPage
+from .rules.run_outcomes import Census, Owned, RunPage, TermsDiffer
 from .rules.slot import Swap
 
 PAGE = 100
@@ -26,9 +27,11 @@ class RunCommand(Command, frozen=True, kw_only=True):
 
 
 class StartRun(RunCommand, frozen=True, kw_only=True):
-    """Start a run; with `worker`, for that worker at once. Answers `Started`, `RunTaken`, `WorkerGone`.
+    """Start a run; with `worker`, for that worker at once.
 
-    A run of the same workflow with the same idempotency key is answered instead, not fresh. Again: the same run.
+    Answers `Started`, `RunTaken`, `WorkerGone`; `Limited` when one of its places is full and says so; `TermsDiffer`
+    when its places were found by other terms than the latest. A run of the same workflow with the same idempotency key
+    is answered instead, not fresh. Again: the same run.
     """
 
     new: NewRun
@@ -37,6 +40,30 @@ class StartRun(RunCommand, frozen=True, kw_only=True):
     def apply(self, book: Book, now: int) -> Outcome:
         """Decide by `rules.runs.start`."""
         return runs.start(book, now, self.new, self.worker)
+
+
+class PublishTerms(RunCommand, frozen=True, kw_only=True):
+    """Make the limits of a workflow known. Answers `TermsPublished`. Again: the same.
+
+    Those of a higher version stay; who has room by the new ones is let in at once, and nobody is put out.
+    """
+
+    workflow: str
+    terms: Terms
+
+    def apply(self, book: Book, now: int) -> Outcome:
+        """Decide by `rules.admitting.publish`."""
+        return admitting.publish(book, now, self.workflow, self.terms)
+
+
+class SeeTerms(RunCommand, frozen=True, kw_only=True):
+    """Look at the limits of a workflow. Answers `TermsDiffer`. A read."""
+
+    workflow: str
+
+    def apply(self, book: Book, now: int) -> Outcome:  # noqa: ARG002
+        """Look."""
+        return TermsDiffer(terms=book.terms(self.workflow))
 
 
 class ClaimRuns(RunCommand, frozen=True, kw_only=True):
@@ -123,9 +150,10 @@ class PostEvent(RunCommand, frozen=True, kw_only=True):
 
 
 class ReviveRun(RunCommand, frozen=True, kw_only=True):
-    """Let a run begin again after its first `keep` entries, without the events `forget`. Answers `Posted`, `Refused`.
+    """Let a run begin again after its first `keep` entries, without the events `forget`.
 
-    Refused while somebody living drives it, or when its fence is not the one that the caller saw. Again: the same.
+    Answers `Posted`; `Refused` while somebody living drives it, or when its fence is not the one that the caller saw;
+    `Limited` where one that has ended is kept out by a limit. Again: the same.
     """
 
     run: str
@@ -244,5 +272,5 @@ class DismissWorker(RunCommand, frozen=True, kw_only=True):
         return runs.dismiss(book, now, self.worker)
 
 
-RUN_READS: tuple[type[Command], ...] = (SeeRun, ListRuns, CountRuns, OwnedRuns, RunsOutlook, ListWorkers)
+RUN_READS: tuple[type[Command], ...] = (SeeRun, SeeTerms, ListRuns, CountRuns, OwnedRuns, RunsOutlook, ListWorkers)
 """Commands about runs that never write."""

@@ -104,8 +104,8 @@ POSTGRES_RUNS = [
     Mutant(
         "one of many ends a run that was sent a signal",
         "stores/postgresql_short.sql",
-        "WHEN a.what = 'finish' THEN o.posted <= a.seen\n",
-        "WHEN a.what = 'finish' THEN true\n",
+        "WHEN a.what = 'finish' THEN o.posted <= a.seen AND o.places",
+        "WHEN a.what = 'finish' THEN o.places",
         (RUNS + "test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends[2-finish]",),
     ),
     Mutant(
@@ -261,5 +261,113 @@ POSTGRES_RUNS = [
         "    IF done AND what = 'finish' AND r.parent <> '' THEN",
         "    IF false THEN",
         (RUNS + "test_a_stuck_parent_delays_the_end_of_its_own_children_alone",),
+    ),
+    Mutant(
+        "who waits for a limit counts in the statement in which it waits",
+        "stores/postgresql_limits.sql",
+        "    PERFORM holdfast.lock_parties(r.namespace, jsonb_build_array(jsonb_build_array(r.workflow, r.places)));\n"
+        "    WITH asked AS MATERIALIZED (\n"
+        "        SELECT p.place, p.turn FROM ",
+        "    WITH asked AS MATERIALIZED (\n"
+        "        SELECT p.place, p.turn FROM holdfast.lock_parties(\n"
+        "            r.namespace, jsonb_build_array(jsonb_build_array(r.workflow, r.places))) AS l, ",
+        (
+            RUNS + "test_a_start_that_waited_for_another_one_counts_it[child]",
+            RUNS + "test_of_many_who_come_at_once_no_more_are_let_in_than_may_be[child]",
+        ),
+    ),
+    Mutant(
+        "nobody waits for others who count the same",
+        "stores/postgresql_limits.sql",
+        "    LOOP\n        PERFORM pg_advisory_xact_lock(step.number);",
+        "    LOOP\n        PERFORM step.number;",
+        (
+            RUNS + "test_a_start_that_waited_for_another_one_counts_it[start]",
+            RUNS + "test_of_many_who_come_at_once_no_more_are_let_in_than_may_be[start]",
+        ),
+    ),
+    Mutant(
+        "terms are changed while somebody counts by the old ones",
+        "stores/postgresql_claims.sql",
+        "        PERFORM holdfast.lock_parties(ns, places, published);",
+        "        PERFORM holdfast.lock_parties(ns, places);",
+        (RUNS + "test_terms_wait_for_those_who_are_just_counted",),
+    ),
+    Mutant(
+        "a start is not counted by the terms that came while it waited",
+        "stores/postgresql_limits.sql",
+        "            PERFORM pg_advisory_xact_lock_shared(step.number);",
+        "            NULL;",
+        (RUNS + "test_a_start_that_waited_for_new_terms_is_told_them",),
+    ),
+    Mutant(
+        "one that waits is passed over while somebody has its row",
+        "stores/postgresql_limits.sql",
+        "    IF mine.taken THEN\n        RAISE serialization_failure",
+        "    IF false THEN\n        RAISE serialization_failure",
+        (RUNS + "test_an_end_waits_for_the_row_of_the_one_whom_it_lets_in",),
+    ),
+    Mutant(
+        "runs are counted by what a transaction saw before it waited",
+        "stores/postgresql_limits.sql",
+        "    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN",
+        "    IF false THEN",
+        (RUNS + "test_nothing_is_counted_in_a_transaction_that_sees_the_past",),
+    ),
+    Mutant(
+        "a batch of many keys takes a lock of the server's for each",
+        "stores/postgresql_limits.sql",
+        '(of_workflow, place) COLLATE "C", 7211306) & 255)',
+        '(of_workflow, place) COLLATE "C", 7211306) & 65535)',
+        (RUNS + "test_a_batch_of_many_keys_does_not_use_up_the_servers_locks",),
+    ),
+    Mutant(
+        "one who is alone ends a run, and nobody is let in",
+        "stores/postgresql_short.sql",
+        " AND o.parent = of_parent AND o.places = '[]'",
+        " AND o.parent = of_parent",
+        (SUITE + "test_who_waits_is_let_in_in_order_in_the_step_in_which_a_place_becomes_free",),
+    ),
+    Mutant(
+        "one of many ends a run, and nobody is let in",
+        "stores/postgresql_short.sql",
+        "o.posted <= a.seen AND o.places = '[]'",
+        "o.posted <= a.seen",
+        (RUNS + "test_whoever_waits_is_let_in_by_the_ends_of_a_batch[2]",),
+    ),
+    Mutant(
+        "one who is alone starts a run that no limit counts",
+        "stores/postgresql_short.sql",
+        "     WHERE c->>6 <> '' OR NOT EXISTS",
+        "     WHERE c->>6 IS NOT NULL OR NOT EXISTS",
+        (RUNS + "test_starts_that_know_of_no_limits_are_told_them[1]",),
+    ),
+    Mutant(
+        "one of many starts a run that no limit counts",
+        "stores/postgresql_short.sql",
+        "AND (a.c->>6 <> '' OR split_part",
+        "AND (a.c->>6 IS NOT NULL OR split_part",
+        (RUNS + "test_starts_that_know_of_no_limits_are_told_them[2]",),
+    ),
+    Mutant(
+        "one that waits is claimed by its name",
+        "stores/postgresql_claims.sql",
+        "r.status NOT IN ('pending', 'running', 'suspended') OR r.id = ANY (waiting) OR",
+        "r.status NOT IN ('queued', 'pending', 'running', 'suspended') OR",
+        (SUITE + "test_one_who_waits_and_is_cancelled_leaves_at_once_and_a_signal_does_not_let_it_in",),
+    ),
+    Mutant(
+        "a parent does not hear that its child had it cancelled",
+        "stores/postgresql_run_commands.sql",
+        "    IF child IS NOT NULL THEN  -- one that came may have had it cancelled",
+        "    IF false THEN",
+        (RUNS + "test_a_parent_whose_child_has_it_cancelled_is_told_at_once",),
+    ),
+    Mutant(
+        "a run that cannot be ended now keeps its worker from all others",
+        "stores/postgresql_claims.sql",
+        "    IF r.places = '[]' THEN\n        RETURN (holdfast.end_run(r",
+        "    IF r.places IS NOT NULL THEN\n        RETURN (holdfast.end_run(r",
+        (RUNS + "test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other",),
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .redis_limits import REDIS_LIMITS
 from .runner import Mutant
 
 SCRIPT = "tests/stores/test_redis_script.py::"
@@ -292,8 +293,8 @@ REDIS = [
     Mutant(
         "a slot is written before its record is decided",
         "stores/redis_run_rules.lua",
-        "    later(write_it)\n  end\n  local fields",
-        "    write_it()\n  end\n  local fields",
+        "    later(write_it)\n  end\n  local told",
+        "    write_it()\n  end\n  local told",
         (RUNS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]",),
     ),
     Mutant(
@@ -313,8 +314,8 @@ REDIS = [
     Mutant(
         "a run parks and ends although it has not seen an event",
         "stores/redis_run_rules.lua",
-        "{}, {}, not ending or run.posted <= seen",
-        "{}, {}, true",
+        "altered(run, fields), not ending or run.posted <= seen",
+        "altered(run, fields), true",
         (SUITE + "test_a_run_with_an_event_that_its_driver_has_not_seen_neither_parks_nor_ends",),
     ),
     Mutant(
@@ -401,4 +402,5 @@ REDIS = [
         '"payload":"\' .. payload .. \'"\'',
         (RUNS + "test_every_text_comes_back_byte_for_byte",),
     ),
+    *REDIS_LIMITS,
 ]

@@ -8,6 +8,7 @@ import pytest
 from .above import ABOVE
 from .guards import GUARDS
 from .held import HELD
+from .limits import LIMITS
 from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
 from .redis import REDIS
@@ -24,10 +25,10 @@ SLOW = {
     "two drivers of one fence give their records the same names",
 }
 """These show only when a test has waited in vain for half a minute."""
-CHEAP = [mutant for mutant in (*RULES, *ABOVE, *HELD) if mutant.name not in SLOW]
+CHEAP = [mutant for mutant in (*RULES, *LIMITS, *ABOVE, *HELD) if mutant.name not in SLOW]
 COSTLY = [*WORKFLOWS, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
 """Each of these starts an engine or a server of its own: they are tried with all the others by `make prove-mutants`."""
-MUTANTS = [*RULES, *ABOVE, *HELD, *COSTLY]
+MUTANTS = [*RULES, *LIMITS, *ABOVE, *HELD, *COSTLY]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"

@@ -16,9 +16,19 @@ from holdfast import commands as c
 from holdfast import run_commands as r
 from holdfast.errors import RecordUnreadable, StoreContended
 from holdfast.rules import run as rule
+from holdfast.rules.admission import Limit, Place, Terms
 from holdfast.rules.run import Event, Finish, NewRun, Park
 from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Claimed, Enlisted, Posted, Recorded, RunSeen
+from holdfast.rules.run_outcomes import (
+    Claimed,
+    Enlisted,
+    Posted,
+    Recorded,
+    RunSeen,
+    Started,
+    TermsDiffer,
+    TermsPublished,
+)
 from holdfast.rules.slot import Conflict, SlotSeen, Swap, Swapped
 from holdfast.stores import postgres_session
 from holdfast.testing.asking import ME, SLOT, ManualClock, acquire, read, swap, wait
@@ -26,6 +36,8 @@ from providers import PROVIDERS
 from waiting import eventually
 
 TYPES = (("order", "order"),)
+ONE_AT_A_TIME = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))
+THREE_OF_EACH = Terms(limits=(Limit(name="each", max=3, path="customer", on_excess="queue"),))
 
 
 @pytest.fixture
@@ -56,6 +68,18 @@ def asked(monkeypatch):
 def start(run="r", worker="", **more):
     new = {"id": run, "type": "order", "input": "1", "request": f"start {run}"} | more
     return r.StartRun(new=NewRun(**new), worker=worker)
+
+
+def limited(run="r", worker="", key="", terms=ONE_AT_A_TIME, **more):
+    """A start that is counted by each limit of these terms."""
+    places = tuple(Place(limit.name, key) for limit in terms.limits)
+    return start(run, worker, places=places, terms=terms.digest, **more)
+
+
+def publish(connection, terms=ONE_AT_A_TIME):
+    (published,) = connection.execute([r.PublishTerms(workflow="order", terms=terms)])
+    assert isinstance(published, TermsPublished), published
+    return terms
 
 
 def record(run, *entries, at=1, **more):
@@ -112,6 +136,22 @@ def changed_row(url, run):
         db.rollback()
 
 
+def statuses(connection, *runs):
+    return [seen(connection, run).run.status for run in runs]
+
+
+def assert_that_places_are_those_of_living_runs(admin):
+    """The index of who is counted where says what the runs say."""
+    rows = admin.execute("SELECT party, queued, rank, arrival, run FROM tests.places ORDER BY party, run").fetchall()
+    told = admin.execute(
+        "SELECT r.workflow || '/' || (p->>0) || '/' || (p->>1) AS party, r.status = 'queued', "
+        "       CASE r.status WHEN 'queued' THEN -r.priority ELSE 0 END, r.arrival, r.id "
+        "FROM tests.runs AS r CROSS JOIN jsonb_array_elements(r.places) AS p "
+        "WHERE r.status IN ('queued', 'pending', 'running', 'suspended') ORDER BY 1, r.id COLLATE \"C\""
+    ).fetchall()
+    assert rows == sorted(told, key=lambda row: (row[0], row[4]))
+
+
 def waits_for_a_row(admin):
     (many,) = admin.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'holdfast'"
@@ -126,10 +166,12 @@ def test_each_command_about_a_run_is_one_trip(url, opened, asked):
     connection = opened(url).connect()
     hire(connection)
     (started,) = connection.execute([start(worker="w.1")])
+    connection.execute([record(started.run, "0", at=1)])  # the first time the server is told to remember how it is done
+    (published,) = connection.execute([r.PublishTerms(workflow="mail", terms=ONE_AT_A_TIME)])
     asked.clear()
     for place, command in enumerate(
         [
-            record(started.run, "a"),
+            record(started.run, "a", at=2),
             signal(),
             r.WatchRun(run="r", id="x.1"),
             r.SeeRun(run="r", history=True),
@@ -138,11 +180,15 @@ def test_each_command_about_a_run_is_one_trip(url, opened, asked):
             r.OwnedRuns(worker="w.1"),
             r.RunsOutlook(types=("order",)),
             r.ListWorkers(),
-            record(started.run, "b", at=2, seen=1, swap=Swap(SLOT, "", 0, "1")),
-            record(started.run, "c", at=3, seen=1, then=Finish("completed", "1")),
+            record(started.run, "b", at=3, seen=1, swap=Swap(SLOT, "", 0, "1")),
+            record(started.run, "c", at=4, seen=1, then=Finish("completed", "1")),
             r.ReviveRun(run="r", fence=started.run.fence, keep=1, request="again"),
             r.ClaimRuns(worker="w.1", types=TYPES),
             start("s"),
+            r.PublishTerms(workflow="mail", terms=published.terms),
+            r.SeeTerms(workflow="mail"),
+            limited("m", type="mail"),
+            limited("n", type="mail"),
             r.DismissWorker(worker="w.1"),
         ],
         start=1,
@@ -497,6 +543,251 @@ def test_a_worker_goes_only_when_all_its_runs_are_free(url, opened):
         assert claim(connection, "v.1") == []
     assert isinstance(connection.execute([r.DismissWorker(worker="w.1")])[0], Enlisted)
     assert len(claim(connection, "v.1")) == 3
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+
+
+def as_child(connection, command):
+    """The same run, started as the child of one that is driven."""
+    (parent,) = connection.execute([start(f"parent of {command.new.id}", worker="w.1", type="mail")])
+    return record(parent.run, "x", children=(msgspec.structs.replace(command.new, parent=parent.run.id),))
+
+
+@pytest.mark.parametrize("way", ["start", "child"])
+def test_a_start_that_waited_for_another_one_counts_it(url, opened, admin, way):
+    """The other is committed while this one waits for the lock: what it counts must be younger than its lock."""
+    store = opened(url)
+    connection = store.connect()
+    hire(connection)
+    publish(connection)
+    first, second = limited("a"), limited("b")
+    if way == "child":
+        first, second = as_child(connection, first), as_child(connection, second)
+    with ThreadPoolExecutor(1) as pool:
+        with store.transaction() as mine:
+            assert isinstance(store.join(mine).execute([first])[0], Started | Recorded)
+            late = pool.submit(connection.execute, [second])
+            eventually(lambda: waits_for_a_row(admin))
+        (outcome,) = late.result()
+    if isinstance(outcome, c.Failed):  # the machine was slow
+        persist(connection, [second])
+    assert statuses(connection, "a", "b") == ["pending", "queued"]
+
+
+@pytest.mark.parametrize("way", ["start", "child"])
+def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, admin, way):
+    store = opened(url)
+    connections = [store.connect() for _ in range(8)]
+    hire(connections[0])
+    terms = publish(connections[0], THREE_OF_EACH)
+    together = threading.Barrier(8)
+
+    def come(place, command):
+        together.wait()
+        (outcome,), _ = persist(connections[place], [command])
+        assert isinstance(outcome, Started | Recorded)
+
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(12):
+            names = [f"{n} {place}" for place in range(8)]
+            starts = [limited(name, key=f'"{n}"', terms=terms) for name in names]
+            if way == "child":
+                starts = [as_child(connections[0], one) for one in starts]
+            list(pool.map(come, range(8), starts))
+            assert sorted(statuses(connections[0], *names)) == ["pending"] * 3 + ["queued"] * 5
+    assert_that_places_are_those_of_living_runs(admin)
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_whoever_waits_is_let_in_by_the_ends_of_a_batch(url, opened, admin, many):
+    connection = opened(url).connect()
+    hire(connection)
+    terms = publish(connection, Terms(limits=(Limit(name="all", max=many, on_excess="queue"),)))
+    runs = [one.run for one in connection.execute([limited(f"a{n}", "w.1", terms=terms) for n in range(many)])]
+    connection.execute([limited(f"b{n}", terms=terms) for n in range(many + 1)])
+    outcomes = connection.execute([record(run, "x", then=Finish("completed", "1")) for run in runs])
+    assert [one.woken for one in outcomes] == [(rule.hint_for("w.1", f"b{n}"),) for n in range(many)]
+    assert statuses(connection, *(f"b{n}" for n in range(many + 1))) == ["pending"] * many + ["queued"]
+    assert_that_places_are_those_of_living_runs(admin)
+
+
+def test_who_comes_while_the_last_one_goes_is_let_in(url, opened, admin):
+    """A start and an end that each miss the other would leave somebody in the queue whom nobody ever lets in."""
+    store = opened(url)
+    worker, friend = store.connect(), store.connect()
+    hire(worker)
+    publish(worker)
+    with ThreadPoolExecutor(2) as pool:
+        (first,) = worker.execute([limited("r0", "w.1")])
+        run = first.run
+        for n in range(1, 100):
+            many = [start(f"x{n}", type="mail")] if n % 2 else []
+            end = pool.submit(persist, worker, [*many, record(run, "a", then=Finish("completed", "1"))])
+            come = pool.submit(persist, friend, [limited(f"r{n}")])
+            assert end.result()[0][-1].done
+            come.result()
+            (run,) = claim(worker)
+            assert run.id == f"r{n}"
+    assert_that_places_are_those_of_living_runs(admin)
+
+
+def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
+    store = opened(url)
+    worker, friend = store.connect(), store.connect()
+    hire(worker)
+    publish(worker)
+    with ThreadPoolExecutor(2) as pool:
+        for n in range(60):
+            (first,) = worker.execute([limited(f"a{n}", "w.1")])
+            worker.execute([limited(f"b{n}")])
+            end = pool.submit(persist, worker, [record(first.run, "a", then=Finish("completed", "1"))])
+            stop = pool.submit(persist, friend, [r.PostEvent(run=f"b{n}", event=Event(kind="cancel"))])
+            assert end.result()[0][0].done
+            assert stop.result()[0][0].run.status == "cancelled"
+    assert admin.execute("SELECT count(*) FROM tests.places").fetchone() == (0,)
+
+
+def test_an_end_waits_for_the_row_of_the_one_whom_it_lets_in(url, opened):
+    """Passed over it would wait for ever: nobody else lets it in."""
+    connection = opened(url).connect()
+    hire(connection)
+    publish(connection)
+    (first,) = connection.execute([limited("a", "w.1")])
+    connection.execute([limited("b")])
+    end = record(first.run, "x", then=Finish("completed", "1"))
+    with changed_row(url, "b"):
+        (outcome,) = connection.execute([end])
+        assert isinstance(outcome, c.Failed)
+        assert isinstance(outcome.error, StoreContended)
+        assert statuses(connection, "a", "b") == ["running", "queued"]
+    persist(connection, [end])
+    assert statuses(connection, "a", "b") == ["completed", "pending"]
+
+
+def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, opened, admin):
+    """Its workers died over and over; and the one whom its end would let in cannot be had."""
+    clock = ManualClock()
+    connection = opened(url, clock=clock).connect()
+    hire(connection)
+    publish(connection)
+    connection.execute([limited("a"), limited("b"), start("c", parent="somebody")])
+    admin.execute("UPDATE tests.runs SET deaths = 5 WHERE id = 'a'")
+    with changed_row(url, "b"):
+        assert [run.id for run in claim(connection)] == ["c"]
+        assert statuses(connection, "a", "b") == ["pending", "queued"]
+    clock.pass_by(2)
+    claim(connection)
+    assert statuses(connection, "a", "b") == ["failed", "pending"]
+
+
+def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
+    connection = opened(url).connect()
+    hire(connection)
+    terms = publish(connection, Terms(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
+    connection.execute([limited("a", "w.1", terms=terms)])
+    with changed_row(url, "a"):
+        (outcome,) = connection.execute([limited("b", terms=terms)])
+        assert isinstance(outcome, c.Failed)
+        assert isinstance(outcome.error, StoreContended)
+        assert seen(connection, "b") is None
+    persist(connection, [limited("b", terms=terms)])
+    assert [seen(connection, run).run.cancelling for run in "ab"] == [True, False]
+
+
+def test_a_parent_whose_child_has_it_cancelled_is_told_at_once(url, opened):
+    connection = opened(url).connect()
+    hire(connection)
+    terms = publish(connection, Terms(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
+    (parent,) = connection.execute([limited("p", "w.1", terms=terms)])
+    child = limited("c", terms=terms, parent="p").new
+    (recorded,) = connection.execute([record(parent.run, "x", children=(child,), then=Park(None))])
+    assert (recorded.done, [event.kind for event in recorded.events]) == (False, ["cancel"])
+    run = seen(connection, "p").run
+    assert (run.status, run.length, run.posted, run.cancelling) == ("running", 2, 1, True)
+
+
+def test_a_start_that_waited_for_new_terms_is_told_them(url, opened, admin):
+    store = opened(url)
+    connection = store.connect()
+    publish(connection)
+    with ThreadPoolExecutor(1) as pool:
+        with store.transaction() as mine:
+            publish(store.join(mine), THREE_OF_EACH)
+            late = pool.submit(connection.execute, [limited("a")])
+            eventually(lambda: waits_for_a_row(admin))
+        (outcome,) = late.result()
+    if isinstance(outcome, c.Failed):
+        (outcome,) = connection.execute([limited("a")])
+    assert isinstance(outcome, TermsDiffer)
+    assert outcome.terms == THREE_OF_EACH
+
+
+def test_terms_wait_for_those_who_are_just_counted(url, opened, admin):
+    """Whoever is queued by the old ones is let in by the new ones."""
+    store = opened(url)
+    connection = store.connect()
+    hire(connection)
+    publish(connection)
+    connection.execute([limited("a", "w.1")])
+    with ThreadPoolExecutor(1) as pool:
+        with store.transaction() as mine:
+            assert store.join(mine).execute([limited("b")])[0].run.status == "queued"
+            late = pool.submit(persist, connection, [r.PublishTerms(workflow="order", terms=Terms())])
+            eventually(lambda: waits_for_a_row(admin))
+        late.result()
+    assert statuses(connection, "a", "b") == ["running", "pending"]
+
+
+def test_batches_that_count_the_same_in_another_order_are_not_in_each_others_way(url, opened):
+    store = opened(url)
+    connections = [store.connect() for _ in range(2)]
+    terms = publish(connections[0], THREE_OF_EACH)
+    together = threading.Barrier(2)
+
+    def come(place):
+        contended = 0
+        for n in range(40):
+            keys = [f'"{key}"' for key in range(10)][:: 1 if place else -1]
+            together.wait()
+            contended += persist(
+                connections[place], [limited(f"{place} {n} {key}", key=key, terms=terms) for key in keys]
+            )[1]
+        return contended
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(come, range(2))) < 20
+
+
+def test_a_batch_of_many_keys_does_not_use_up_the_servers_locks(url, opened):
+    store = opened(url)
+    terms = publish(store.connect(), THREE_OF_EACH)
+    with store.transaction() as mine:
+        starts = [limited(f"r{n}", key=str(n), terms=terms) for n in range(600)]
+        assert {type(one) for one in store.join(mine).execute(starts)} == {Started}
+        query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        assert mine.execute(query).fetchone()[0] <= 257
+
+
+def test_nothing_is_counted_in_a_transaction_that_sees_the_past(url, opened):
+    store = opened(url)
+    connection = store.connect()
+    publish(connection)
+    with psycopg.connect(url.partition("?")[0]) as mine:
+        mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        mine.execute("SELECT FROM tests.places")
+        bad, good = store.join(mine).execute([limited("a"), start("b", type="mail")])
+        assert isinstance(bad, c.Failed)
+        assert "READ COMMITTED" in str(bad.error)
+        assert isinstance(good, Started)
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_starts_that_know_of_no_limits_are_told_them(url, opened, many):
+    connection = opened(url).connect()
+    publish(connection)
+    outcomes = connection.execute([*(start(f"r{n}") for n in range(many)), *[start("m", type="mail")] * (many - 1)])
+    assert [type(one) for one in outcomes] == [TermsDiffer] * many + [Started] * (many - 1)
 
 
 # -- rows that somebody else has -------------------------------------------------------------------------------

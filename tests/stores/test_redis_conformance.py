@@ -21,7 +21,7 @@ from holdfast.testing.stories import Model, Storyteller
 from holdfast.testing.suite.base import Suite
 from holdfast.testing.suite.crowds import Crowds
 from holdfast.testing.suite.histories import Histories
-from holdfast.testing.suite.runs import Runs
+from holdfast.testing.suite.limits import Limits
 from providers import PROVIDERS, redis_layout
 from waiting import eventually
 
@@ -50,7 +50,7 @@ class TestValkeyByItsOwnClock(OwnClock, StoreConformance):
     histories = 20
 
 
-class TestRedisByItsOwnClock(OwnClock, Histories, Crowds, Runs):
+class TestRedisByItsOwnClock(OwnClock, Histories, Crowds, Limits):
     """What an old server might do otherwise: read its clock, and then write."""
 
     kind = "redis"

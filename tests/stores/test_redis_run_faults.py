@@ -10,9 +10,10 @@ from holdfast import commands as c
 from holdfast import run_commands as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules import run as rule
+from holdfast.rules.admission import Limit, Place, Terms
 from holdfast.rules.run import Event, Finish, NewRun, Park
 from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started
+from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started, TermsPublished
 from holdfast.rules.slot import Swap
 from holdfast.stores import redis_link, redis_script
 from holdfast.testing.asking import SECOND, SLOT, START, acquire, read, renew, swap
@@ -250,6 +251,7 @@ def test_a_damaged_lease_is_named(server, base, connection):
 # ---------------------------------------------------------------- sent again
 
 
+LIMITED = Terms(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=SECOND)))
 AGAIN = {
     "StartRun": lambda _: start("new", worker="w.1", key="k"),
     "RecordRun": lambda run: record(run, "x", attributes={"a": 1}),
@@ -263,6 +265,9 @@ AGAIN = {
     "PostEvent": lambda _: signal(key="k"),
     "PostEvent-cancel": lambda _: r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel")),
     "ReviveRun": lambda _: r.ReviveRun(run="ended", fence=START, keep=1, request="q.3", forget=(1,)),
+    "StartRun-limited": lambda _: start("waits", type="mail", places=(Place("all"),), terms=LIMITED.digest),
+    "PublishTerms": lambda _: r.PublishTerms(workflow="import", terms=LIMITED),
+    "PublishTerms-again": lambda _: r.PublishTerms(workflow="mail", terms=Terms(version=1)),
     "WatchRun": lambda _: r.WatchRun(run="r", id="x.1"),
     "EnlistWorker": lambda _: r.EnlistWorker(worker="w.1", name="w", types=("order",)),
     "DismissWorker": lambda _: r.DismissWorker(worker="w.1"),
@@ -273,12 +278,16 @@ AGAIN = {
     "OwnedRuns": lambda _: r.OwnedRuns(worker="w.1"),
     "RunsOutlook": lambda _: r.RunsOutlook(types=("order",)),
     "ListWorkers": lambda _: r.ListWorkers(),
+    "SeeTerms": lambda _: r.SeeTerms(workflow="mail"),
 }
 
 
 def setting(connection):
-    """A run that is driven, one that waits, one that has ended with an event."""
+    """A run that is driven, one that waits, one that has ended with an event; and one that keeps others out."""
     hire(connection)
+    ask(connection, r.PublishTerms(workflow="mail", terms=LIMITED), TermsPublished)
+    places = (Place("all"), Place("pace"))
+    ask(connection, start("limited", type="mail", places=places, terms=LIMITED.digest), Started)
     run, ended = driven(connection), driven(connection, "ended")
     connection.execute([signal("ended", key="k")])
     assert ask(connection, record(ended, "a", seen=1, then=Finish("failed", "1")), Recorded).done
@@ -421,8 +430,15 @@ def test_the_rights_of_the_page_are_enough_for_runs_too(quiet, opened):
         ]
     )
     assert not [outcome for outcome in outcomes if isinstance(outcome, c.Failed)]
+    paced = Terms(limits=(Limit(name="pace", max=1, per=1),))
+    ask(connection, r.PublishTerms(workflow="order", terms=paced), TermsPublished)
+    for name in ("one", "two", "three"):
+        clock.pass_by(1)
+        ask(connection, start(name, places=(Place("pace"),), terms=paced.digest), Started)
+    hire(connection)
     user(operator, "viewer")
     viewer = opened(own.url.replace("redis://", "redis://viewer:pw@"), clock=clock).connect("queries")
     looks = [r.SeeRun(run="r", history=True), r.ListRuns(), r.ListRuns(after=(START, "r"), wanted=RunFilter(until=1)),
-             r.CountRuns(), r.OwnedRuns(worker="w.1"), r.RunsOutlook(types=("order",)), r.ListWorkers()]  # fmt: skip
+             r.CountRuns(), r.OwnedRuns(worker="w.1"), r.RunsOutlook(types=("order",)), r.ListWorkers(),
+             r.SeeTerms(workflow="mail")]  # fmt: skip
     assert not [outcome for outcome in viewer.execute(looks) if isinstance(outcome, c.Failed)]

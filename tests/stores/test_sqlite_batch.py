@@ -71,7 +71,7 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_keeps_its_locks(ur
     store.connect("commands").close()
     store.close()
     with closing(sqlite3.connect(sqlite_path(url))) as db, db:
-        for table in ("slots", "runs", "journal", "events", "workers"):
+        for table in ("slots", "runs", "journal", "events", "workers", "terms", "places", "starts"):
             db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
         db.execute("INSERT INTO locks VALUES ('default', 'old', '{\"fence\": 7}', NULL)")
@@ -89,6 +89,13 @@ ALL_THE_TIME = {
     "ENTRIES": ("n", "r", -1),
     "EVENTS": ("n", "r", 0),
     "EVENT_WITH_KEY": ("n", "r", "k"),
+    "TERMS": ("n", "order"),
+    "MEMBERS": ("n", "order/all/", 1, 8),
+    "COUNT": ("n", "order/all/", 0),
+    "ARRIVAL": ("n", "order/all/", 1, 0),
+    "NTH_START": ("n", "order/pace/", 9),
+    "STARTS_AFTER": ("n", "order/pace/", 7),
+    "FORGET_OLD_STARTS": ("n", 7),
 }
 
 

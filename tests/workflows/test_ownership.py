@@ -277,11 +277,11 @@ def test_what_came_before_a_start_was_answered_is_not_missed(url, played, engine
             asking = engine._asking
             start = asking.start
 
-            def answered_late(new, worker):
+            def answered_late(new, worker, **more):
                 """The first answer is lost; a signal comes before the start is sent again."""
-                yield from start(new, worker)
+                yield from start(new, worker, **more)
                 yield from asking.signal(new.id, "word", "early", None)
-                return (yield from start(new, worker))
+                return (yield from start(new, worker, **more))
 
             asking.start = answered_late
             return await (await engine.start(listens, None)).result()

@@ -409,20 +409,26 @@ def _prospect(hf: Client, run: rule.Run, found: RunInfo, now: int) -> tuple[str,
     """How it goes on with a living run, in a word and in a sentence."""
     if found.holder is not None:
         return "driven", f"{run.id} is driven by {found.holder}: there is nothing to do."
-    waits = run.status == "suspended"
-    if waits and run.due_at is None:
-        return "waiting", f"{run.id} waits for a signal or a child: a worker takes it up when that comes."
+    if run.status in ("queued", "suspended") and run.due_at is None:
+        return _waits_for_others(run)
     lock = hf.locks.inspect(rule.run_key(run.workflow, run.id))
     if lock.held:
         holder = ", ".join(one.owner for one in lock.holders)
         return "locked", f"{run.id} waits: {holder} has locked it from outside ({lock.key}): see 'locks show'."
-    if waits and run.due_at is not None and run.due_at > now:
+    if run.due_at is not None and run.due_at > now:
         return "sleeping", f"{run.id} sleeps until {moment(_time(run.due_at))}: a worker takes it up then."
     able = _who_can(hf, run.type)
     since = "its last one died" if run.worker else f"for {length(max(0, now - rule.due_since(run)) / MICROSECONDS)}"
     if able:
         return "in_line", f"{run.id} waits for a worker ({since}): {', '.join(able)} can take it up."
     return "no_worker", f"{run.id} waits for a worker ({since}), and no living worker knows {_plainly(run.type)}."
+
+
+def _waits_for_others(run: rule.Run) -> tuple[str, str]:
+    if run.status == "queued":
+        limits = ", ".join(sorted({place.limit for place in run.places}))
+        return "queued", f"{run.id} waits to be let in ({limits}): that happens when another run ends."
+    return "waiting", f"{run.id} waits for a signal or a child: a worker takes it up when that comes."
 
 
 def _able(hf: Client, run: rule.Run) -> str:

@@ -12,17 +12,18 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from .admission import Place
 from .record import LockRecord
 
-Status = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out"]
-"""Living: waiting for a worker, driven by one, waiting for a time or an event. The other four are the ends."""
+Status = Literal["queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out"]
+"""Living: waiting to be let in, for a worker, driven by one, waiting for a time or an event. The rest are the ends."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child"]
 
 Scalar = str | int | bool
 """What an attribute can be."""
 
-LIVING: tuple[Status, ...] = ("pending", "running", "suspended")
+LIVING: tuple[Status, ...] = ("queued", "pending", "running", "suspended")
 POISONED = 5
 """A run whose worker died so often in a row, with nothing recorded in between, is stopped."""
 SUSPECT = 2
@@ -42,7 +43,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `length` counts the entries of the journal, `posted` the events of the inbox, `lives` how often it was claimed.
     `due_at` is when a run that nobody drives may be claimed: a time, or `at_once`, or None: not before an event comes.
-    `last` is the id of the last record that was made.
+    `last` is the id of the last record that was made. `places` are the limits that count it while it lives; of those
+    who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`.
     """
 
     id: str
@@ -66,6 +68,10 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     result: str | None = None
     attributes: dict[str, Scalar] = {}
     watchers: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+    priority: int = 0
+    arrival: int = 0
+    cancelling: bool = False
 
     @property
     def workflow(self) -> str:
@@ -79,7 +85,10 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A run that is to be started. `request` is the id of this start: only a re-send of it is the same start."""
+    """A run that is to be started. `request` is the id of this start: only a re-send of it is the same start.
+
+    `terms` tells by which terms of the workflow its `places` were found.
+    """
 
     id: str
     type: str
@@ -89,6 +98,9 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     parent: str = ""
     root: str = ""
     attributes: dict[str, Scalar] = {}
+    places: tuple[Place, ...] = ()
+    priority: int = 0
+    terms: str = ""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -181,7 +193,7 @@ def due_since(run: Run) -> int:
     return due_at + LONG_AGO if due_at < 0 else due_at
 
 
-def start(new: NewRun, now: int, worker: str) -> Run:
+def start(new: NewRun, now: int, worker: str = "") -> Run:
     """The record of a run that begins: with its starter, if that is a living worker, else for whoever claims it."""
     run = Run(
         id=new.id,
@@ -193,9 +205,21 @@ def start(new: NewRun, now: int, worker: str) -> Run:
         parent=new.parent,
         root=new.root or new.id,
         attributes=new.attributes,
+        places=new.places,
+        priority=new.priority,
         length=1,
     )
     return claim(run, now, worker=worker, type=new.type) if worker else run
+
+
+def queued(run: Run, *, priority: int, arrival: int) -> Run:
+    """The record of a run that waits until its limits have room for it."""
+    return replace(run, status="queued", due_at=None, priority=priority, arrival=arrival)
+
+
+def admitted(run: Run, now: int, due_at: int | None) -> Run:
+    """The record of a run that waited and is let in: due at once, or when the limits on starts allow it."""
+    return replace(run, status="pending", due_at=at_once(now) if due_at is None else due_at)
 
 
 def claim(run: Run, now: int, *, worker: str, type: str) -> Run:
@@ -255,10 +279,20 @@ def finished(run: Run, now: int, end: Finish) -> Run:
     )
 
 
-def posted(run: Run, now: int) -> Run:
-    """The record after an event came: a run that nobody drives is due at once."""
-    waits = not run.worker and (run.due_at is None or run.due_at >= 0)
-    return replace(run, posted=run.posted + 1, due_at=at_once(now) if waits else run.due_at)
+def posted(run: Run, now: int, kind: EventKind) -> Run:
+    """The record after an event came: a run that waits for one is due at once."""
+    waits = run.status == "suspended" and (run.due_at is None or run.due_at >= 0)
+    return replace(
+        run,
+        posted=run.posted + 1,
+        due_at=at_once(now) if waits else run.due_at,
+        cancelling=run.cancelling or kind == "cancel",
+    )
+
+
+def never_began(run: Run) -> bool:
+    """Whether a run ends at once when it is cancelled: no code of it has run that could be told."""
+    return run.status == "queued" or (run.status == "pending" and run.started_at is None)
 
 
 def postponed(run: Run, now: int) -> Run:
@@ -284,5 +318,6 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         last=request,
         result=None,
         ended_at=None,
+        cancelling=False,
         started_at=None if fresh else run.started_at,
     )

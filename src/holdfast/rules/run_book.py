@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from .admission import Limit, Place, Terms
 from .record import LockRecord
 from .run import Event, Run, Scalar, Worker
 from .slot import Address, Slot
@@ -95,6 +96,36 @@ class Book(Protocol):
 
     def settle(self, key: str, now: int) -> None:
         """Settle a lock that nobody waits for, and write it if that changed it."""
+
+    def terms(self, workflow: str) -> Terms | None:
+        """The limits of a workflow; None if none were ever published."""
+
+    def put_terms(self, workflow: str, terms: Terms) -> None:
+        """Write the limits of a workflow."""
+
+    def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
+        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+
+    def admitted(self, group: str) -> int:
+        """How many living runs of a group were let in."""
+
+    def queued(self, group: str) -> int:
+        """How many of a group wait."""
+
+    def last_arrival(self, group: str, priority: int) -> int:
+        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+
+    def crowded(self, workflow: str) -> Sequence[Place]:
+        """The places of a workflow where runs wait, in order."""
+
+    def nth_start(self, group: str, n: int) -> int | None:
+        """The n-th latest start that was noted for a group."""
+
+    def starts_after(self, group: str, moment: int) -> int:
+        """How many starts of a group were noted for later."""
+
+    def note_start(self, group: str, at: int, run: str, limit: Limit, now: int) -> None:
+        """Note a start. Of those that are not later than `now` only the latest `limit.max` need be kept."""
 
     def slot(self, address: Address) -> Slot:
         """A state slot; empty if it was never written."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .admission import ADMITTED, Terms, Verdict
 from .outcomes import Outcome
 from .run import Event, Run, Worker
 
@@ -17,11 +18,34 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(Outcome, frozen=True, kw_only=True):
-    """The run is there. `fresh` unless it was there before, found by its idempotency key."""
+    """The run is there. `fresh` unless it was there before, found by its idempotency key or because a limit says so.
+
+    `verdict` tells what its limits said; after a re-send that is not known any more.
+    """
 
     run: Run
     fresh: bool
     now: int
+    verdict: Verdict = ADMITTED
+
+
+class Limited(Outcome, frozen=True, kw_only=True):
+    """A limit keeps the run out. Nothing was changed."""
+
+    verdict: Verdict
+
+
+class TermsDiffer(Outcome, frozen=True, kw_only=True):
+    """The run was started by other terms than those that were published last: these (None: none). Nothing changed."""
+
+    terms: Terms | None
+
+
+class TermsPublished(Outcome, frozen=True, kw_only=True):
+    """The terms that count now; `fresh` if they are new."""
+
+    terms: Terms
+    fresh: bool
 
 
 class RunTaken(Outcome, frozen=True, kw_only=True):
@@ -45,11 +69,13 @@ class WorkerGone(Outcome, frozen=True, kw_only=True):
 class Recorded(Outcome, frozen=True, kw_only=True):
     """The entries are in the journal. `done`: what was to happen then has happened too, else see `events`.
 
-    `taken` are the children that could not be started, because their ids are those of other runs.
+    `taken` are the children that could not be started, because their ids are those of other runs; `limited` those
+    that a limit keeps out.
     """
 
     done: bool
     taken: tuple[str, ...] = ()
+    limited: dict[str, Verdict] = msgspec.field(default_factory=dict)
     events: tuple[Event, ...]
     now: int
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from . import run as rule
+from .admission import Terms, Verdict
+from .admitting import cancel, enter, finish
 from .outcomes import Outcome
 from .run import Event, Finish, NewRun, Run, Scalar, Then, Worker
 from .run_book import Book
@@ -20,6 +21,7 @@ from .run_outcomes import (
     Claim,
     Claimed,
     Enlisted,
+    Limited,
     Outlook,
     Posted,
     Recorded,
@@ -27,19 +29,39 @@ from .run_outcomes import (
     RunSeen,
     RunTaken,
     Started,
+    TermsDiffer,
     WorkerGone,
     WorkersSeen,
 )
+from .run_parts import free, holder_of, lives, wake, works
+from .run_parts import post as post_to
 from .slot import Conflict, Swap, written
 
 BURIED_AT_ONCE = 1_000
 """How many runs of dead workers one claim sets free, at most."""
 POISON = '{"type":"RunPoisoned","message":"its worker died %d times in a row while it drove this run"}'
-CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
 
 
 def start(book: Book, now: int, new: NewRun, worker: str) -> Outcome:
     """Start a run, for a living worker or for whoever claims it."""
+    known = _known(book, now, new)
+    if known is not None:
+        return known
+    if worker and not works(book, now, worker):
+        return WorkerGone()
+    if not new.parent and ((terms := book.terms(rule.workflow_of(new.type))) or Terms()).digest != new.terms:
+        return TermsDiffer(terms=terms)  # a child is counted where its parent's code says
+    entrance = enter(book, now, rule.start(new, now), worker)
+    if entrance.run is None:
+        return Limited(verdict=entrance.verdict)
+    fresh = entrance.run.id == new.id
+    if fresh:
+        book.append(new.id, 0, (new.input,))
+    return Started(run=entrance.run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
+
+
+def _known(book: Book, now: int, new: NewRun) -> Outcome | None:
+    """The answer to a start whose run is there already, or whose id is that of another."""
     before = book.run(new.id)
     if before is not None and before.request == new.request:
         return Started(run=before, fresh=True, now=now)
@@ -47,14 +69,7 @@ def start(book: Book, now: int, new: NewRun, worker: str) -> Outcome:
         known = book.run(found)
         if known is not None:
             return Started(run=known, fresh=False, now=now)
-    if before is not None:
-        return RunTaken(run=before)
-    if worker and not _works(book, now, worker):
-        return WorkerGone()
-    run = rule.start(new, now, worker)
-    book.save(run)
-    book.append(run.id, 0, (new.input,))
-    return Started(run=run, fresh=True, now=now, woken=_wake(book, now, run))
+    return None if before is None else RunTaken(run=before)
 
 
 def claim(
@@ -68,7 +83,7 @@ def claim(
     runs: Sequence[str],
 ) -> Outcome:
     """Give a worker the runs that it names, or up to `limit` that are due; each with a higher fence."""
-    if not _works(book, now, worker):
+    if not works(book, now, worker):
         return WorkerGone()
     _bury(book, now, worker)
     woken: tuple[str, ...] = ()
@@ -78,13 +93,13 @@ def claim(
         if len(found) >= limit:
             break
         run = book.run(seen.id) or seen  # the end of another may have told it something just now
-        if run.type not in becomes or (run.worker != worker and _lives(book, now, run.worker)):
+        if run.type not in becomes or (run.worker != worker and lives(book, now, run.worker)):
             continue
         if (locked := book.lock(rule.run_key(run.workflow, run.id))) is not None and rule.holds(locked, now):
             book.save(rule.postponed(run, now))
             continue
         if run.deaths >= rule.POISONED:
-            woken += _finish(book, now, run, Finish("failed", POISON % run.deaths))
+            woken += finish(book, now, run, Finish("failed", POISON % run.deaths))
             continue
         if run.deaths >= rule.SUSPECT and run.worker != worker:
             if suspects < 1 and not runs:
@@ -121,39 +136,45 @@ def record(
     before = book.run(run)
     if before is not None and before.last == request:
         done = then is None or before.status != "running" or before.fence != fence
-        others = tuple(new.id for new in children if not _is(book.run(new.id), new))
-        return Recorded(done=done, taken=others, events=book.events(run, seen), now=now)
+        there = {new.id: book.run(new.id) for new in children}
+        taken = tuple(new.id for new in children if (other := there[new.id]) and other.request != new.request)
+        limited = {name: Verdict("reject") for name, child in there.items() if child is None}
+        return Recorded(done=done, taken=taken, limited=limited, events=book.events(run, seen), now=now)
     if before is None or not rule.may_record(before, fence=fence, at=at):
-        return Refused(run=before, holder=_holder(book, now, before))
+        return Refused(run=before, holder=holder_of(book, now, before))
     changed = None
     if swap is not None:
         slot = book.slot(swap.address)
         changed = written(slot, swap, f"{run}:{request}")
         if changed is None:
             return Conflict(version=slot.version, last=slot.last, value=slot.value)
-    after, done = rule.recorded(
-        before, now, entries=len(entries), seen=seen, then=then, attributes=attributes, request=request
-    )
     woken: tuple[str, ...] = ()
     book.append(run, at, entries)
     if swap is not None and changed is not None:
         book.put_slot(swap.address, changed)
-    taken: tuple[str, ...] = ()
+    taken, limited = (), {}
     for new in children:
         started = start(book, now, new, "")
         woken += started.woken
         if isinstance(started, RunTaken):
             taken += (new.id,)
+        elif isinstance(started, Limited) or (isinstance(started, Started) and started.run.id != new.id):
+            limited[new.id] = started.verdict
+    after, done = rule.recorded(
+        book.run(run) or before,  # a child that came may have had it cancelled
+        now,
+        entries=len(entries),
+        seen=seen,
+        then=then,
+        attributes=attributes,
+        request=request,
+    )
     if done and isinstance(then, Finish):
-        woken += _finish(book, now, after, then)
+        woken += finish(book, now, after, then)
     else:
         book.save(after)
-        woken += () if after.worker else _wake(book, now, after)
-    return Recorded(done=done, taken=taken, events=book.events(run, seen), now=now, woken=woken)
-
-
-def _is(run: Run | None, new: NewRun) -> bool:
-    return run is not None and run.request == new.request
+        woken += () if after.worker else wake(book, now, after)
+    return Recorded(done=done, taken=taken, limited=limited, events=book.events(run, seen), now=now, woken=woken)
 
 
 def post(book: Book, now: int, run: str, event: Event) -> Outcome:
@@ -163,20 +184,7 @@ def post(book: Book, now: int, run: str, event: Event) -> Outcome:
         return Posted(number=number, fresh=False, run=before)
     if before is None or not before.living:
         return Refused(run=before)
-    if event.kind == "cancel" and before.status == "pending" and before.started_at is None:
-        woken = _finish(book, now, rule.posted(before, now), Finish("cancelled", CANCELLED_EARLY))
-        book.post(run, replace(event, number=before.posted + 1, at=now))
-        ended = book.run(run)
-        assert ended is not None  # noqa: S101  (just written)
-        return Posted(number=before.posted + 1, fresh=True, run=ended, woken=woken)
-    return _post(book, now, before, event)
-
-
-def _post(book: Book, now: int, before: Run, event: Event) -> Posted:
-    after = rule.posted(before, now)
-    book.save(after)
-    book.post(before.id, replace(event, number=after.posted, at=now))
-    return Posted(number=after.posted, fresh=True, run=after, woken=_wake(book, now, after))
+    return cancel(book, now, before, event) if event.kind == "cancel" else post_to(book, now, before, event)
 
 
 def revive(
@@ -186,13 +194,23 @@ def revive(
     before = book.run(run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
-    if before is None or before.fence != fence or not _free(book, now, before):
-        return Refused(run=before, holder=_holder(book, now, before))
+    if before is None or before.fence != fence or not free(book, now, before):
+        return Refused(run=before, holder=holder_of(book, now, before))
     after = rule.revived(before, now, keep=max(1, min(keep, before.length)), request=request, fresh=fresh)
+    woken: tuple[str, ...] = ()
+    if before.living:  # it has its place, in the queue or beyond
+        if before.status == "queued":
+            after = rule.queued(after, priority=after.priority, arrival=after.arrival)
+        book.save(after)
+        woken = wake(book, now, after)
+    else:
+        entrance = enter(book, now, after, again=True)
+        if entrance.run is None:
+            return Limited(verdict=entrance.verdict)
+        after, woken = entrance.run, entrance.woken
     book.cut(run, after.length)
     book.unpost(run, forget)
-    book.save(after)
-    return Posted(number=after.length, fresh=True, run=after, woken=_wake(book, now, after))
+    return Posted(number=after.length, fresh=True, run=after, woken=woken)
 
 
 def watch(book: Book, now: int, run: str, id: str) -> Outcome:
@@ -216,24 +234,24 @@ def see(book: Book, now: int, run: str, *, history: bool) -> RunSeen:
     lock = book.lock(rule.worker_key(found.worker)) if found.worker else None
     holders = lock.holders if lock is not None and rule.holds(lock, now, found.worker) else ()
     expires_at = next((holder.expires_at for holder in holders if holder.id == found.worker), None)
-    return RunSeen(claim=shown, holder=_holder(book, now, found), expires_at=expires_at, now=now)
+    return RunSeen(claim=shown, holder=holder_of(book, now, found), expires_at=expires_at, now=now)
 
 
 def outlook(book: Book, now: int, types: Sequence[str]) -> Outlook:
     """When there is something to claim."""
-    if any(not _lives(book, now, worker.id) for worker in book.workers()):
+    if any(not lives(book, now, worker.id) for worker in book.workers()):
         return Outlook(next_due=now, now=now)
     return Outlook(next_due=book.next_due(types), now=now)
 
 
 def workers(book: Book, now: int) -> WorkersSeen:
     """Who lives, and what each can drive."""
-    return WorkersSeen(workers=tuple(worker for worker in book.workers() if _lives(book, now, worker.id)))
+    return WorkersSeen(workers=tuple(worker for worker in book.workers() if lives(book, now, worker.id)))
 
 
 def enlist(book: Book, now: int, *, worker: str, name: str, types: Sequence[str]) -> Outcome:
     """Make a living worker known, so that it is told of runs that it could claim."""
-    if not _lives(book, now, worker):
+    if not lives(book, now, worker):
         return WorkerGone()
     book.enlist(Worker(id=worker, name=name, types=tuple(types), since=now))
     return Enlisted()
@@ -246,38 +264,16 @@ def dismiss(book: Book, now: int, worker: str) -> Outcome:
     for run in book.owned(worker, None):
         free = replace(rule.buried(run, now), deaths=run.deaths)
         book.save(free)
-        woken += _wake(book, now, free)
+        woken += wake(book, now, free)
     return Enlisted(woken=woken)
 
 
 # -- parts of the stories ---------------------------------------------------------------------------------------
 
 
-def _lives(book: Book, now: int, worker: str) -> bool:
-    return bool(worker) and rule.holds(book.lock(rule.worker_key(worker)), now, worker)
-
-
-def _works(book: Book, now: int, worker: str) -> bool:
-    """Whether a worker may be given runs: one that is not enlisted would never be found dead."""
-    return _lives(book, now, worker) and any(one.id == worker for one in book.workers())
-
-
-def _holder(book: Book, now: int, run: Run | None) -> str:
-    """Who drives a run, for people; empty if nobody living does."""
-    if run is None or not _lives(book, now, run.worker):
-        return ""
-    name = next((worker.name for worker in book.workers() if worker.id == run.worker), "")
-    return name or run.worker
-
-
-def _free(book: Book, now: int, run: Run) -> bool:
-    """Whether nobody who lives drives a run, and nobody has locked it from outside."""
-    return not _lives(book, now, run.worker) and not rule.holds(book.lock(rule.run_key(run.workflow, run.id)), now)
-
-
 def _named(book: Book, runs: Sequence[str]) -> list[Run]:
     found = (book.run(wanted) for wanted in dict.fromkeys(runs))
-    return [run for run in found if run is not None and run.living]
+    return [run for run in found if run is not None and run.living and run.status != "queued"]
 
 
 def _due(book: Book, now: int, types: Sequence[str], limit: int) -> list[Run]:
@@ -291,7 +287,7 @@ def _bury(book: Book, now: int, worker: str) -> None:
     room = BURIED_AT_ONCE
     for dead in book.workers():
         book.settle(rule.worker_key(dead.id), now)  # a clock that was set back must not keep the dead alive
-        if dead.id == worker or room < 1 or _lives(book, now, dead.id):
+        if dead.id == worker or room < 1 or lives(book, now, dead.id):
             continue
         orphans = book.owned(dead.id, room)
         for run in orphans:
@@ -299,28 +295,3 @@ def _bury(book: Book, now: int, worker: str) -> None:
         room -= len(orphans)
         if room > 0:
             book.dismiss(dead.id)
-
-
-def _finish(book: Book, now: int, run: Run, end: Finish) -> tuple[str, ...]:
-    """End a run; tell its parent by an event, and those who watch it."""
-    book.save(rule.finished(run, now, end))
-    woken = run.watchers
-    parent = book.run(run.parent) if run.parent else None
-    if parent is not None and parent.living and book.event_with_key(parent.id, _ended(run)) is None:
-        payload = msgspec.json.encode({"status": end.status, "result": msgspec.Raw(end.result.encode())}).decode()
-        woken += _post(book, now, parent, Event(kind="child", name=run.id, payload=payload, key=_ended(run))).woken
-    return woken
-
-
-def _ended(run: Run) -> str:
-    return f"ended/{run.id}/{run.fence}"
-
-
-def _wake(book: Book, now: int, run: Run) -> tuple[str, ...]:
-    """Whom to tell of a run: its driver, else a worker that could drive it, now one and now another."""
-    if run.worker:
-        return (rule.hint_for(run.worker, run.id),) if run.posted else ()
-    if run.due_at is None or run.due_at > now:
-        return ()
-    able = [worker.id for worker in book.workers() if run.type in worker.types and _lives(book, now, worker.id)]
-    return (rule.hint_for(able[sum(run.id.encode()) % len(able)], run.id),) if able else ()

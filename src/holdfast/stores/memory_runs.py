@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..rules import lock
+from ..rules.admission import Limit, Place, Terms, group_of
 from ..rules.record import LockRecord
 from ..rules.run import Event, Run, Worker
 from ..rules.run_book import RunFilter
@@ -31,6 +33,10 @@ class MemoryBook:
         self._journals: dict[str, list[str]] = {}
         self._inboxes: dict[str, list[Event]] = {}
         self._workers: dict[str, Worker] = {}
+        self._terms: dict[str, Terms] = {}
+        self._queues: dict[str, list[tuple[int, int, str]]] = {}
+        self._let_in: dict[str, list[tuple[int, str]]] = {}
+        self._starts: dict[str, list[tuple[int, str]]] = {}
 
     def run(self, id: str) -> Run | None:
         """One run."""
@@ -53,6 +59,20 @@ class MemoryBook:
             self._owned[before.worker].pop(run.id, None)
         if run.worker:
             self._owned.setdefault(run.worker, {})[run.id] = None
+        if run.places:
+            self._count(before, run)
+
+    def _count(self, before: Run | None, run: Run) -> None:
+        """Keep the order of those who wait at a limit, and of those who were let in."""
+        for one, adds in ((before, False), (run, True)):
+            if one is None or not one.living:
+                continue
+            for place in one.places:
+                group = group_of(one.workflow, place)
+                if one.status == "queued":
+                    _put(self._queues, group, (-one.priority, one.arrival, one.id), adds=adds)
+                else:
+                    _put(self._let_in, group, (one.arrival, one.id), adds=adds)
 
     def run_with_key(self, workflow: str, key: str) -> str | None:
         """The id of the run of this workflow that was started with this idempotency key."""
@@ -121,6 +141,56 @@ class MemoryBook:
         if before is not None and (after := lock.settle(before, now)[0]) is not before:
             self._put_lock(key, after)
 
+    def terms(self, workflow: str) -> Terms | None:
+        """The limits of a workflow; None if none were ever published."""
+        return self._terms.get(workflow)
+
+    def put_terms(self, workflow: str, terms: Terms) -> None:
+        """Write the limits of a workflow."""
+        self._terms[workflow] = terms
+
+    def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
+        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+        found = self._queues if queued else self._let_in
+        return [member[-1] for member in found.get(group, [])[:limit]]
+
+    def admitted(self, group: str) -> int:
+        """How many living runs of a group were let in."""
+        return len(self._let_in.get(group, ()))
+
+    def queued(self, group: str) -> int:
+        """How many of a group wait."""
+        return len(self._queues.get(group, ()))
+
+    def last_arrival(self, group: str, priority: int) -> int:
+        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+        let_in = self._let_in.get(group)
+        waiting = (arrival for rank, arrival, _ in self._queues.get(group, ()) if rank == -priority)
+        return max(let_in[-1][0] if let_in else 0, *waiting, 0)
+
+    def crowded(self, workflow: str) -> Sequence[Place]:
+        """The places of a workflow where runs wait, in order."""
+        runs = (self._runs[first[0][-1]] for first in self._queues.values())
+        places = {place for run in runs if run.workflow == workflow for place in run.places}
+        return sorted(place for place in places if group_of(workflow, place) in self._queues)
+
+    def nth_start(self, group: str, n: int) -> int | None:
+        """The n-th latest start that was noted for a group."""
+        starts = self._starts.get(group, ())
+        return starts[-n][0] if len(starts) >= n else None
+
+    def starts_after(self, group: str, moment: int) -> int:
+        """How many starts of a group were noted for later."""
+        starts = self._starts.get(group, [])
+        return len(starts) - bisect_left(starts, (moment + 1, ""))
+
+    def note_start(self, group: str, at: int, run: str, limit: Limit, now: int) -> None:
+        """Note a start. Of those that are not later than `now` only the latest are kept."""
+        starts = self._starts.setdefault(group, [])
+        insort(starts, (at, run))
+        past = bisect_left(starts, (now + 1, ""))
+        del starts[: max(0, past - limit.max)]
+
     def slot(self, address: Address) -> Slot:
         """A state slot; empty if it was never written."""
         return self._slots.get(address, EMPTY_SLOT)
@@ -144,3 +214,14 @@ class MemoryBook:
     def census(self) -> dict[str, int]:
         """The number of living runs of each type."""
         return dict(Counter(run.type for run in self._runs.values() if run.living))
+
+
+def _put(groups: dict[str, list[Any]], group: str, member: tuple[Any, ...], *, adds: bool) -> None:
+    """Put a member into its group, or take it out; a group of nobody is forgotten."""
+    members = groups.setdefault(group, [])
+    if adds:
+        insort(members, member)
+    else:
+        del members[bisect_left(members, member)]
+        if not members:
+            del groups[group]

@@ -26,11 +26,13 @@ from ..run_commands import (
     ListWorkers,
     OwnedRuns,
     PostEvent,
+    PublishTerms,
     RecordRun,
     ReviveRun,
     RunCommand,
     RunsOutlook,
     SeeRun,
+    SeeTerms,
     StartRun,
     WatchRun,
 )
@@ -41,7 +43,7 @@ MAX_PAGE = 2**31 - 2
 KNOWN = frozenset(
     {
         StartRun, ClaimRuns, RecordRun, PostEvent, ReviveRun, WatchRun, SeeRun, ListRuns, CountRuns, OwnedRuns,
-        RunsOutlook, ListWorkers, EnlistWorker, DismissWorker,
+        RunsOutlook, ListWorkers, EnlistWorker, DismissWorker, PublishTerms, SeeTerms,
     }
 )  # fmt: skip
 DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -49,6 +51,7 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     for kind in (
         told.Started, told.RunTaken, told.Claimed, told.WorkerGone, told.Recorded, told.Refused, told.Posted,
         told.RunSeen, told.RunPage, told.Census, told.Owned, told.Outlook, told.WorkersSeen, told.Enlisted,
+        told.Limited, told.TermsDiffer, told.TermsPublished,
     )
 }  # fmt: skip
 
@@ -76,12 +79,14 @@ class Taken(msgspec.Struct, frozen=True):
 def kind_of(command: RunCommand) -> str:
     """The kind of part that a command goes into: "records", "starts", or "runs" for all that has no short way.
 
-    Nearly all commands only add to a journal, and park or end the run perhaps.
+    Nearly all commands only add to a journal, and park or end the run perhaps. A start that knows of limits has none.
     """
     if type(command) is RecordRun:
         simple = not command.children and command.attributes is None and command.swap is None
         return "records" if simple else "runs"
-    return "starts" if type(command) is StartRun else "runs"
+    if type(command) is StartRun:
+        return "runs" if command.new.places or command.new.terms or command.new.priority else "starts"
+    return "runs"
 
 
 def has_one_row(command: RunCommand) -> bool:
@@ -142,19 +147,30 @@ def born(command: StartRun, body: msgspec.Raw) -> told.Started:
 
 
 def part(commands: Sequence[RunCommand]) -> list[object]:
-    """Any commands about runs but starts as one part, with the rows that must be ours before the clock is read."""
+    """Any commands about runs as one part, with what must be ours before the clock is read: rows, and places."""
     rows: dict[str, list[str]] = {"runs": [], "ends": [], "gives": [], "leaves": []}
+    counts: dict[str, list[object]] = {"places": [], "enters": [], "publishes": []}
     for command in commands:
         if isinstance(command, RecordRun | PostEvent | ReviveRun | WatchRun):
             rows["runs"].append(command.run)
             if _may_end(command):
                 rows["ends"].append(command.run)
+            elif isinstance(command, ReviveRun):
+                counts["enters"].append(command.run)
+        elif isinstance(command, StartRun):
+            if command.worker:
+                rows["gives"].append(command.worker)
+            if command.new.places:
+                counts["places"].append((rule.workflow_of(command.new.type), command.new.places))
+        elif isinstance(command, PublishTerms):
+            counts["publishes"].append(command.workflow)
         elif isinstance(command, ClaimRuns):
             rows["runs"] += command.runs
             rows["gives"].append(command.worker)
         elif isinstance(command, DismissWorker):
             rows["leaves"].append(command.worker)
-    return ["runs", [_sent(command) for command in commands], rows]
+    sent = [_sent(command) for command in commands]
+    return ["runs", sent, {**rows, "counts": counts} if any(counts.values()) else rows]
 
 
 def _may_end(command: RunCommand) -> bool:
@@ -174,6 +190,11 @@ def _sent(command: RunCommand) -> tuple[str, object]:
         children = [_new(child) for child in command.children]
         _check_swap(command.swap)
         return "RecordRun", {**msgspec.structs.asdict(command), "attributes": attributes, "children": children}
+    if isinstance(command, StartRun):
+        _check(command.worker)
+        return "StartRun", {"new": _new(command.new), "worker": command.worker}
+    if isinstance(command, PublishTerms):
+        return "PublishTerms", _published(command)
     if isinstance(command, ClaimRuns):
         _check(command.worker, *command.runs, *(text for pair in command.types for text in pair))
         return "ClaimRuns", msgspec.structs.replace(command, limit=_most(command.limit))
@@ -185,12 +206,20 @@ def _sent(command: RunCommand) -> tuple[str, object]:
     return kind.__name__, command
 
 
-_TEXTS = ("run", "id", "request", "worker", "name")
+_TEXTS = ("run", "id", "request", "worker", "name", "workflow")
 
 
 def _new(new: NewRun) -> dict[str, object]:
-    _check(new.id, new.type, new.input, new.request, new.key, new.parent, new.root)
+    _check(new.id, new.type, new.input, new.request, new.key, new.parent, new.root, new.terms)
+    _check(*(text for place in new.places for text in place))
     return {**msgspec.structs.asdict(new), "attributes": _text(new.attributes)}
+
+
+def _published(command: PublishTerms) -> dict[str, object]:
+    """Terms with what tells them apart, so that the server need not find that out."""
+    terms = command.terms
+    _check(command.workflow, *(limit.name for limit in terms.limits))
+    return {"workflow": command.workflow, "terms": terms, "version": terms.version, "digest": terms.digest}
 
 
 def _listing(command: ListRuns) -> dict[str, object]:
@@ -229,10 +258,10 @@ def _check(*texts: object) -> None:
 
 
 def name_of(command: RunCommand) -> str:
-    """The run that a command is about, for people; or its worker."""
+    """The run that a command is about, for people; or its worker, or its workflow."""
     if isinstance(command, StartRun):
         return command.new.id
-    found: str = getattr(command, "run", "") or getattr(command, "worker", "")
+    found: str = getattr(command, "run", "") or getattr(command, "worker", "") or getattr(command, "workflow", "")
     return found
 
 

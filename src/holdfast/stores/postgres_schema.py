@@ -18,7 +18,7 @@ TABLES = ("postgresql.sql", "postgresql_runs.sql")
 VERSION = len(TABLES)
 FUNCTIONS = tuple(
     f"postgresql_{part}.sql"
-    for part in ("tools", "rules", "slots", "run_rules", "run_commands", "short", "claims", "batch")
+    for part in ("tools", "rules", "slots", "run_rules", "limits", "run_commands", "short", "claims", "batch")
 )
 """What is made anew with every version; the functions of an older one are replaced."""
 OLDEST_SERVER = 130_000

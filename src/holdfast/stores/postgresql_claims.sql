@@ -6,7 +6,8 @@
 
 -- Lock the rows of a batch: those of the workers that are given runs or go, those of the runs, and those of the parents
 -- of runs that may end (`held`, those that we got). Patiently in the order of their names, else those that are free; returns
--- the names of the others. The parts about runs say in the end which rows these are.
+-- the names of the others. Behind them the locks of the limits by which a run comes in, or is let in when another
+-- ends. The parts about runs say in the end which rows these are, and where runs that are started are counted.
 CREATE OR REPLACE FUNCTION holdfast.take_runs(
     ns text, parts jsonb, patient boolean, OUT missed text[], OUT gone text[], OUT held text[])
 LANGUAGE plpgsql AS $$
@@ -15,6 +16,9 @@ DECLARE
     ending text[] := ARRAY(SELECT jsonb_path_query(parts, '$[*][2].ends[*]') #>> '{}');
     givers text[] := ARRAY(SELECT DISTINCT jsonb_path_query(parts, '$[*][2].gives[*]') #>> '{}');
     leaving text[] := ARRAY(SELECT DISTINCT jsonb_path_query(parts, '$[*][2].leaves[*]') #>> '{}');
+    published text[] := '{}';
+    places jsonb := '[]';
+    counted text[] := '{}';
     got text[];
 BEGIN
     missed := '{}';
@@ -33,12 +37,13 @@ BEGIN
                                WHERE w.namespace = ns AND w.id = ANY (leaving) AND w.id <> ALL (got));
     END IF;
     IF ending <> '{}' THEN
-        held := ARRAY(SELECT r.parent FROM holdfast.runs AS r
-                       WHERE r.namespace = ns AND r.id = ANY (ending) AND r.parent <> '');
+        SELECT coalesce(array_agg(r.parent) FILTER (WHERE r.parent <> ''), '{}'),
+               coalesce(array_agg(r.id) FILTER (WHERE r.places <> '[]'), '{}') INTO held, counted
+          FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (ending);
         wanted := wanted || held;
     END IF;
     IF wanted = '{}' THEN
-        RETURN;
+        got := '{}';
     ELSIF patient THEN
         got := ARRAY(SELECT r.id FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (wanted)
                       ORDER BY r.id FOR UPDATE);
@@ -50,7 +55,22 @@ BEGIN
                              WHERE r.namespace = ns AND r.id = ANY (wanted) AND r.id <> ALL (got));
         END IF;
     END IF;
-    held := ARRAY(SELECT DISTINCT h FROM unnest(held) AS h WHERE h = ANY (got));
+    IF held <> '{}' THEN
+        held := ARRAY(SELECT DISTINCT h FROM unnest(held) AS h WHERE h = ANY (got));
+    END IF;
+    IF parts @? '$[*][2].counts' THEN
+        published := ARRAY(SELECT jsonb_path_query(parts, '$[*][2].counts.publishes[*]') #>> '{}');
+        places := jsonb_path_query_array(parts, '$[*][2].counts.places[*]');
+        counted := counted || ARRAY(SELECT jsonb_path_query(parts, '$[*][2].counts.enters[*]') #>> '{}');
+    END IF;
+    IF counted <> '{}' THEN
+        places := places || (SELECT coalesce(jsonb_agg(jsonb_build_array(r.workflow, r.places)), '[]')
+                               FROM holdfast.runs AS r
+                              WHERE r.namespace = ns AND r.id = ANY (counted) AND r.places <> '[]');
+    END IF;
+    IF places <> '[]' OR published <> '{}' THEN
+        PERFORM holdfast.lock_parties(ns, places, published);
+    END IF;
 END
 $$;
 
@@ -115,12 +135,12 @@ BEGIN
             SELECT x.id FROM unnest(types) AS t(type) CROSS JOIN LATERAL (
                 SELECT * FROM (SELECT r.id, r.due_at + 5000000000000000 AS since FROM holdfast.runs AS r
                                 WHERE r.namespace = ns AND r.type = t.type AND r.due_at < 0
-                                  AND r.status IN ('pending', 'running', 'suspended')
+                                  AND r.status IN ('queued', 'pending', 'running', 'suspended')
                                 ORDER BY r.due_at, r.id LIMIT most FOR UPDATE SKIP LOCKED) AS at_once
                 UNION ALL
                 SELECT * FROM (SELECT r.id, r.due_at FROM holdfast.runs AS r
                                 WHERE r.namespace = ns AND r.type = t.type AND r.due_at BETWEEN 0 AND at
-                                  AND r.status IN ('pending', 'running', 'suspended')
+                                  AND r.status IN ('queued', 'pending', 'running', 'suspended')
                                 ORDER BY r.due_at, r.id LIMIT most FOR UPDATE SKIP LOCKED) AS timed) AS x
              ORDER BY x.since, x.id);
     END IF;
@@ -128,12 +148,34 @@ BEGIN
         SELECT x.id FROM unnest(types) AS t(type) CROSS JOIN LATERAL (
             (SELECT r.id, r.due_at + 5000000000000000 AS since FROM holdfast.runs AS r
               WHERE r.namespace = ns AND r.type = t.type AND r.due_at < 0
-                AND r.status IN ('pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT most)
+                AND r.status IN ('queued', 'pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT most)
             UNION ALL
             (SELECT r.id, r.due_at FROM holdfast.runs AS r
               WHERE r.namespace = ns AND r.type = t.type AND r.due_at BETWEEN 0 AND at
-                AND r.status IN ('pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT most)) AS x
+                AND r.status IN ('queued', 'pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT most)) AS x
          ORDER BY x.since, x.id);
+END
+$$;
+
+-- End a run whose workers died over and over. Where somebody is in the way of those whom its end would let in, it is
+-- for another time: it must not keep a worker from all other runs.
+CREATE OR REPLACE FUNCTION holdfast.end_poisoned(r holdfast.runs, at bigint, above holdfast.runs) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    how text := format(
+        '{"type":"RunPoisoned","message":"its worker died %s times in a row while it drove this run"}', r.deaths);
+BEGIN
+    IF r.places = '[]' THEN
+        RETURN (holdfast.end_run(r, at, 'failed', how, above)).woken;
+    END IF;
+    BEGIN
+        RETURN (holdfast.end_run(r, at, 'failed', how, above)).woken;
+    EXCEPTION
+        WHEN lock_not_available OR serialization_failure OR deadlock_detected THEN
+        UPDATE holdfast.runs AS o SET due_at = at + 1000000
+         WHERE o.namespace = r.namespace AND o.id = r.id AND o.due_at <= at;
+        RETURN '{}';
+    END;
 END
 $$;
 
@@ -149,6 +191,8 @@ DECLARE
     becomes jsonb := (SELECT coalesce(jsonb_object_agg(t->>0, t->>1), '{}') FROM jsonb_array_elements(cmd->'types') AS t);
     named text[] := ARRAY(SELECT n FROM jsonb_array_elements_text(cmd->'runs') WITH ORDINALITY AS x(n, place)
                            GROUP BY n ORDER BY min(place));
+    waiting text[] := ARRAY(SELECT r.id FROM holdfast.runs AS r  -- not to be had, not even by name
+                             WHERE r.namespace = ns AND r.id = ANY (named) AND r.status = 'queued');
     wanted text[];
     chunk text[];
     place bigint;
@@ -183,8 +227,8 @@ BEGIN
                  ORDER BY c.turn
             LOOP
                 looked := looked + 1;
-                CONTINUE WHEN r.status NOT IN ('pending', 'running', 'suspended') OR NOT becomes ? r.type
-                    OR r.worker <> me AND holdfast.lives(ns, r.worker, at);
+                CONTINUE WHEN r.status NOT IN ('pending', 'running', 'suspended') OR r.id = ANY (waiting) OR
+                    NOT becomes ? r.type OR r.worker <> me AND holdfast.lives(ns, r.worker, at);
                 IF holdfast.is_locked(ns, r.workflow, r.id, at)
                     OR r.deaths BETWEEN 2 AND 4 AND r.worker <> me AND suspects < 1 AND named = '{}' THEN
                     UPDATE holdfast.runs AS o SET due_at = at + 1000000
@@ -194,9 +238,7 @@ BEGIN
                     above := holdfast.own(ns, r.parent, missed);
                     CONTINUE WHEN above.taken;  -- another time
                     SELECT * INTO r FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = r.id;  -- as it is by now
-                    woken := woken || (holdfast.end_run(r, at, 'failed', format(
-                        '{"type":"RunPoisoned","message":"its worker died %s times in a row while it drove this run"}',
-                        r.deaths), above.r)).woken;
+                    woken := woken || holdfast.end_poisoned(r, at, above.r);
                     CONTINUE;
                 ELSIF r.deaths >= 2 AND r.worker <> me THEN
                     suspects := suspects - 1;
@@ -288,6 +330,10 @@ BEGIN
                     IF starts_with(one, '["Taken"') THEN
                         missed := missed || (cmd->>'run');
                     END IF;
+                WHEN 'StartRun' THEN
+                    step := holdfast.started(ns, cmd->'new', cmd->>'worker', at, gone);
+                    one := step.answer;
+                    told := step.woken;
                 WHEN 'ClaimRuns' THEN
                     step := holdfast.claim_runs(ns, cmd, at, live, missed);
                     one := step.answer;
@@ -304,6 +350,11 @@ BEGIN
                     step := holdfast.dismiss_worker(ns, cmd->>'worker', at);
                     one := step.answer;
                     told := step.woken;
+                WHEN 'PublishTerms' THEN
+                    step := holdfast.publish_terms(ns, cmd, at);
+                    one := step.answer;
+                    told := step.woken;
+                WHEN 'SeeTerms' THEN one := holdfast.terms_differ(ns, cmd->>'workflow');
                 WHEN 'EnlistWorker' THEN one := holdfast.enlist_worker(ns, cmd, at);
                 WHEN 'WatchRun' THEN one := holdfast.watch_run(ns, cmd, at, missed);
                 WHEN 'SeeRun' THEN one := holdfast.see_run(ns, cmd->>'run', (cmd->>'history')::boolean, at);
@@ -312,8 +363,10 @@ BEGIN
                     one := holdfast.outlook(ns, ARRAY(SELECT jsonb_array_elements_text(cmd->'types')), at);
                 WHEN 'CountRuns' THEN
                     SELECT json_build_array('Census', json_build_object('counts', coalesce(json_object_agg(x.type, x.many), '{}')))::text
-                      INTO one FROM (SELECT r.type, count(*) AS many FROM holdfast.runs AS r
-                                      WHERE r.namespace = ns AND r.status IN ('pending', 'running', 'suspended') GROUP BY 1) AS x;
+                      INTO one FROM (
+                          SELECT r.type, count(*) AS many FROM holdfast.runs AS r
+                           WHERE r.namespace = ns AND r.status IN ('queued', 'pending', 'running', 'suspended')
+                           GROUP BY 1) AS x;
                 WHEN 'OwnedRuns' THEN
                     SELECT json_build_array('Owned', json_build_object('runs', coalesce(json_object_agg(r.id,
                                                                  json_build_array(r.fence, r.posted)), '{}')))::text

@@ -22,6 +22,7 @@ DECLARE
     child jsonb;
     born record;
     others text[] := '{}';
+    limited jsonb := '{}';
     done boolean;
 BEGIN
     woken := '{}';
@@ -32,12 +33,13 @@ BEGIN
     END IF;
     r := mine.r;
     IF r.last = cmd->>'request' THEN
-        SELECT coalesce(array_agg(c.child->>'id' ORDER BY c.place), '{}') INTO others
+        SELECT coalesce(array_agg(o.id ORDER BY c.place) FILTER (WHERE o.request <> c.child->>'request'), '{}'),
+               coalesce(jsonb_object_agg(c.child->>'id', '{"what": "reject"}'::jsonb) FILTER (WHERE o.id IS NULL), '{}')
+          INTO others, limited
           FROM jsonb_array_elements(cmd->'children') WITH ORDINALITY AS c(child, place)
-         WHERE NOT EXISTS (SELECT FROM holdfast.runs AS o
-                            WHERE o.namespace = ns AND o.id = c.child->>'id' AND o.request = c.child->>'request');
+          LEFT JOIN holdfast.runs AS o ON o.namespace = ns AND o.id = c.child->>'id';
         answer := holdfast.recorded(what IS NULL OR r.status <> 'running' OR r.fence <> (cmd->>'fence')::bigint, others,
-                                    holdfast.events_of(ns, name, seen), at, woken);
+                                    holdfast.events_of(ns, name, seen), at, woken, limited);
         RETURN;
     END IF;
     IF r.id IS NULL OR r.status <> 'running' OR r.fence <> (cmd->>'fence')::bigint OR r.length <> (cmd->>'at')::bigint THEN
@@ -71,9 +73,15 @@ BEGIN
             RAISE serialization_failure USING MESSAGE = 'a child is being started by somebody else at this moment';
         ELSIF born.kind = 'RunTaken' THEN
             others := others || (child->>'id');
+        ELSIF born.kind = 'Limited' OR born.kind = 'Started' AND (born.r).id <> child->>'id' THEN
+            limited := limited || jsonb_build_object(child->>'id', born.verdict);
         END IF;
         woken := woken || born.woken;
     END LOOP;
+    IF child IS NOT NULL THEN  -- one that came may have had it cancelled
+        SELECT * INTO r FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = name;
+        done := what IS NULL OR done AND r.posted <= seen;
+    END IF;
     r.length := r.length + entries;
     r.last := cmd->>'request';
     r.deaths := CASE WHEN entries > 0 OR what IS NOT NULL THEN 0 ELSE r.deaths END;
@@ -94,14 +102,17 @@ BEGIN
             woken := woken || holdfast.woken_by(r, at);
         END IF;
     END IF;
-    answer := holdfast.recorded(done, others, CASE WHEN r.posted > seen THEN holdfast.events_of(ns, name, seen) ELSE '[]' END, at, woken);
+    answer := holdfast.recorded(
+        done, others, CASE WHEN r.posted > seen THEN holdfast.events_of(ns, name, seen) ELSE '[]' END, at, woken,
+        limited);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION holdfast.recorded(done boolean, others text[], events json, at bigint, woken text[]) RETURNS text
+CREATE OR REPLACE FUNCTION holdfast.recorded(
+    done boolean, others text[], events json, at bigint, woken text[], limited jsonb DEFAULT '{}') RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT json_build_array('Recorded', json_build_object(
-        'done', done, 'taken', others, 'events', events, 'now', at, 'woken', woken))::text
+        'done', done, 'taken', others, 'limited', limited, 'events', events, 'now', at, 'woken', woken))::text
 $$;
 
 CREATE OR REPLACE FUNCTION holdfast.refused(r holdfast.runs, holder text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -142,22 +153,21 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF r.id IS NULL OR r.status NOT IN ('pending', 'running', 'suspended') THEN
+    IF r.id IS NULL OR r.status NOT IN ('queued', 'pending', 'running', 'suspended') THEN
         answer := holdfast.refused(r, '');
         RETURN;
     END IF;
     number := r.posted + 1;
-    IF event->>'kind' = 'cancel' AND r.status = 'pending' AND r.started_at IS NULL THEN
-        mine := holdfast.own(ns, r.parent, missed);
-        IF mine.taken THEN
-            answer := holdfast.taken(r.parent);
-            RETURN;
+    IF event->>'kind' = 'cancel' THEN
+        IF holdfast.never_began(r) THEN
+            mine := holdfast.own(ns, r.parent, missed);
+            IF mine.taken THEN
+                answer := holdfast.taken(r.parent);
+                RETURN;
+            END IF;
         END IF;
-        r.posted := number;
-        step := holdfast.end_run(
-            r, at, 'cancelled', '{"type":"RunCancelled","message":"it was cancelled before it began"}', mine.r);
-        INSERT INTO holdfast.events VALUES (ns, r.id, number, 'cancel', coalesce(event->>'name', ''),
-                                            coalesce(event->>'payload', 'null'), known, at);
+        step := holdfast.cancel_run(r, at, coalesce(event->>'name', ''), coalesce(event->>'payload', 'null'), known,
+                                    mine.r);
     ELSE
         step := holdfast.put_event(r, at, event->>'kind', coalesce(event->>'name', ''),
                                    coalesce(event->>'payload', 'null'), known);
@@ -174,6 +184,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     mine record;
     r holdfast.runs;
+    step record;
 BEGIN
     woken := '{}';
     mine := holdfast.own(ns, cmd->>'run', missed);
@@ -192,16 +203,34 @@ BEGIN
         RETURN;
     END IF;
     r.length := greatest(1, least((cmd->>'keep')::bigint, r.length));
+    r.worker := '';
+    r.fence := greatest(r.fence + 1, at);
+    r.deaths := 0;
+    r.last := cmd->>'request';
+    r.result := NULL;
+    r.ended_at := NULL;
+    r.cancelling := false;
+    r.started_at := CASE WHEN NOT (cmd->>'fresh')::boolean THEN r.started_at END;
+    IF r.status IN ('queued', 'pending', 'running', 'suspended') THEN  -- it has its place, in the queue or beyond
+        IF r.status <> 'queued' THEN
+            r.status := 'pending';
+            r.due_at := at - 5000000000000000;
+        END IF;
+        PERFORM holdfast.save_run(r);
+        woken := holdfast.woken_by(r, at);
+    ELSE
+        step := holdfast.enter(r, at, '', NULL);
+        IF NOT step.entered THEN
+            answer := json_build_array('Limited', json_build_object('verdict', step.verdict))::text;
+            RETURN;
+        END IF;
+        r := step.r;
+        woken := step.woken;
+    END IF;
     DELETE FROM holdfast.journal AS j WHERE j.namespace = ns AND j.run = r.id AND j.number >= r.length;
     DELETE FROM holdfast.events AS e
      WHERE e.namespace = ns AND e.run = r.id
        AND e.number = ANY (ARRAY(SELECT n::bigint FROM jsonb_array_elements_text(cmd->'forget') AS n));
-    UPDATE holdfast.runs AS o
-       SET status = 'pending', worker = '', fence = greatest(o.fence + 1, at), due_at = at - 5000000000000000,
-           length = r.length, deaths = 0, last = cmd->>'request', result = NULL, ended_at = NULL,
-           started_at = CASE WHEN (cmd->>'fresh')::boolean THEN NULL ELSE o.started_at END
-     WHERE o.namespace = ns AND o.id = r.id RETURNING * INTO r;
-    woken := holdfast.woken_by(r, at);
     answer := holdfast.posted(r.length, true, r, woken);
 END
 $$;
@@ -250,7 +279,7 @@ BEGIN
         RETURN holdfast.taken(cmd->>'run');
     END IF;
     UPDATE holdfast.runs AS o SET watchers = o.watchers || (cmd->>'id')
-     WHERE o.namespace = ns AND o.id = cmd->>'run' AND o.status IN ('pending', 'running', 'suspended')
+     WHERE o.namespace = ns AND o.id = cmd->>'run' AND o.status IN ('queued', 'pending', 'running', 'suspended')
        AND cmd->>'id' <> ALL (o.watchers) AND cardinality(o.watchers) < 64;
     RETURN holdfast.see_run(ns, cmd->>'run', false, at);
 END
@@ -316,6 +345,6 @@ BEGIN
           FROM unnest(types) AS t(type) CROSS JOIN LATERAL (
               SELECT r.due_at FROM holdfast.runs AS r
                WHERE r.namespace = ns AND r.type = t.type AND r.due_at IS NOT NULL
-                 AND r.status IN ('pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT 1) AS x);
+                 AND r.status IN ('queued', 'pending', 'running', 'suspended') ORDER BY r.due_at, r.id LIMIT 1) AS x);
 END
 $$;

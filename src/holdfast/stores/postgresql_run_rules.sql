@@ -5,7 +5,8 @@
 -- whoever decides about a run has locked its row in an earlier statement, because a statement does not see what was
 -- committed while it waited: a signal and a park that each look for the other in one statement would both come through,
 -- and nobody would wake the run. Rows are locked in this order: those of workers, then a run's, then its parent's, then
--- that of a slot which is written with a record; for that nobody waits (postgresql_slots.sql).
+-- that of a slot which is written with a record; for that nobody waits (postgresql_slots.sql). Limits have locks of
+-- their own, behind these (postgresql_limits.sql).
 
 -- The key of the lock with which others than engines lock a run.
 CREATE OR REPLACE FUNCTION holdfast.run_key(workflow text, run text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -136,16 +137,18 @@ CREATE OR REPLACE FUNCTION holdfast.taken(name text) RETURNS text LANGUAGE sql I
     SELECT json_build_array('Taken', json_build_object('row', name))::text
 $$;
 
--- Write an event, and what follows from it for a run whose row is ours: one that nobody drives is due at once.
+-- Write an event, and what follows from it for a run whose row is ours: one that waits for an event is due at once.
 CREATE OR REPLACE FUNCTION holdfast.put_event(
     INOUT r holdfast.runs, at bigint, kind text, name text, payload text, key text, OUT woken text[])
 LANGUAGE plpgsql AS $$
 BEGIN
     r.posted := r.posted + 1;
-    IF r.worker = '' AND (r.due_at IS NULL OR r.due_at >= 0) THEN
+    r.cancelling := r.cancelling OR kind = 'cancel';
+    IF r.status = 'suspended' AND (r.due_at IS NULL OR r.due_at >= 0) THEN
         r.due_at := at - 5000000000000000;
     END IF;
-    UPDATE holdfast.runs AS o SET posted = r.posted, due_at = r.due_at WHERE o.namespace = r.namespace AND o.id = r.id;
+    UPDATE holdfast.runs AS o SET posted = r.posted, due_at = r.due_at, cancelling = r.cancelling
+     WHERE o.namespace = r.namespace AND o.id = r.id;
     INSERT INTO holdfast.events VALUES (r.namespace, r.id, r.posted, kind, name, payload, key, at);
     woken := holdfast.woken_by(r, at);
 END
@@ -158,7 +161,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     news text := 'ended/' || child || '/' || fence;
 BEGIN
-    IF above.status IN ('pending', 'running', 'suspended') AND NOT EXISTS (
+    IF above.status IN ('queued', 'pending', 'running', 'suspended') AND NOT EXISTS (
         SELECT FROM holdfast.events AS e
          WHERE e.namespace = above.namespace AND e.run = above.id AND e.key = news AND e.key <> '') THEN
         RETURN (holdfast.put_event(
@@ -168,12 +171,18 @@ BEGIN
 END
 $$;
 
--- End a run whose row is ours, and its parent's as well (`above`); tell the parent by an event, and those who watch.
+-- End a run whose row is ours, and its parent's as well (`above`); tell the parent by an event, and those who watch;
+-- let in who waited for its places.
 CREATE OR REPLACE FUNCTION holdfast.end_run(
     INOUT r holdfast.runs, at bigint, how text, outcome text, above holdfast.runs, OUT woken text[])
 LANGUAGE plpgsql AS $$
+DECLARE
+    was text := r.status;
 BEGIN
     woken := r.watchers;
+    IF r.places <> '[]' THEN
+        PERFORM holdfast.leave_places(r);
+    END IF;
     r.status := how;
     r.result := outcome;
     r.ended_at := at;
@@ -185,25 +194,59 @@ BEGIN
        SET status = r.status, result = r.result, ended_at = r.ended_at, worker = '', due_at = NULL, deaths = 0, watchers = '{}',
            length = r.length, last = r.last, posted = r.posted, attributes = r.attributes
      WHERE o.namespace = r.namespace AND o.id = r.id;
-    IF r.parent IN ('', r.id) THEN
-        RETURN;
-    ELSIF above.id IS NULL THEN  -- it may have been started in this very step
-        SELECT * INTO above FROM holdfast.runs AS o WHERE o.namespace = r.namespace AND o.id = r.parent FOR UPDATE;
+    IF r.parent NOT IN ('', r.id) THEN
+        IF above.id IS NULL THEN  -- it may have been started in this very step
+            SELECT * INTO above FROM holdfast.runs AS o WHERE o.namespace = r.namespace AND o.id = r.parent FOR UPDATE;
+        END IF;
+        woken := woken || holdfast.tell_parent(above, at, r.id, r.fence, how, outcome);
     END IF;
-    woken := woken || holdfast.tell_parent(above, at, r.id, r.fence, how, outcome);
+    IF r.places <> '[]' AND was <> 'queued' THEN
+        woken := woken || holdfast.promote(r.namespace, r.workflow, r.places, at);
+    END IF;
+END
+$$;
+
+-- Whether a run ends at once when it is cancelled: no code of it has run that could be told.
+CREATE OR REPLACE FUNCTION holdfast.never_began(r holdfast.runs) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN r.status = 'queued' OR r.status = 'pending' AND r.started_at IS NULL;
+END
+$$;
+
+-- Tell a living run to stop whose row is ours. One of which no code has run ends at once; its parent's row is ours too.
+CREATE OR REPLACE FUNCTION holdfast.cancel_run(
+    INOUT r holdfast.runs, at bigint, name text, payload text, key text, above holdfast.runs, OUT woken text[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    step record;
+BEGIN
+    IF holdfast.never_began(r) THEN
+        r.posted := r.posted + 1;
+        step := holdfast.end_run(
+            r, at, 'cancelled', '{"type":"RunCancelled","message":"it was cancelled before it began"}', above);
+        INSERT INTO holdfast.events VALUES (r.namespace, r.id, r.posted, 'cancel', name, payload, key, at);
+    ELSE
+        step := holdfast.put_event(r, at, 'cancel', name, payload, key);
+    END IF;
+    r := step.r;
+    woken := step.woken;
 END
 $$;
 
 -- Start a run, for a living worker or for whoever claims it. NULL where somebody else is starting it at this moment.
+-- The locks of its places are ours, unless it has a parent.
 CREATE OR REPLACE FUNCTION holdfast.start_run(
-    ns text, new jsonb, for_worker text, at bigint, OUT kind text, OUT r holdfast.runs, OUT fresh boolean, OUT woken text[])
+    ns text, new jsonb, for_worker text, at bigint,
+    OUT kind text, OUT r holdfast.runs, OUT fresh boolean, OUT verdict jsonb, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
     of_workflow text := split_part(new->>'type', '@', 1);
     known text := coalesce(new->>'key', '');
     before holdfast.runs;
+    step record;
 BEGIN
     woken := '{}';
+    verdict := '{"what": "admit"}';
     kind := 'Started';
     fresh := true;
     SELECT * INTO before FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = new->>'id';
@@ -225,21 +268,39 @@ BEGIN
     ELSIF for_worker <> '' AND NOT holdfast.works(ns, for_worker, at) THEN
         kind := 'WorkerGone';
         RETURN;
-    END IF;
-    INSERT INTO holdfast.runs (namespace, id, type, workflow, status, created_at, due_at, worker, fence, length, lives,
-                               request, key, parent, root, started_at, attributes)
-    VALUES (ns, new->>'id', new->>'type', of_workflow, CASE WHEN for_worker = '' THEN 'pending' ELSE 'running' END, at,
-            CASE WHEN for_worker = '' THEN at - 5000000000000000 END, for_worker, CASE WHEN for_worker = '' THEN 0 ELSE at END,
-            1, CASE WHEN for_worker = '' THEN 0 ELSE 1 END, new->>'request', known, coalesce(new->>'parent', ''),
-            coalesce(nullif(new->>'root', ''), new->>'id'), CASE WHEN for_worker <> '' THEN at END,
-            coalesce(new->>'attributes', '{}')::json)
-        ON CONFLICT DO NOTHING RETURNING * INTO r;
-    IF NOT FOUND THEN
-        kind := NULL;
+    ELSIF coalesce(new->>'parent', '') = '' AND coalesce(new->>'terms', '') <> coalesce((
+        SELECT t.digest FROM holdfast.terms AS t WHERE t.namespace = ns AND t.workflow = of_workflow), '') THEN
+        kind := 'TermsDiffer';  -- a child is counted where its parent's code says
         RETURN;
     END IF;
-    INSERT INTO holdfast.journal VALUES (ns, r.id, 0, new->>'input');
-    woken := holdfast.woken_by(r, at);
+    r.namespace := ns;
+    r.id := new->>'id';
+    r.type := new->>'type';
+    r.workflow := of_workflow;
+    r.created_at := at;
+    r.worker := '';
+    r.fence := 0;
+    r.length := 1;
+    r.posted := 0;
+    r.lives := 0;
+    r.deaths := 0;
+    r.request := new->>'request';
+    r.last := '';
+    r.key := known;
+    r.parent := coalesce(new->>'parent', '');
+    r.root := coalesce(nullif(new->>'root', ''), new->>'id');
+    r.attributes := coalesce(new->>'attributes', '{}')::json;
+    r.watchers := '{}';
+    r.places := coalesce(new->'places', '[]');
+    r.priority := coalesce((new->>'priority')::bigint, 0);
+    r.arrival := 0;
+    r.cancelling := false;
+    step := holdfast.enter(r, at, for_worker, new->>'input');
+    r := step.r;
+    verdict := step.verdict;
+    woken := step.woken;
+    kind := CASE WHEN step.entered THEN 'Started' WHEN NOT step.entered THEN 'Limited' END;
+    fresh := r.id = new->>'id';
 END
 $$;
 
@@ -259,7 +320,9 @@ BEGIN
     woken := born.woken;
     answer := CASE born.kind
         WHEN 'Started' THEN json_build_array('Started', json_build_object(
-            'run', row_to_json(born.r), 'fresh', born.fresh, 'now', at, 'woken', woken))::text
+            'run', row_to_json(born.r), 'fresh', born.fresh, 'now', at, 'verdict', born.verdict, 'woken', woken))::text
+        WHEN 'Limited' THEN json_build_array('Limited', json_build_object('verdict', born.verdict))::text
+        WHEN 'TermsDiffer' THEN holdfast.terms_differ(ns, split_part(new->>'type', '@', 1))
         WHEN 'RunTaken' THEN json_build_array('RunTaken', json_build_object('run', row_to_json(born.r)))::text
         WHEN 'WorkerGone' THEN '["WorkerGone",{}]'
         ELSE '["Taken",{}]' END;

@@ -2,8 +2,10 @@
 --
 -- A row of `runs` is a run; its history is its rows in `journal`, in order, the first of which (number 0) is its input;
 -- what came to it from outside are its rows in `events`. A row of `workers` is a process that drives runs; it lives
--- while the lock 'worker/<id>' is held. They are changed only by the functions of postgresql_run_rules.sql,
--- postgresql_run_commands.sql, postgresql_short.sql and postgresql_claims.sql.
+-- while the lock 'worker/<id>' is held. A row of `terms` holds the limits of a workflow. A row of `places` is a living
+-- run that a limit counts, or that waits there: the runs of one `party` are counted together. A row of `starts` is a
+-- start that a limit on starts counts. They are changed only by the functions of postgresql_run_rules.sql,
+-- postgresql_limits.sql, postgresql_run_commands.sql, postgresql_short.sql and postgresql_claims.sql.
 --
 -- Times are microseconds since 1970 by this server's clock. What users gave (entries, payloads, results, attributes) is
 -- JSON as text: jsonb would refuse the escape of a NUL. A record of a driven run changes nothing that is indexed, so that
@@ -21,7 +23,8 @@ CREATE TABLE holdfast.runs (
     id         text COLLATE "C" NOT NULL,
     type       text COLLATE "C" NOT NULL,  -- the workflow's name, with @version if it has one; @*: whoever drives it decides
     workflow   text COLLATE "C" NOT NULL,  -- the type without the version
-    status     text COLLATE "C" NOT NULL,  -- pending, running, suspended, completed, failed, cancelled, timed_out
+    status     text COLLATE "C" NOT NULL,  -- queued, pending, running, suspended,
+                                           -- completed, failed, cancelled, timed_out
     created_at bigint NOT NULL,
     due_at     bigint,                     -- from when on a run that nobody drives may be claimed; below 0: at once
     worker     text COLLATE "C" NOT NULL DEFAULT '',  -- who drives it
@@ -40,10 +43,15 @@ CREATE TABLE holdfast.runs (
     result     text,                       -- JSON: the value, or what went wrong
     attributes json NOT NULL,
     watchers   text[] NOT NULL DEFAULT '{}',  -- who wants to be told of its end
+    places     jsonb NOT NULL DEFAULT '[]',   -- the limits that count it while it lives, each with its key
+    priority   bigint NOT NULL DEFAULT 0,     -- of those who wait at a limit the highest comes first,
+    arrival    bigint NOT NULL DEFAULT 0,     -- and then who came first
+    cancelling boolean NOT NULL DEFAULT false,  -- whether it was told to stop
     PRIMARY KEY (namespace, id)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE INDEX runs_living ON holdfast.runs (namespace, type, due_at, id) WHERE status IN ('pending', 'running', 'suspended');
+CREATE INDEX runs_living ON holdfast.runs (namespace, type, due_at, id)
+ WHERE status IN ('queued', 'pending', 'running', 'suspended');
 CREATE INDEX runs_worker ON holdfast.runs (namespace, worker, id) WHERE worker <> '';
 -- Written so that only a list of runs, which asks in the same words, can use it. Of a table that is new the server thinks
 -- that any index is as good as another: it would look for one run among all of a namespace, until ANALYZE tells it more.
@@ -81,6 +89,38 @@ CREATE TABLE holdfast.workers (
     PRIMARY KEY (namespace, id)
 );
 
+CREATE TABLE holdfast.terms (
+    namespace text COLLATE "C" NOT NULL,
+    workflow  text COLLATE "C" NOT NULL,
+    version   bigint NOT NULL,            -- terms of a lower one do not take their place
+    digest    text COLLATE "C" NOT NULL,  -- tells terms apart; the library makes it. '': there is no limit
+    terms     jsonb NOT NULL,
+    PRIMARY KEY (namespace, workflow)
+);
+
+CREATE TABLE holdfast.places (
+    namespace text COLLATE "C" NOT NULL,
+    party     text COLLATE "C" NOT NULL,  -- workflow/limit/key: those who are counted together
+    queued    boolean NOT NULL,           -- whether it waits there, or was let in
+    rank      bigint NOT NULL,            -- the order of those who wait: the lowest first, and then the first who came
+    arrival   bigint NOT NULL,
+    run       text COLLATE "C" NOT NULL,
+    workflow  text COLLATE "C" NOT NULL,
+    place     jsonb NOT NULL,             -- [limit, key]
+    PRIMARY KEY (namespace, party, queued, rank, arrival, run)
+);
+
+CREATE INDEX places_queued ON holdfast.places (namespace, workflow) WHERE queued;
+
+CREATE TABLE holdfast.starts (
+    namespace text COLLATE "C" NOT NULL,
+    party     text COLLATE "C" NOT NULL,
+    at        bigint NOT NULL,            -- when it was made, or will be allowed
+    run       text COLLATE "C" NOT NULL
+);
+
+CREATE INDEX starts_at ON holdfast.starts (namespace, party, at, run);
+
 -- For people at night -----------------------------------------------------------------------------------------------
 
 CREATE VIEW holdfast.run_list AS
@@ -104,7 +144,7 @@ BEGIN
           JOIN pg_class AS locks ON locks.relnamespace = about.relnamespace AND locks.relname = 'locks'
          CROSS JOIN LATERAL aclexplode(locks.relacl) AS g
           JOIN pg_class AS fresh ON fresh.relnamespace = about.relnamespace
-           AND (fresh.relname IN ('runs', 'journal', 'events', 'workers')
+           AND (fresh.relname IN ('runs', 'journal', 'events', 'workers', 'terms', 'places', 'starts')
                 OR fresh.relname = 'run_list' AND g.privilege_type = 'SELECT')
          WHERE g.grantee <> locks.relowner AND g.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
     LOOP

@@ -17,8 +17,8 @@
 -- attributes], and of one that is new the answer is "Born" with the time: the library knows the rest.
 
 -- A record by one who is alone. NULL where it is not so simple, and nothing was done: a re-send, a wrong fence, news that
--- the driver has not seen of a run that is to park or end, a time to park until that has passed. Of a run that ends and has
--- a parent, which nothing changes, both rows are locked first.
+-- the driver has not seen of a run that is to park or end, a time to park until that has passed, the end of a run that
+-- a limit counts. Of a run that ends and has a parent, which nothing changes, both rows are locked first.
 CREATE OR REPLACE FUNCTION holdfast.record_alone(ns text, c jsonb, set_time bigint, OUT answer text, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -47,7 +47,7 @@ BEGIN
          WHERE o.namespace = ns AND o.id = name AND o.fence = mine AND o.length = known AND o.last <> asked
            AND CASE
                    WHEN o.status <> 'running' THEN false
-                   WHEN what = 'finish' THEN o.posted <= seen AND o.parent = of_parent
+                   WHEN what = 'finish' THEN o.posted <= seen AND o.parent = of_parent AND o.places = '[]'
                    WHEN what = 'park' THEN o.posted <= seen AND coalesce(until > coalesce(set_time, holdfast.clock()), true)
                    ELSE true END
         RETURNING o.posted, CASE what WHEN 'finish' THEN o.watchers ELSE '{}' END,
@@ -124,7 +124,7 @@ BEGIN
                AND o.last <> a.request
                AND CASE
                        WHEN o.status <> 'running' THEN false
-                       WHEN a.what = 'finish' THEN o.posted <= a.seen
+                       WHEN a.what = 'finish' THEN o.posted <= a.seen AND o.places = '[]'
                            AND (o.parent = '' OR o.parent = ANY (held) AND o.parent <> ALL (missed))
                        WHEN a.what = 'park' THEN o.posted <= a.seen AND coalesce(a.until > at, true)
                        ELSE true END
@@ -186,12 +186,12 @@ BEGIN
                p.posted + row_number() OVER (PARTITION BY g.parent ORDER BY g.place) AS number
           FROM gone AS g CROSS JOIN LATERAL (
               SELECT o.ctid, o.* FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = g.parent LIMIT 1) AS p
-         WHERE p.status IN ('pending', 'running', 'suspended') AND (
+         WHERE p.status IN ('queued', 'pending', 'running', 'suspended') AND (
                SELECT count(*) FROM holdfast.events AS x
                 WHERE x.namespace = ns AND x.run = g.parent AND x.key = g.key AND x.key <> '') = 0
     ), above AS (
         UPDATE holdfast.runs AS p
-           SET posted = n.newest, due_at = CASE WHEN p.worker = '' AND coalesce(p.due_at >= 0, true)
+           SET posted = n.newest, due_at = CASE WHEN p.status = 'suspended' AND coalesce(p.due_at >= 0, true)
                                                 THEN at - 5000000000000000 ELSE p.due_at END
           FROM (SELECT x.spot, max(x.number) AS newest FROM news AS x GROUP BY 1) AS n
          WHERE p.ctid = n.spot RETURNING p.id, holdfast.woken_by(p, at) AS woken
@@ -207,7 +207,7 @@ $$;
 
 -- A start by one who is alone: its worker's row is kept until the end, so that nobody forgets the worker meanwhile, and
 -- the clock is read behind it. NULL where it is not so simple, and nothing was done: the id or the key is known, or the
--- worker is not, or somebody has its row.
+-- worker is not, or somebody has its row, or the workflow has limits.
 CREATE OR REPLACE FUNCTION holdfast.start_alone(ns text, c jsonb, set_time bigint, OUT answer text, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -229,10 +229,12 @@ BEGIN
     END IF;
     INSERT INTO holdfast.runs (namespace, id, type, workflow, status, created_at, due_at, worker, fence, length, lives,
                                request, key, parent, root, started_at, attributes)
-    VALUES (ns, c->>0, c->>2, split_part(c->>2, '@', 1), CASE WHEN driven THEN 'running' ELSE 'pending' END, at,
-            CASE WHEN NOT driven THEN at - 5000000000000000 END, who, CASE WHEN driven THEN at ELSE 0 END, 1,
-            CASE WHEN driven THEN 1 ELSE 0 END, c->>4, c->>5, c->>6, coalesce(nullif(c->>7, ''), c->>0),
-            CASE WHEN driven THEN at END, (c->>8)::json)
+    SELECT ns, c->>0, c->>2, split_part(c->>2, '@', 1), CASE WHEN driven THEN 'running' ELSE 'pending' END, at,
+           CASE WHEN NOT driven THEN at - 5000000000000000 END, who, CASE WHEN driven THEN at ELSE 0 END, 1,
+           CASE WHEN driven THEN 1 ELSE 0 END, c->>4, c->>5, c->>6, coalesce(nullif(c->>7, ''), c->>0),
+           CASE WHEN driven THEN at END, (c->>8)::json
+     WHERE c->>6 <> '' OR NOT EXISTS (SELECT FROM holdfast.terms AS t WHERE t.namespace = ns AND t.digest <> ''
+                                         AND t.workflow = split_part(c->>2, '@', 1))
         ON CONFLICT DO NOTHING RETURNING * INTO r;
     IF NOT FOUND THEN
         RETURN;
@@ -270,7 +272,10 @@ BEGIN
                CASE WHEN NOT a.driven THEN at - 5000000000000000 END, a.worker, CASE WHEN a.driven THEN at ELSE 0 END, 1,
                CASE WHEN a.driven THEN 1 ELSE 0 END, a.c->>4, a.c->>5, a.c->>6, coalesce(nullif(a.c->>7, ''), a.id),
                CASE WHEN a.driven THEN at END, (a.c->>8)::json
-          FROM asked AS a WHERE NOT a.driven OR a.worker IN (SELECT g.id FROM givers AS g) ORDER BY a.id
+          FROM asked AS a
+         WHERE (NOT a.driven OR a.worker IN (SELECT g.id FROM givers AS g))
+           AND (a.c->>6 <> '' OR split_part(a.type, '@', 1) NOT IN (
+                SELECT t.workflow FROM holdfast.terms AS t WHERE t.namespace = ns AND t.digest <> '')) ORDER BY a.id
             ON CONFLICT DO NOTHING RETURNING id
     ), written AS (
         INSERT INTO holdfast.journal SELECT ns, b.id, 0, a.c->>3 FROM begun AS b JOIN asked AS a USING (id)
@@ -282,7 +287,7 @@ BEGIN
      CROSS JOIN LATERAL (SELECT holdfast.hint_to(t.ids, a.id) AS hint OFFSET 0) AS h;
     IF array_position(answers, NULL) IS NOT NULL THEN
         FOR n IN 1..cardinality(answers) LOOP
-            CONTINUE WHEN answers[n] IS NOT NULL;  -- the id or the key is known, or its worker is gone or not to be had
+            CONTINUE WHEN answers[n] IS NOT NULL;  -- id or key are known, its worker is not to be had, there are limits
             c := commands->(n - 1);
             step := holdfast.started(ns, jsonb_build_object(
                 'id', c->0, 'type', c->2, 'input', c->3, 'request', c->4, 'key', c->5, 'parent', c->6, 'root', c->7,

@@ -142,7 +142,7 @@ local function candidates(becomes, named, free, limit)
   for _, id in ipairs(named) do
     local run = not seen[text_of(id)] and run_of(id)
     seen[id] = true
-    if run and LIVES[run.fields.status] then
+    if run and LIVES[run.fields.status] and run.fields.status ~= "queued" then
       ids[#ids + 1] = id
     end
   end

@@ -1,11 +1,23 @@
 -- The stories about one run: rules/runs.py and rules/run.py, line by line. Put into redis_runs.lua.
 --
 -- Read those for what they mean; this says only how they are done here. A story returns its outcome, whose second place
--- tells whom to wake; nothing is written before it has returned.
+-- tells whom to wake; nothing is written before it has returned. What concerns limits is made when it is needed.
 
-local STARTED, RUN_TAKEN, RECORDED, REFUSED, POSTED = 40, 41, 44, 45, 46
+local STARTED, RUN_TAKEN, RECORDED, REFUSED, POSTED, LIMITED, TERMS_DIFFER = 40, 41, 44, 45, 46, 54, 55
 local PARK, FINISH = 1, 2
 local CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
+local ADMITTED, UNKNOWN = { "admit", "", "", 0, false }, { "reject", "", "", 0, false }
+
+local limits, all_admitting
+
+local function make_limits()
+  --@include redis_limits.lua
+end
+
+local function all_limits()
+  limits = limits or make_limits()
+  return limits
+end
 
 local function add(told, more)
   for _, id in ipairs(more) do
@@ -75,29 +87,49 @@ end
 -- ------------------------------------------------------------------------------------------ the inbox
 
 local function number_of_event(id, key)
+  for _, event in ipairs(arrivals[id] or NOBODY) do
+    if event.key == key then
+      return event.number
+    end
+  end
   return tonumber(ask(id, "HGET", INBOX_KEYS .. id, key) or nil)
 end
 
 -- Put an event into an inbox. `body` is its JSON without its number and its time.
 local function put_event(run, body, key)
   local id, number = run.id, digits(run.posted + 1)
+  local text = '{"number":' .. number .. "," .. sub(body, 2, -2) .. ',"at":' .. NOW .. "}"
+  arrivals[id] = arrivals[id] or {}
+  table.insert(arrivals[id], { number = run.posted + 1, key = key, text = text })
   later(function()
-    put("RPUSH", INBOX .. id, '{"number":' .. number .. "," .. sub(body, 2, -2) .. ',"at":' .. NOW .. "}")
+    put("RPUSH", INBOX .. id, text)
     if key ~= "" then
       put("HSET", INBOX_KEYS .. id, key, number)
     end
   end)
-  local due_at = moment_in(run, "due_at")
-  local waits = text_in(run, "worker") == "" and (not due_at or due_at >= 0)
-  local after = altered(run, waits and { due_at = AT_ONCE } or NOBODY)
+  local after = altered(run, NOBODY)
   after.posted = run.posted + 1
   return after
 end
 
--- End a run; tell its parent by an event, and those who watch it.
+-- The record after an event came: a run that waits for one is due at once.
+local function posted(run, body, key, cancels)
+  local after, due_at = put_event(run, body, key), moment_in(run, "due_at")
+  if run.fields.status == "suspended" and (not due_at or due_at >= 0) then
+    after.fields.due_at = AT_ONCE
+  end
+  if cancels then
+    after.fields.cancelling = "1"
+  end
+  return save_run(after)
+end
+
+-- End a run; tell its parent by an event, and those who watch it; let in who waited for its places.
 local function finish(run, status, result)
   local watchers, parent_id = text_in(run, "watchers"), text_in(run, "parent")
   local told = watchers ~= "" and add({}, json_in(run.id, watchers)) or {}
+  local counts = text_in(run, "places") ~= "" and run.fields.status ~= "queued"
+  local terms = counts and all_limits().terms_of(workflow_of(run.fields.type))
   local parent = parent_id ~= "" and parent_id ~= run.id and run_of(parent_id)
   if parent and LIVES[parent.fields.status] then
     local key = "ended/" .. run.id .. "/" .. digits(number_in(run, "fence"))
@@ -105,13 +137,22 @@ local function finish(run, status, result)
       local payload = '{"status":"' .. status .. '","result":' .. result .. "}"
       local body = '{"kind":"child","name":' .. quoted(run.id) .. ',"payload":' .. quoted(payload) .. ',"key":'
         .. quoted(key) .. "}"
-      add(told, wake(save_run(put_event(parent, body, key))))
+      add(told, wake(posted(parent, body, key)))
     end
   end
   save_run(altered(run, {
     status = status, result = result, ended_at = NOW, worker = "", due_at = "", deaths = "", watchers = "",
   }))
-  return told
+  return counts and all_admitting().promote_beside(run, terms, told) or told
+end
+
+-- Tell a living run to stop. One of which no code has run ends at once.
+local function cancel(run, body, key)
+  local status = run.fields.status
+  if status == "queued" or (status == "pending" and not moment_in(run, "started_at")) then
+    return finish(put_event(run, body, key), "cancelled", CANCELLED_EARLY)
+  end
+  return wake(posted(run, body, key, true))
 end
 
 -- {24, run, event, key, kind}
@@ -124,47 +165,64 @@ local function post(command)
   elseif not run or not LIVES[run.fields.status] then
     return { REFUSED, NOBODY, run and shown_run(run) or false, "" }
   end
-  local begun = run.fields.status ~= "pending" or moment_in(run, "started_at")
-  local after, told = put_event(run, body, key), nil
-  if command[5] == "cancel" and not begun then
-    told = finish(after, "cancelled", CANCELLED_EARLY)
-  else
-    told = wake(save_run(after))
-  end
-  return { POSTED, told, after.posted, true, shown_run(run_of(id)) }
+  local told = command[5] == "cancel" and cancel(run, body, key) or wake(posted(run, body, key))
+  return { POSTED, told, run.posted + 1, true, shown_run(run_of(id)) }
 end
 
 -- ------------------------------------------------------------------------------------------ start and record
 
--- {id, type, input, request, key, its name among the keys, parent, root, attributes}
+-- A run without places is let in, to its starter or for whoever claims it.
+local function enter(run, worker)
+  if text_in(run, "places") ~= "" then
+    return all_admitting().enter(run, worker, false)
+  end
+  run = save_run(worker ~= "" and claimed(run, worker, run.fields.type) or run)
+  return run, false, wake(run)
+end
+
+-- {id, type, input, request, key, its name among the keys, parent, root, attributes, places, terms, priority}
+-- Returns what it is, the run that is there now, whether it is new, whom to tell, and the verdict.
 local function start(new, worker)
-  for place = 1, 9 do
+  for place = 1, 11 do
     text_of(new[place])
   end
+  local priority = whole(new[12], -MAX, MAX)
   local id, kind, request, key, key_name = new[1], new[2], new[4], new[5], new[6]
   local known = run_of(id)
   if known and text_in(known, "request") == request then
-    return STARTED, known, true, NOBODY
+    return STARTED, known, true, NOBODY, false
   end
   local found = key ~= "" and run_with_key(key_name)
   local same = found and run_of(found)
   if same then
-    return STARTED, same, false, NOBODY
+    return STARTED, same, false, NOBODY, false
   elseif known then
     return RUN_TAKEN, known
   elseif worker ~= "" and not works(worker) then
     return WORKER_GONE
+  elseif new[7] == "" then -- a child is counted where its parent's code says
+    local terms = known_terms(workflow_of(kind))
+    if new[11] ~= (terms and terms.digest or "") then
+      return TERMS_DIFFER, terms
+    end
   end
   local fields = {
     type = kind, status = "pending", created_at = NOW, due_at = AT_ONCE, request = request, root = new[8],
   }
-  for name, value in pairs({ key = key, parent = new[7], attributes = new[9] }) do
+  for name, value in pairs({ key = key, parent = new[7], attributes = new[9], places = new[10] }) do
     if value ~= "" then
       fields[name] = value
     end
   end
-  local run = { id = id, fields = fields, length = 1, posted = 0 }
-  run = save_run(worker ~= "" and claimed(run, worker, kind) or run)
+  if priority ~= 0 then
+    fields.priority = digits(priority)
+  end
+  local run, verdict, told = enter({ id = id, fields = fields, length = 1, posted = 0 }, worker)
+  if not run then
+    return LIMITED, nil, false, told, verdict
+  elseif run.id ~= id then
+    return STARTED, run, false, told, verdict
+  end
   if key ~= "" then
     made_keys[key_name] = id
   end
@@ -174,18 +232,22 @@ local function start(new, worker)
     end
     put("RPUSH", JOURNAL .. id, new[3])
   end)
-  return STARTED, run, true, wake(run)
+  return STARTED, run, true, told, verdict
 end
 
 -- {21, new, worker}
 local function start_run(command)
-  local kind, run, is_fresh, told = start(command[2], text_of(command[3]))
+  local kind, run, is_fresh, told, verdict = start(command[2], text_of(command[3]))
   if kind == WORKER_GONE then
     return WORKER_GONE
   elseif kind == RUN_TAKEN then
     return { RUN_TAKEN, NOBODY, shown_run(run) }
+  elseif kind == TERMS_DIFFER then
+    return { TERMS_DIFFER, NOBODY, run and keep(run.text) or false }
+  elseif kind == LIMITED then
+    return { LIMITED, NOBODY, verdict }
   end
-  return { STARTED, told, shown_run(run), is_fresh }
+  return { STARTED, told, shown_run(run), is_fresh, verdict }
 end
 
 local function check_record(entries, ending, attributes)
@@ -206,15 +268,17 @@ local function check_record(entries, ending, attributes)
 end
 
 local function recorded_again(run, fence, seen, ending, children)
-  local others = {}
+  local taken, limited = {}, {}
   for _, new in ipairs(children) do
     local known = run_of(text_of(new[1]))
-    if not known or text_in(known, "request") ~= new[4] then
-      others[#others + 1] = new[1]
+    if not known then
+      limited[#limited + 1] = { new[1], UNKNOWN }
+    elseif text_in(known, "request") ~= new[4] then
+      taken[#taken + 1] = new[1]
     end
   end
   local done = not ending or run.fields.status ~= "running" or number_in(run, "fence") ~= fence
-  return { RECORDED, NOBODY, done, others, kept_events(run.id, seen) }
+  return { RECORDED, NOBODY, done, taken, kept_events(run.id, seen), limited }
 end
 
 -- {23, run, fence, at, request, entries, seen, ending, children, attributes, swap}: what nearly every record is has been
@@ -237,23 +301,25 @@ local function record(command)
     end
     later(write_it)
   end
-  local fields = { last = request, attributes = attributes }
+  local told, taken, limited, fields = {}, {}, {}, { last = request, attributes = attributes }
   if #entries > 0 or ending then
     fields.deaths = ""
   end
-  local after, told, taken, done = altered(run, fields), {}, {}, not ending or run.posted <= seen
-  after.length = run.length + #entries
   later(function()
     write_many("RPUSH", JOURNAL .. id, entries)
   end)
   for _, new in ipairs(children) do
-    local kind, _, _, more = start(new, "")
+    local kind, child, _, more, verdict = start(new, "")
+    add(told, more or NOBODY)
     if kind == RUN_TAKEN then
       taken[#taken + 1] = new[1]
-    else
-      add(told, more)
+    elseif kind == LIMITED or (kind == STARTED and child.id ~= new[1]) then
+      limited[#limited + 1] = { new[1], verdict or ADMITTED }
     end
   end
+  run = run_of(id) -- a child that came may have had it cancelled
+  local after, done = altered(run, fields), not ending or run.posted <= seen
+  after.length = run.length + #entries
   if ending and done and ending[1] == FINISH then
     add(told, finish(after, ending[2], ending[3]))
   elseif ending and done then
@@ -262,7 +328,7 @@ local function record(command)
   else
     save_run(after)
   end
-  return { RECORDED, told, done, taken, run.posted > seen and kept_events(id, seen) }
+  return { RECORDED, told, done, taken, run.posted > seen and kept_events(id, seen), limited }
 end
 
 -- ------------------------------------------------------------------------------------------ again
@@ -292,6 +358,23 @@ local function revive(command)
     return refused(run or false)
   end
   length = math.max(1, math.min(length, run.length))
+  local after = altered(run, {
+    status = "pending", worker = "", fence = next_fence(run), due_at = AT_ONCE, deaths = "", last = request,
+    ended_at = "", started_at = command[7] and "" or run.fields.started_at,
+  })
+  after.fields.result, after.fields.cancelling, after.length = nil, nil, length
+  local told, verdict
+  if text_in(run, "places") ~= "" and not LIVES[run.fields.status] then
+    after, verdict, told = all_admitting().enter(after, "", true)
+    if not after then
+      return { LIMITED, NOBODY, verdict }
+    end
+  else -- it has its place, in the queue or beyond
+    if run.fields.status == "queued" then
+      after.fields.status, after.fields.due_at = "queued", ""
+    end
+    told = wake(save_run(after))
+  end
   for _, number in ipairs(command[6]) do
     if whole(number, -MAX, MAX) >= 1 and number <= run.posted then
       forget_event(id, number)
@@ -302,13 +385,31 @@ local function revive(command)
       put("LTRIM", JOURNAL .. id, "0", digits(length - 1))
     end)
   end
-  local after = altered(run, {
-    status = "pending", worker = "", fence = next_fence(run), due_at = AT_ONCE, deaths = "", last = request,
-    ended_at = "", started_at = command[7] and "" or run.fields.started_at,
-  })
-  after.fields.result, after.length = nil, length
-  save_run(after)
-  return { POSTED, wake(after), length, true, shown_run(after) }
+  return { POSTED, told, length, true, shown_run(after) }
+end
+
+-- ------------------------------------------------------------------------------------------ limits
+
+local admitting
+
+local function make_admitting()
+  --@include redis_admitting.lua
+end
+
+all_admitting = function()
+  admitting = admitting or make_admitting()
+  return admitting
+end
+
+-- {35, workflow, digest, terms as JSON}
+local function publish_terms(command)
+  return all_admitting().publish(text_of(command[2]), text_of(command[3]), text_of(command[4]))
+end
+
+-- {36, workflow}
+local function see_terms(command)
+  local known = known_terms(text_of(command[2]))
+  return { TERMS_DIFFER, NOBODY, known and keep(known.text) or false }
 end
 
 -- ------------------------------------------------------------------------------------------ workers
@@ -327,6 +428,7 @@ local function enlist(command)
 end
 
 return {
-  [21] = start_run, [23] = record, [24] = post, [25] = revive, [33] = enlist,
+  [21] = start_run, [23] = record, [24] = post, [25] = revive, [33] = enlist, [35] = publish_terms,
+  [36] = see_terms, all_limits = all_limits,
   add = add, wake = wake, claimed = claimed, buried = buried, finish = finish,
 }

@@ -11,6 +11,7 @@
 --   ...:runs:living:<type>   a set of the runs that have not ended; ...:runs:types names the types
 --   ...:runs:keys            a hash: <workflow>:<idempotency key> -> the run
 --   ...:workers              a hash: the id of a worker -> what it is, as JSON
+--   ...:limits:...           the limits of workflows, and who is counted by them: see redis_limits.lua
 --
 -- How long a journal is and how many events came is asked of the lists themselves, so no count can be wrong. Texts of
 -- users (entries, inputs, payloads, results, attributes) are never taken apart here: they come back byte for byte.
@@ -19,29 +20,35 @@
 local RUN, JOURNAL, INBOX, INBOX_KEYS = BASE .. "run:", BASE .. "journal:", BASE .. "inbox:", BASE .. "inbox-keys:"
 local DUE_OF, OWNED_BY, LIVING = BASE .. "runs:due:", BASE .. "runs:of:", BASE .. "runs:living:"
 local AGE, TYPES, BY_KEY, WORKERS = BASE .. "runs:age", BASE .. "runs:types", BASE .. "runs:keys", BASE .. "workers"
+local TERMS = BASE .. "limits:terms"
 
 local FIRST_LOOK, LAST_LOOK = 26, 32
 local WORKER_GONE, CLAIMED, ENLISTED = 43, 42, 52
 local LONG_AGO = 5000000000000000
 local AT_ONCE = format("%.0f", now - LONG_AGO)
-local LIVES = { pending = true, running = true, suspended = true }
+local LIVES = { queued = true, pending = true, running = true, suspended = true }
 local ENDS = { completed = true, failed = true, cancelled = true, timed_out = true }
-local FIELDS = {
-  "type", "status", "created_at", "due_at", "worker", "fence", "lives", "deaths", "request", "last", "key", "parent",
-  "root", "started_at", "ended_at", "result", "attributes", "watchers",
+local NUMBERS = {
+  "created_at", "due_at", "fence", "lives", "deaths", "started_at", "ended_at", "priority", "arrival",
 }
-local NUMBERS = { "created_at", "due_at", "fence", "lives", "deaths", "started_at", "ended_at" }
+local TEXTS_OF_JSON = { "attributes", "watchers", "places" }
 -- A lock with one confirmed holder whose time runs, and with nothing after it: nearly every worker's lease.
 local LEASE = '"holders":%[{"id":"([^%c"\\\128-\255]*)","label":{[^{}]*},"token":%d+,"since":%d+,"ttl":(%d+),'
   .. '"expires_at":(%d+)}%]}$'
 
 local drafts, before, saves, made_keys, writes -- of the command that is being decided
+local arrivals, lines, notes = {}, {}, {} -- likewise: what it adds to inboxes, to places and to starts
 local workers -- all that are enlisted, the latest last; nil: not known now
 local known_types = {} -- those that have been written down by this batch
 local leases = {} -- key of a lock -> what was found out about its text
+local terms_known = {} -- workflow -> its terms as this batch has left them; false: there are none
+local recount
 
 local function begin()
   drafts, before, saves, made_keys, writes = {}, {}, {}, {}, {}
+  if next(arrivals) or next(lines) then
+    arrivals, lines, notes = {}, {}, {}
+  end
 end
 
 local function digits(number)
@@ -108,7 +115,7 @@ local function check(id, fields, flat)
       unreadable("run", id, "a number in it is none")
     end
   end
-  for _, name in ipairs({ "attributes", "watchers" }) do
+  for _, name in ipairs(TEXTS_OF_JSON) do
     if fields[name] and fields[name] ~= "" then
       json_in(id, fields[name])
     end
@@ -146,6 +153,9 @@ local function run_of(id)
 end
 
 local function save_run(run)
+  if (run.fields.places or "") ~= "" then
+    recount(drafts[run.id], run)
+  end
   if not saves[run.id] then
     saves[run.id] = true
     saves[#saves + 1] = run.id
@@ -185,13 +195,41 @@ local function events_after(id, seen)
   return found
 end
 
+-- With those that come by this very command.
 local function kept_events(id, seen)
   local found = events_after(id, seen)
+  for _, event in ipairs(arrivals[id] or NOBODY) do
+    if event.number > seen then
+      found[#found + 1] = event.text
+    end
+  end
   return #found > 0 and keep(cmsgpack.pack(found))
 end
 
 local function run_with_key(name)
   return made_keys[name] or call("HGET", BY_KEY, name) or nil
+end
+
+-- The terms of a workflow: their digest and their text; nil: none were ever published.
+local function known_terms(workflow)
+  local known = terms_known[workflow]
+  if known == nil then
+    local text = call("HGET", TERMS, workflow)
+    known = false
+    if text then
+      known = { digest = match(text, '^{"digest":"(%x*)","terms":{.*}}$') }
+      if not known.digest then
+        unreadable("terms of the workflow", workflow, "they are no JSON of terms")
+      end
+      known.text = sub(text, #known.digest + 22, -2)
+    end
+    terms_known[workflow] = known
+  end
+  return known or nil
+end
+
+local function forget_terms(workflow)
+  terms_known[workflow] = nil
 end
 
 local function next_due(kinds)
@@ -251,13 +289,15 @@ end
 
 local function write_fields(was, run)
   local old, values, gone = was and was.fields or NOBODY, {}, {}
-  for _, name in ipairs(FIELDS) do
-    local value = run.fields[name]
-    if value == nil and old[name] ~= nil then
-      gone[#gone + 1] = name
-    elseif value ~= old[name] then
+  for name, value in pairs(run.fields) do
+    if value ~= old[name] then
       values[#values + 1] = name
       values[#values + 1] = value
+    end
+  end
+  for name in pairs(old) do
+    if run.fields[name] == nil then
+      gone[#gone + 1] = name
     end
   end
   if #values > 0 then
@@ -300,6 +340,12 @@ local stories, claims, looks
 
 local function make_stories()
   --@include redis_run_rules.lua
+end
+
+-- Keep the places where a run is counted.
+recount = function(was, run)
+  stories = stories or make_stories()
+  stories.all_limits().recount(was, run)
 end
 
 local function make_claims()

@@ -16,6 +16,7 @@ from .. import run_commands as r
 from ..commands import Command
 from ..errors import RecordUnreadable
 from ..rules import run_outcomes as out
+from ..rules.admission import ADMITTED, Place, Terms, Verdict
 from ..rules.outcomes import Outcome
 from ..rules.run import Event, NewRun, Park, Run, Scalar, Then, Worker, workflow_of
 from ..rules.slot import Swap
@@ -32,6 +33,8 @@ _event = msgspec.json.Decoder(Event)
 _worker = msgspec.json.Decoder(Worker)
 _attributes = msgspec.json.Decoder(dict[str, Scalar])
 _names = msgspec.json.Decoder(tuple[str, ...])
+_places = msgspec.json.Decoder(tuple[Place, ...])
+_terms = msgspec.json.Decoder(Terms)
 _run = msgspec.msgpack.Decoder(tuple[dict[str, str], str, int, int])
 _claim = msgspec.msgpack.Decoder(tuple[dict[str, str], str, int, int, tuple[str, ...], tuple[str, ...]])
 _texts = msgspec.msgpack.Decoder(tuple[str, ...])
@@ -64,8 +67,12 @@ def _all(kind: type, values: Sequence[Any]) -> Sequence[Any]:
 def _new(new: NewRun) -> Row:
     workflow = workflow_of(new.type)
     name = run_key_name(workflow, new.key)
-    attributes = _scalars(new.attributes)
-    return new.id, new.type, new.input, new.request, new.key, name, new.parent, new.root or new.id, attributes
+    attributes, places = _scalars(new.attributes), ""
+    if new.places:
+        places = _text(new.places)
+        _places.decode(places)  # one that cannot be read again would be in the way of every end
+    first = new.id, new.type, new.input, new.request, new.key, name, new.parent, new.root or new.id, attributes
+    return *first, places, new.terms, new.priority
 
 
 def _ending(then: Then | None) -> Row | None:
@@ -124,6 +131,12 @@ def _enlist(command: r.EnlistWorker) -> Row:
     return s.ENLIST_WORKER, command.worker, text.removesuffix(',"since":0}') + "}"
 
 
+def _publish(command: r.PublishTerms) -> Row:
+    text = _text(command.terms)
+    _terms.decode(text)  # likewise
+    return s.PUBLISH_TERMS, command.workflow, command.terms.digest, text
+
+
 ROWS: dict[type[Command], Callable[[Any], Row]] = {
     r.StartRun: lambda command: (s.START_RUN, _new(command.new), command.worker),
     r.ClaimRuns: _claim_runs,
@@ -139,6 +152,8 @@ ROWS: dict[type[Command], Callable[[Any], Row]] = {
     r.ListWorkers: lambda _: (s.LIST_WORKERS,),
     r.EnlistWorker: _enlist,
     r.DismissWorker: lambda command: (s.DISMISS_WORKER, command.worker),
+    r.PublishTerms: _publish,
+    r.SeeTerms: lambda command: (s.SEE_TERMS, command.workflow),
 }
 
 
@@ -171,6 +186,10 @@ def _made(fields: dict[str, str], id: str, length: int, posted: int) -> Run:
             result=get("result"),
             attributes=_attributes.decode(text) if (text := get("attributes")) else {},
             watchers=_names.decode(text) if (text := get("watchers")) else (),
+            places=_places.decode(text) if (text := get("places")) else (),
+            priority=int(get("priority") or 0),
+            arrival=int(get("arrival") or 0),
+            cancelling=bool(get("cancelling")),
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise RecordUnreadable(
@@ -197,8 +216,25 @@ def _events_at(place: int | bool, texts: Texts) -> tuple[Event, ...]:  # noqa: F
     return () if place is False else tuple(map(_event.decode, _texts.decode(texts[place])))
 
 
+def _verdict(answer: Answer) -> Verdict:
+    if answer is False:
+        return ADMITTED
+    what, limit, key, most, retry_in = answer
+    return Verdict(what, limit, key, most, None if retry_in is False else retry_in)
+
+
+def _terms_at(place: int | bool, texts: Texts) -> Terms | None:  # noqa: FBT001
+    return None if place is False else _terms.decode(texts[place])
+
+
 def _started(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:
-    return out.Started(run=_run_at(answer[2], texts), fresh=answer[3], now=now, woken=tuple(answer[1]))
+    run, verdict = _run_at(answer[2], texts), _verdict(answer[4])
+    return out.Started(run=run, fresh=answer[3], now=now, verdict=verdict, woken=tuple(answer[1]))
+
+
+def _published(command: r.PublishTerms, answer: Answer, texts: Texts, _: int) -> Outcome:
+    terms = _terms_at(answer[3], texts) or command.terms
+    return out.TermsPublished(terms=terms, fresh=answer[2], woken=tuple(answer[1]))
 
 
 def _claimed(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:
@@ -211,8 +247,14 @@ def _claimed(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:
 def _recorded(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:
     if answer == s.RECORDED:
         return out.Recorded(done=True, events=(), now=now)
-    events = _events_at(answer[4], texts)
-    return out.Recorded(done=answer[2], taken=tuple(answer[3]), events=events, now=now, woken=tuple(answer[1]))
+    return out.Recorded(
+        done=answer[2],
+        taken=tuple(answer[3]),
+        limited={name: _verdict(verdict) for name, verdict in answer[5]},
+        events=_events_at(answer[4], texts),
+        now=now,
+        woken=tuple(answer[1]),
+    )
 
 
 def _refused(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:  # noqa: ARG001
@@ -275,4 +317,7 @@ READERS: dict[int, Callable[[Any, Answer, Texts, int], Outcome]] = {
     s.OUTLOOK: _outlook,
     s.WORKERS_SEEN: _workers_seen,
     s.ENLISTED: _enlisted,
+    s.LIMITED: lambda _, answer, __, ___: out.Limited(verdict=_verdict(answer[2])),
+    s.TERMS_DIFFER: lambda _, answer, texts, __: out.TermsDiffer(terms=_terms_at(answer[2], texts)),
+    s.TERMS_PUBLISHED: _published,
 }

@@ -5,12 +5,15 @@
 -- while the lock 'worker/<id>' is held.
 --
 --   type        the workflow's name, with @version if it has one; @* if whoever drives it first decides that.
---   status      pending, running, suspended, completed, failed, cancelled, timed_out.
+--   status      queued, pending, running, suspended, completed, failed, cancelled, timed_out.
 --   due_at      microseconds since 1970: when a run that nobody drives may be claimed. NULL: driven, ended, or not
 --               before an event comes.
 --   worker      who drives it; NULL: nobody.
 --   key         its idempotency key within its workflow; NULL: none.
 --   record      everything about it as JSON; the columns before it are parts of this, for the indexes.
+--
+-- A row of `terms` holds the limits of a workflow as JSON. A row of `places` is a living run that a limit counts, or that
+-- waits there: the runs of one `party` are counted together. A row of `starts` is a start that a limit on starts counts.
 --
 -- To look at it: SELECT id, type, status, datetime(due_at / 1000000, 'unixepoch') FROM runs;
 --                SELECT number, entry FROM journal WHERE run = '...' ORDER BY number;
@@ -32,7 +35,7 @@ CREATE TABLE runs (
 CREATE INDEX runs_due ON runs (namespace, type, due_at, id) WHERE due_at IS NOT NULL;
 CREATE INDEX runs_worker ON runs (namespace, worker, id) WHERE worker IS NOT NULL;
 CREATE INDEX runs_age ON runs (namespace, created_at, id);
-CREATE INDEX runs_living ON runs (namespace, type) WHERE status IN ('pending', 'running', 'suspended');
+CREATE INDEX runs_living ON runs (namespace, type) WHERE status IN ('queued', 'pending', 'running', 'suspended');
 CREATE UNIQUE INDEX runs_key ON runs (namespace, workflow, key) WHERE key IS NOT NULL;
 
 CREATE TABLE journal (
@@ -60,3 +63,36 @@ CREATE TABLE workers (
     worker    TEXT NOT NULL,
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
+
+CREATE TABLE terms (
+    namespace TEXT NOT NULL,
+    workflow  TEXT NOT NULL,
+    terms     TEXT NOT NULL,
+    PRIMARY KEY (namespace, workflow)
+) WITHOUT ROWID;
+
+CREATE TABLE places (
+    namespace TEXT NOT NULL,
+    party     TEXT NOT NULL,
+    queued    INTEGER NOT NULL,
+    rank      INTEGER NOT NULL,
+    arrival   INTEGER NOT NULL,
+    run       TEXT NOT NULL,
+    workflow  TEXT NOT NULL,
+    place     TEXT NOT NULL,
+    PRIMARY KEY (namespace, party, queued, rank, arrival, run)
+) WITHOUT ROWID;
+
+CREATE INDEX places_queued ON places (namespace, workflow) WHERE queued = 1;
+
+CREATE TABLE starts (
+    number    INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    party     TEXT NOT NULL,
+    at        INTEGER NOT NULL,
+    run       TEXT NOT NULL,
+    gone_at   INTEGER NOT NULL
+);
+
+CREATE INDEX starts_latest ON starts (namespace, party, at, run);
+CREATE INDEX starts_gone ON starts (namespace, gone_at);

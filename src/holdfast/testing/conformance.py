@@ -19,10 +19,10 @@ from .suite.commands import Commands
 from .suite.crowds import Crowds
 from .suite.hints import Hints
 from .suite.histories import Histories
+from .suite.limits import Limits
 from .suite.paging import Paging
-from .suite.runs import Runs
 from .suite.slots import Slots
 
 
-class StoreConformance(Commands, Again, Slots, Runs, Paging, Hints, Histories, Crowds, Callers):
+class StoreConformance(Commands, Again, Slots, Limits, Paging, Hints, Histories, Crowds, Callers):
     """The suite that every store must pass. Only `url` has to be given."""

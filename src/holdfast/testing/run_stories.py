@@ -264,11 +264,16 @@ class RunStoryteller:
             (2, lambda: r.RunsOutlook(types=tuple(pick.sample(TYPES, 2)))),
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
+            *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])
         made = command()
         self.sent.append(made)
         return made
+
+    def _more(self) -> list[tuple[int, Callable[[], c.Command]]]:
+        """What else may happen, and how often."""
+        return []
 
     def _lock_run(self, run: str) -> c.Command:
         """Somebody who brings an engine of their own."""

@@ -28,19 +28,35 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..flows import Flow, Wait, send
+from ..rules.admission import Terms
 from ..rules.outcomes import Outcome
-from ..rules.run import ANY_VERSION, Event, NewRun, Run, Scalar, Status
+from ..rules.run import ANY_VERSION, LIVING, Event, NewRun, Run, Scalar, Status, workflow_of
 from ..rules.run_book import RunFilter
-from ..rules.run_outcomes import Claim, Posted, Refused, RunPage, RunSeen, RunTaken, Started
-from ..run_commands import ListRuns, PostEvent, ReviveRun, SeeRun, StartRun, WatchRun
+from ..rules.run_outcomes import (
+    Claim,
+    Limited,
+    Posted,
+    Refused,
+    RunPage,
+    RunSeen,
+    RunTaken,
+    Started,
+    TermsDiffer,
+    TermsPublished,
+    WorkerGone,
+)
+from ..run_commands import ListRuns, PostEvent, PublishTerms, ReviveRun, SeeRun, SeeTerms, StartRun, WatchRun
 from ..stores.contract import Joinable
 from ..values import Duration, checked_count, checked_key, seconds
 from . import journal as j
 from .definition import Workflow
+from .limits import checked_priority, exceeded, places_of
 
+TERMS_CHANGE = 10
+"""How often the terms of a workflow may change while a run of it is being started."""
 LOOK_SECONDS = 1.0
 """How often somebody who waits for a run's end looks by itself."""
-STATUSES = ("pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
+STATUSES = ("queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
 RETRIABLE = {"failed", "timed_out", "cancelled"}
 MAX_LISTED = 1_000_000
 """As many runs are on a page at most."""
@@ -70,7 +86,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def living(self) -> bool:
         """Whether it has not ended."""
-        return self.status in {"pending", "running", "suspended"}
+        return self.status in LIVING
 
 
 class RunsPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +101,7 @@ class Asking:
 
     def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
         self.client, self.max_bytes = client, max_bytes
+        self._terms: dict[str, Terms] = {}
 
     def new_run(
         self,
@@ -94,6 +111,7 @@ class Asking:
         id: str | None,
         idempotency_key: str | None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
     ) -> NewRun:
         """Check what is to be started, and write its input."""
         if isinstance(workflow, Workflow):
@@ -116,16 +134,61 @@ class Asking:
             request=secrets.token_hex(8),
             key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
             attributes=checked_attributes({} if attributes is None else attributes),
+            priority=checked_priority(priority),
         )
 
-    def start(self, new: NewRun, worker: str = "") -> Flow[Started]:
-        """Start a run. If its worker is gone, it is for whoever claims it."""
-        outcome, _ = yield from send(StartRun(new=new, worker=worker))
-        if worker and not isinstance(outcome, Started | RunTaken):
-            outcome, _ = yield from send(StartRun(new=new))
+    def start(
+        self, new: NewRun, worker: str = "", *, workflow: Workflow[Any, Any] | str = "", input: Any = None
+    ) -> Flow[Started]:
+        """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
+        for _ in range(TERMS_CHANGE):
+            outcome, _ = yield from send(StartRun(new=self._counted(new, workflow, input), worker=worker))
+            if isinstance(outcome, WorkerGone):
+                worker = ""
+            elif isinstance(outcome, TermsDiffer):
+                yield from self._learn(workflow_of(new.type), workflow, outcome.terms)
+            else:
+                break
         return _started(new, outcome)
 
-    def start_within(self, connection: Any, new: NewRun) -> Started:
+    def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str, input: Any) -> NewRun:
+        """The start with the places where its run is counted, by the terms as they are known here."""
+        name = workflow_of(new.type)
+        given = workflow.limits if isinstance(workflow, Workflow) else ()
+        terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else Terms())
+        if not terms.limits:
+            return new
+        value = workflow.given(input) if isinstance(workflow, Workflow) else input
+        places = places_of(terms, name, given, new.input, value)
+        return msgspec.structs.replace(new, places=places, terms=terms.digest)
+
+    def _learn(self, name: str, workflow: Workflow[Any, Any] | str, terms: Terms | None) -> Flow[None]:
+        """Other terms count than those that were known here; or ours are newer, and nobody has published them yet."""
+        own = workflow.terms if isinstance(workflow, Workflow) else None
+        if own is not None and (terms is None or own.version > terms.version):
+            yield from self.publish(name, own)
+        else:
+            self._terms[name] = terms or Terms()
+
+    def announce(self, name: str, terms: Terms) -> Flow[bool]:
+        """Make the terms of an engine's workflow known; nothing is written where there never were any."""
+        if not terms.limits:
+            outcome, _ = yield from send(SeeTerms(workflow=name))
+            assert isinstance(outcome, TermsDiffer)  # noqa: S101
+            if outcome.terms is None or not outcome.terms.limits:
+                return True
+        return (yield from self.publish(name, terms))
+
+    def publish(self, name: str, terms: Terms) -> Flow[bool]:
+        """Make the terms of a workflow known, and learn which ones count. Returns whether these do."""
+        outcome, _ = yield from send(PublishTerms(workflow=name, terms=terms))
+        assert isinstance(outcome, TermsPublished)  # noqa: S101
+        self._terms[name] = outcome.terms
+        return outcome.terms == terms
+
+    def start_within(
+        self, connection: Any, new: NewRun, *, workflow: Workflow[Any, Any] | str = "", input: Any = None
+    ) -> Started:
         """Start a run within the caller's own transaction: rolled back, it never existed."""
         store = self.client.works.store
         if not isinstance(store, Joinable):
@@ -133,7 +196,17 @@ class Asking:
                 f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
                 f"{store.url}. Start the run after your commit, with an idempotency_key."
             )
-        (outcome,) = store.join(connection).execute([StartRun(new=new)])
+        joined = store.join(connection)
+        for _ in range(TERMS_CHANGE):
+            (outcome,) = joined.execute([StartRun(new=self._counted(new, workflow, input))])
+            if not isinstance(outcome, TermsDiffer):
+                break
+            own = workflow.terms if isinstance(workflow, Workflow) else None
+            if own is not None and (outcome.terms is None or own.version > outcome.terms.version):
+                joined.execute([PublishTerms(workflow=workflow_of(new.type), terms=own)])
+                self._terms[workflow_of(new.type)] = own
+            else:
+                self._terms[workflow_of(new.type)] = outcome.terms or Terms()
         if isinstance(outcome, Failed):
             raise outcome.error
         return _started(new, outcome)
@@ -233,6 +306,8 @@ class Asking:
         outcome, _ = yield from send(
             ReviveRun(run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=fresh, request=request)
         )
+        if isinstance(outcome, Limited):
+            raise exceeded(run.workflow, outcome.verdict)
         if isinstance(outcome, Refused):
             holder = outcome.holder or seen.holder
             raise RunLocked(
@@ -266,6 +341,13 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
             "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
             run_id=new.id,
             status=outcome.run.status,
+        )
+    if isinstance(outcome, Limited):
+        raise exceeded(workflow_of(new.type), outcome.verdict)
+    if isinstance(outcome, TermsDiffer):
+        raise InvalidOption(
+            f"the limits of {workflow_of(new.type)!r} change all the time: engines with different ones publish them by "
+            "turns. Give the newer ones a higher version=. Nothing was started."
         )
     assert isinstance(outcome, Started)  # noqa: S101
     return outcome

@@ -12,7 +12,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from ..codec import decode_value, output_of
-from ..errors import NonDeterminismError, NotInWorkflow, WorkflowFailed
+from ..errors import HoldfastError, NonDeterminismError, NotInWorkflow, WorkflowFailed
 from ..rules.run import End, Event, NewRun, Run, Scalar
 from . import journal as j
 from .context import Context, SlotWork, StepCall
@@ -132,6 +132,7 @@ class Code:
                 if not entry.child:
                     _resolve(self._call_of(entry.id, entry.args).future, None, error)
                 elif (waiting_for := self._child_waits.get(entry.id)) is not None:
+                    self._children.pop(entry.id, None)  # it is not asked for once more in a later life
                     _resolve(waiting_for, None, error)
                 else:
                     raise self._differs(f"the child {entry.id!r} was refused", f"{sorted(self._child_waits)}")
@@ -186,9 +187,10 @@ class Code:
         ends = round(timer.when() * 1_000_000)
         return ends if first is None else min(first, ends)
 
-    def forget_child(self, id: str) -> None:
-        """There is no such child."""
+    def refuse_child(self, id: str, why: HoldfastError) -> None:
+        """There is no such child: its id is that of another run, or a limit keeps it out."""
         self._children.pop(id, None)
+        self.taken[id] = j.Failure(f"holdfast.errors.{type(why).__name__}", str(why))
 
     def leave(self) -> None:
         """End it here and now. On the way out everything that it asks for raises."""

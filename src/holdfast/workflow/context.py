@@ -22,6 +22,7 @@ from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
 from .asking import checked_attributes
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context
+from .limits import places_of
 from .state import RunStates
 
 if TYPE_CHECKING:
@@ -330,13 +331,16 @@ class Context:
         place = self._next_id(workflow.name)
         child = checked_key(f"{self.run_id}/{place}" if id is None else id, what="run id")
         what = f"the input of {workflow.name!r}"
+        value = workflow.given(input)
+        text = encode_value(value, workflow.input_type, what=what, max_bytes=self._code.max_bytes)
         new = NewRun(
             id=child,
             type=workflow.type,
-            input=encode_value(workflow.given(input), workflow.input_type, what=what, max_bytes=self._code.max_bytes),
+            input=text,
             request=f"{self.run_id}:{place}",
             parent=self.run_id,
             root=self._code.run.root,
+            places=places_of(workflow.terms, workflow.name, workflow.limits, text, value),
         )
         self._code.start_child(new)
         return ChildHandle(self, child, workflow.output_type)

@@ -7,7 +7,7 @@ inside a run it becomes a recorded step, called outside it is itself.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -18,6 +18,7 @@ from ..codec import hints_of
 from ..errors import InvalidOption, InvalidWorkflow
 from ..rules.run import ANY_VERSION
 from ..values import MICROSECONDS, Duration, checked_count, checked_key, seconds
+from .limits import Concurrency, Rate, terms_of
 
 if TYPE_CHECKING:
     from .context import Context
@@ -99,6 +100,8 @@ class Workflow(Generic[I, O]):
         timeout: Duration | None,
         retry: Retry | None,
         version: str | None,
+        concurrency: Concurrency | Sequence[Concurrency] | None = None,
+        rate: Rate | Sequence[Rate] | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(
@@ -122,6 +125,7 @@ class Workflow(Generic[I, O]):
                 raise InvalidOption(f"a workflow's name and version may not hold @ or *: {text!r}")
         self.timeout = None if timeout is None else round(seconds(timeout, what="timeout") * MICROSECONDS)
         self.retry = checked_retry(retry) or ONCE
+        self.limits, self.terms = terms_of(concurrency, rate)
         self.takes_input = len(parameters) == 2  # noqa: PLR2004  (the context and the input)
         hints = hints_of(function)
         self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
@@ -259,9 +263,17 @@ def workflow(
     timeout: Duration | None = None,
     retry: Retry | None = None,
     version: str | None = None,
+    concurrency: Concurrency | Sequence[Concurrency] | None = None,
+    rate: Rate | Sequence[Rate] | None = None,
 ) -> _WorkflowMaker: ...
 def workflow(
-    name: Any = None, *, timeout: Duration | None = None, retry: Retry | None = None, version: str | None = None
+    name: Any = None,
+    *,
+    timeout: Duration | None = None,
+    retry: Retry | None = None,
+    version: str | None = None,
+    concurrency: Concurrency | Sequence[Concurrency] | None = None,
+    rate: Rate | Sequence[Rate] | None = None,
 ) -> Any:
     """Make a workflow of an async function `(ctx, input)`, with or without parentheses.
 
@@ -271,9 +283,10 @@ def workflow(
     >>> greet
     <workflow greet>
     """
+    options = {"timeout": timeout, "retry": retry, "version": version, "concurrency": concurrency, "rate": rate}
     if name is None or isinstance(name, str):
-        return _WorkflowMaker(name=name, timeout=timeout, retry=retry, version=version)
-    return _WorkflowMaker(name=None, timeout=timeout, retry=retry, version=version)(name)
+        return _WorkflowMaker(name=name, **options)
+    return _WorkflowMaker(name=None, **options)(name)
 
 
 def _called(function: object) -> str:

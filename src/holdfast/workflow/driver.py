@@ -18,7 +18,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from ..codec import encode_value
-from ..errors import HoldfastError, InvalidValue, StoreUnavailable, WorkflowFailed
+from ..errors import HoldfastError, InvalidValue, RunExists, StoreUnavailable, WorkflowFailed
 from ..rules.outcomes import Outcome
 from ..rules.run import End, Event, Finish, Park, Run, Then
 from ..rules.run_outcomes import Claim, Recorded, Refused
@@ -29,6 +29,7 @@ from .context import SlotWork, StepCall
 from .definition import Workflow
 from .failures import failure_of
 from .host import Host
+from .limits import exceeded
 from .slots import Slots
 from .steps import Steps, Transacted
 
@@ -479,11 +480,7 @@ class Driver:
         if command.then is not None and isinstance(self.end, Park) and not self._code.done:
             self.end = None  # something has come meanwhile
         for child in answer.taken:
-            self._taken(child)
+            self._code.refuse_child(child, RunExists(f"there is another run with the id {child!r}"))
+        for child, verdict in answer.limited.items():
+            self._code.refuse_child(child, exceeded(f"the child {child!r}", verdict))
         self.hear(answer.events)
-
-    def _taken(self, child: str) -> None:
-        """A child could not be started, because its id is that of another run."""
-        failure = j.Failure("holdfast.errors.RunExists", f"there is another run with the id {child!r}")
-        self._code.forget_child(child)
-        self._code.taken[child] = failure

@@ -27,6 +27,7 @@ from ..values import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
 from .asking import Asking, RunInfo, checked_timeout, result_of
 from .definition import Workflow
 from .driver import Driver
+from .limits import Admission, admission_of
 from .runs import AsyncQuestions
 from .worker import Worker
 
@@ -41,8 +42,12 @@ SWEEP = 100
 class RunHandle(Generic[O]):
     """A run, by its id. It may be driven here or anywhere."""
 
-    def __init__(self, asking: Asking, worker: Worker, id: str, output: Any) -> None:
+    def __init__(
+        self, asking: Asking, worker: Worker, id: str, output: Any, admission: Admission | None = None
+    ) -> None:
         self._asking, self._worker, self.id, self._output = asking, worker, id, output
+        self.admission = admission
+        """What the limits of its workflow said, where this handle is the answer to a start."""
 
     async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (it is what it is called everywhere)
         """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
@@ -150,10 +155,24 @@ class Engine(AsyncQuestions):
         if not client.works.store.capabilities.workflows:
             raise StoreUnusable(f"{client.url} cannot run workflows yet: use SQLite, PostgreSQL or Redis/Valkey")
         self._worker = self._new_worker(client)
+        await self._publish(client)
         await self._worker.start()
         unknown = await self.unclaimed()
         if unknown and self._workflows:
             client.events.emit("types_unknown", worker=client.label(None).name, types=unknown)
+
+    async def _publish(self, client: BaseClient) -> None:
+        """Make the limits of the workflows known; of several versions of one the newest limits count."""
+        latest: dict[str, Workflow[Any, Any]] = {}
+        for workflow in self._workflows.values():
+            known = latest.get(workflow.name)
+            if known is None or workflow.terms.version >= known.terms.version:
+                latest[workflow.name] = workflow
+        asking = self._ready()
+        counts = await asyncio.gather(*(self._run(asking.announce(one.name, one.terms)) for one in latest.values()))
+        for workflow, ours in zip(latest.values(), counts, strict=True):
+            if not ours:
+                client.events.emit("limits_outdated", workflow=workflow.name, version=workflow.terms.version)
 
     def _new_worker(self, client: BaseClient) -> Worker:
         return self._worker_type(
@@ -194,6 +213,7 @@ class Engine(AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> RunHandle[O]: ...
     @overload
@@ -204,6 +224,7 @@ class Engine(AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> RunHandle[O]: ...
     @overload
@@ -215,6 +236,7 @@ class Engine(AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> RunHandle[Any]: ...
     async def start(
@@ -225,25 +247,28 @@ class Engine(AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> RunHandle[Any]:
         """Start a run. Its id must be new; with an idempotency key, the run that was started with it is returned."""
         asking, worker = self._open()
         known = self._named(workflow)
-        new = asking.new_run(known, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
+        new = asking.new_run(
+            known, input, id=id, idempotency_key=idempotency_key, attributes=attributes, priority=priority
+        )
         output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
-            return RunHandle(asking, worker, asking.start_within(connection, new).run.id, output)
-        if new.type not in self._workflows or worker.room < 1:
-            started = await self._run(asking.start(new))
-            return RunHandle(asking, worker, started.run.id, output)
-        worker.expect(new.id)
-        try:
-            started = await self._run(asking.start(new, worker.id))
-            await self._drive(started, new.input)
-        finally:
-            worker.unexpect(new.id)
-        return RunHandle(asking, worker, started.run.id, output)
+            started = asking.start_within(connection, new, workflow=known, input=input)
+        elif new.type not in self._workflows or worker.room < 1:
+            started = await self._run(asking.start(new, workflow=known, input=input))
+        else:
+            worker.expect(new.id)
+            try:
+                started = await self._run(asking.start(new, worker.id, workflow=known, input=input))
+                await self._drive(started, new.input)
+            finally:
+                worker.unexpect(new.id)
+        return RunHandle(asking, worker, started.run.id, output, admission=admission_of(started.verdict))
 
     async def _drive(self, started: Started, input: str) -> None:
         worker, run = self._open()[1], started.run

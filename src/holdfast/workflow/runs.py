@@ -79,16 +79,9 @@ class _Runs:
         self._client = client
         self._asking = Asking(client, max_bytes=client.max_bytes)
 
-    def _start(
-        self,
-        workflow: Workflow[Any, Any] | str,
-        input: Any,
-        id: str | None,
-        idempotency_key: str | None,
-        attributes: Mapping[str, Scalar] | None,
-    ) -> Flow[str]:
-        new = self._asking.new_run(workflow, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
-        started = yield from self._asking.start(new)
+    def _start(self, workflow: Workflow[Any, Any] | str, input: Any, **options: Any) -> Flow[str]:
+        new = self._asking.new_run(workflow, input, **options)
+        started = yield from self._asking.start(new, workflow=workflow, input=input)
         return started.run.id
 
 
@@ -111,6 +104,7 @@ class Runs(_Runs):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> str: ...
     @overload
@@ -121,6 +115,7 @@ class Runs(_Runs):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> str: ...
     @overload
@@ -132,6 +127,7 @@ class Runs(_Runs):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> str: ...
     def start(
@@ -142,16 +138,18 @@ class Runs(_Runs):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
         connection: Any = None,
     ) -> str:
         """Start a run, which an engine will drive, and return its id.
 
         With `connection`, inside the transaction that is open on it: rolled back, the run never existed.
         """
+        options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
         if connection is not None:
-            new = self._asking.new_run(workflow, input, id=id, idempotency_key=idempotency_key, attributes=attributes)
-            return self._asking.start_within(connection, new).run.id
-        return run(self._start(workflow, input, id, idempotency_key, attributes), self._client.works.lanes)
+            new = self._asking.new_run(workflow, input, **options, priority=priority)
+            return self._asking.start_within(connection, new, workflow=workflow, input=input).run.id
+        return run(self._start(workflow, input, **options, priority=priority), self._client.works.lanes)
 
     def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
@@ -218,6 +216,7 @@ class AsyncRuns(_Runs, AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
     ) -> str: ...
     @overload
     async def start(
@@ -227,6 +226,7 @@ class AsyncRuns(_Runs, AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
     ) -> str: ...
     @overload
     async def start(
@@ -237,6 +237,7 @@ class AsyncRuns(_Runs, AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
     ) -> str: ...
     async def start(
         self,
@@ -246,9 +247,11 @@ class AsyncRuns(_Runs, AsyncQuestions):
         id: str | None = None,
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
     ) -> str:
         """Start a run, which an engine will drive, and return its id."""
-        return await self._run(self._start(workflow, input, id, idempotency_key, attributes))
+        options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
+        return await self._run(self._start(workflow, input, **options, priority=priority))
 
     @overload
     def result(

@@ -64,7 +64,7 @@ class Runs(Telling):
 
     @pytest.fixture(autouse=True)
     def _only_with_workflows(self, request: pytest.FixtureRequest, _one_store_a_test: None) -> None:
-        if request.function.__qualname__.startswith("Runs.") and not self.store.capabilities.workflows:
+        if request.function.__qualname__.startswith(("Runs.", "Limits.")) and not self.store.capabilities.workflows:
             pytest.skip("this store has no workflows")
 
     def hire(self, worker: str = "w.1", *types: str, seconds: float = 60) -> str:
@@ -503,10 +503,11 @@ class Runs(Telling):
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
             teller = RunStoryteller(seed, second=self.second)
-            kinds |= self.told(f"runs-{seed}", RunModel(), teller, partial(_looks, teller))
+            kinds |= self.told(f"runs-{seed}", RunModel(), teller, partial(looks, teller))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def _looks(teller: RunStoryteller) -> list[c.Command]:
+def looks(teller: RunStoryteller) -> list[c.Command]:
+    """What a history is compared by in the end."""
     runs = [r.SeeRun(run=run, history=True) for run in teller.ids]
     return [r.ListRuns(limit=1000), *runs, *(c.ReadSlot(address=address) for address in SLOTS)]

@@ -1,0 +1,334 @@
+"""Limits: how many runs may be admitted at a time, or start within a span, and what happens to one that is too many."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ... import commands as c
+from ... import run_commands as r
+from ...rules import run as rule
+from ...rules.admission import Limit, OnExcess, Place, Terms
+from ...rules.run import Finish, Run
+from ...rules.run_outcomes import Claimed, Limited, Posted, Recorded, RunSeen, Started, TermsDiffer, TermsPublished
+from ..asking import SECOND
+from ..limit_stories import LimitStoryteller
+from ..run_stories import RunModel
+from .runs import TYPES, Runs, looks, record, signal, start
+from .telling import CHUNKS
+
+EVERY_ANSWER = {"Limited", "TermsDiffer", "TermsPublished", "Started", "Recorded", "Posted", "Refused", "Claimed"}
+FEWER = 2
+"""Every so manieth history is one of limits too."""
+
+
+class Limits(Runs):
+    """What a store with workflows promises about their limits."""
+
+    def publish(self, *limits: Limit, version: int = 0) -> Terms:
+        """Make the limits of `order` known."""
+        terms = Terms(limits=limits, version=version)
+        return self.ask(r.PublishTerms(workflow="order", terms=terms), TermsPublished).terms
+
+    def limited(self, max: int = 1, on_excess: OnExcess = "queue", **more: Any) -> Terms:
+        """One limit for all runs of `order`."""
+        return self.publish(Limit(name="all", max=max, on_excess=on_excess, **more))
+
+    def begin(self, run: str, terms: Terms, *, key: str = "", worker: str = "w.1", **more: Any) -> Started:
+        """A start by these terms that is not kept out; each limit with a path has this key."""
+        return self.ask(self.asked(run, terms, key=key, worker=worker, **more), Started)
+
+    def asked(self, run: str, terms: Terms, *, key: str = "", worker: str = "w.1", **more: Any) -> r.StartRun:
+        """The start of a run by these terms."""
+        places = tuple(Place(limit.name, key if limit.path else "") for limit in terms.limits)
+        return start(run, worker=worker, places=places, terms=terms.digest, **more)
+
+    def end(self, run: Run) -> Recorded:
+        """The end of a run that is driven."""
+        return self.ask(record(run, then=Finish("completed", "1")), Recorded)
+
+    def status(self, *runs: str) -> list[str]:
+        """How these runs are."""
+        return [self.run_seen(run).status for run in runs]
+
+    # -- too many ---------------------------------------------------------------------------------------------
+
+    def test_over_the_limit_a_start_is_rejected_and_leaves_nothing(self) -> None:
+        self.hire()
+        terms = self.limited(2, "reject")
+        first = self.begin("a", terms).run
+        self.begin("b", terms)
+        verdict = self.ask(self.asked("c", terms), Limited).verdict
+        assert (verdict.what, verdict.limit, verdict.key, verdict.max, verdict.retry_in) == (
+            "reject",
+            "all",
+            "",
+            2,
+            None,
+        )
+        assert self.ask(r.SeeRun(run="c"), RunSeen).claim is None
+        self.end(first)
+        assert self.begin("c", terms).run.status == "running"
+
+    def test_who_waits_is_let_in_in_order_in_the_step_in_which_a_place_becomes_free(self) -> None:
+        self.hire()
+        terms = self.limited()
+        first = self.begin("m", terms).run
+        waiting = [self.begin(run, terms) for run in ("z", "b", "a")]
+        assert [(one.run.status, one.verdict.what) for one in waiting] == [("queued", "queue")] * 3
+        assert self.claim() == []
+        assert self.end(first).woken == (rule.hint_for("w.1", "z"),)
+        assert self.status("z", "b", "a") == ["pending", "queued", "queued"]
+        for run in ("z", "b", "a"):
+            (claimed,) = self.claim()
+            assert claimed.id == run
+            self.end(claimed)
+
+    def test_those_who_come_in_one_batch_wait_in_the_order_of_the_batch(self) -> None:
+        self.hire()
+        terms = self.limited()
+        names = [f"run {n}" for n in (5, 3, 9, 1)]
+        outcomes = self.send(*(self.asked(run, terms) for run in names))
+        runs = [one.run for one in outcomes if isinstance(one, Started)]
+        assert [run.status for run in runs] == ["running", "queued", "queued", "queued"]
+        driven = runs[0]
+        for run in names[1:]:
+            self.end(driven)
+            (driven,) = self.claim()
+            assert driven.id == run
+
+    def test_a_higher_priority_is_let_in_before_those_who_came_earlier(self) -> None:
+        self.hire()
+        terms = self.limited()
+        driven = self.begin("a", terms).run
+        for run, priority in (("low", -1), ("b", 0), ("high", 5), ("c", 0), ("higher", 7)):
+            self.begin(run, terms, priority=priority)
+        order = []
+        for _ in range(5):
+            self.end(driven)
+            (driven,) = self.claim()
+            order.append(driven.id)
+        assert order == ["higher", "high", "b", "c", "low"]
+
+    def test_no_more_wait_than_may_wait(self) -> None:
+        self.hire()
+        terms = self.limited(max_queue=1)
+        self.begin("a", terms)
+        self.begin("b", terms)
+        verdict = self.ask(self.asked("c", terms), Limited).verdict
+        assert (verdict.what, verdict.limit) == ("queue_full", "all")
+
+    def test_a_start_that_is_skipped_is_answered_with_the_run_that_is_there(self) -> None:
+        self.hire()
+        terms = self.limited(2, "skip")
+        self.begin("b", terms)
+        self.begin("a", terms)
+        skipped = self.begin("c", terms)
+        assert (skipped.run.id, skipped.fresh, skipped.verdict.what) == ("b", False, "skip")
+        assert self.ask(r.SeeRun(run="c"), RunSeen).claim is None
+
+    def test_the_oldest_is_cancelled_and_the_newest_waits_for_its_end(self) -> None:
+        self.hire()
+        terms = self.limited(2, "cancel_oldest")
+        oldest = self.begin("b", terms).run
+        self.begin("a", terms)
+        new = self.begin("c", terms)
+        assert (new.run.status, new.verdict.what, new.woken) == (
+            "queued",
+            "cancel_oldest",
+            (rule.hint_for("w.1", "b"),),
+        )
+        seen = self.ask(r.SeeRun(run="b", history=True), RunSeen)
+        assert seen.claim is not None
+        assert [event.kind for event in seen.claim.events] == ["cancel"]
+        self.ask(record(oldest, then=Finish("cancelled", "1"), seen=1), Recorded)
+        assert self.status("a", "b", "c") == ["running", "cancelled", "pending"]
+
+    def test_when_all_are_stopping_already_who_waited_makes_room(self) -> None:
+        self.hire()
+        terms = self.limited(1, "cancel_oldest")
+        self.begin("a", terms)
+        self.begin("b", terms)
+        self.begin("c", terms)
+        assert self.status("a", "b", "c") == ["running", "cancelled", "queued"]
+
+    def test_a_run_that_never_began_makes_room_at_once(self) -> None:
+        self.hire()
+        terms = self.limited(1, "cancel_oldest")
+        self.begin("a", terms, worker="")
+        assert self.begin("b", terms).run.status == "pending"
+        assert self.status("a") == ["cancelled"]
+
+    def test_the_newest_is_recorded_as_cancelled(self) -> None:
+        self.hire()
+        terms = self.limited(1, "cancel_newest")
+        self.begin("a", terms)
+        new = self.begin("b", terms)
+        assert (new.run.status, new.fresh, new.verdict.what) == ("cancelled", True, "cancel_newest")
+        assert "WorkflowConcurrencyLimitExceededError" in str(new.run.result)
+        assert self.status("a", "b") == ["running", "cancelled"]
+
+    def test_of_several_limits_the_strictest_that_is_full_decides(self) -> None:
+        self.hire()
+        terms = self.publish(
+            Limit(name="all", max=2, on_excess="queue"), Limit(name="each", max=1, path="customer", on_excess="reject")
+        )
+        self.begin("a", terms, key='"ann"')
+        assert self.ask(self.asked("b", terms, key='"ann"'), Limited).verdict.key == '"ann"'
+        self.begin("c", terms, key='"bob"')
+        assert self.ask(self.asked("d", terms, key='"bob"'), Limited).verdict.limit == "each"
+        assert self.begin("e", terms, key='"eve"').verdict.limit == "all"
+
+    def test_one_that_another_limit_keeps_out_holds_nobody_up(self) -> None:
+        self.hire()
+        terms = self.publish(
+            Limit(name="all", max=2, on_excess="queue"), Limit(name="each", max=1, path="customer", on_excess="queue")
+        )
+        self.begin("a", terms, key='"ann"')
+        cid = self.begin("c", terms, key='"cid"').run
+        self.begin("ann again", terms, key='"ann"')
+        self.begin("bob", terms, key='"bob"')
+        self.end(cid)
+        assert self.status("ann again", "bob") == ["queued", "pending"]
+
+    # -- so many in a span ------------------------------------------------------------------------------------
+
+    def test_more_starts_than_a_span_allows_are_rejected_with_the_time_to_wait(self) -> None:
+        terms = self.publish(Limit(name="pace", max=2, per=2 * SECOND))
+        first, second, third = self.send(*(self.asked(run, terms, worker="") for run in "abc"))
+        assert isinstance(first, Started)
+        assert isinstance(second, Started)
+        assert isinstance(third, Limited)
+        assert (third.verdict.what, third.verdict.limit, third.verdict.max) == ("reject", "pace", 2)
+        assert third.verdict.retry_in == first.now + 2 * SECOND - second.now
+        self.advance(2.1)
+        self.begin("c", terms, worker="")
+
+    def test_starts_that_are_too_many_begin_when_the_span_allows(self) -> None:
+        self.hire()
+        terms = self.publish(Limit(name="pace", max=2, per=SECOND, on_excess="queue", max_queue=3))
+        outcomes = self.send(*(self.asked(f"run {n}", terms) for n in range(6)))
+        runs = [one.run for one in outcomes if isinstance(one, Started)]
+        now = runs[0].created_at
+        assert [run.status for run in runs] == ["running", "running", "pending", "pending", "pending"]
+        later = [run.due_at for run in runs[2:]]
+        assert [None if due is None else due - now for due in later] == [SECOND, SECOND, 2 * SECOND]
+        assert isinstance(outcomes[-1], Limited)
+        assert outcomes[-1].verdict.what == "queue_full"
+        posted, claimed = self.send(signal("run 2"), r.ClaimRuns(worker="w.1", types=TYPES))
+        assert isinstance(posted, Posted)
+        assert isinstance(claimed, Claimed)
+        assert claimed.claims == ()
+        self.advance(1.1)
+        assert [run.id for run in self.claim()] == ["run 2", "run 3"]
+
+    # -- the terms --------------------------------------------------------------------------------------------
+
+    def test_a_start_by_other_terms_than_the_latest_is_told_them(self) -> None:
+        assert self.ask(r.SeeTerms(workflow="order"), TermsDiffer).terms is None
+        self.ask(start(), Started)
+        unknown = Terms(limits=(Limit(name="all", max=1),))
+        assert self.ask(self.asked("a", unknown, worker=""), TermsDiffer).terms is None
+        terms = self.limited(3)
+        assert self.ask(start("b"), TermsDiffer).terms == terms
+        assert self.ask(start("c", type="order@2"), TermsDiffer).terms == terms
+        self.ask(start("d", type="mail"), Started)
+
+    def test_terms_of_a_lower_version_change_nothing(self) -> None:
+        newest = self.publish(Limit(name="all", max=1), version=2)
+        assert self.publish(Limit(name="all", max=9), version=1) == newest
+        assert self.publish(Limit(name="all", max=9), version=2).limits[0].max == 9
+
+    def test_when_the_limit_is_raised_who_waits_is_let_in_at_once_and_when_it_is_lowered_nobody_goes(self) -> None:
+        self.hire()
+        terms = self.limited(1)
+        for run in "abcd":
+            self.begin(run, terms)
+        self.limited(3)
+        assert self.status(*"abcd") == ["running", "pending", "pending", "queued"]
+        self.limited(1)
+        assert self.status(*"abcd") == ["running", "pending", "pending", "queued"]
+        assert {run.id for run in self.claim()} == {"b", "c"}
+
+    def test_without_the_limit_all_are_let_in(self) -> None:
+        self.hire()
+        terms = self.limited(1)
+        for run in "abc":
+            self.begin(run, terms)
+        self.publish()
+        assert self.status(*"abc") == ["running", "pending", "pending"]
+
+    # -- the place --------------------------------------------------------------------------------------------
+
+    def test_a_place_is_kept_through_a_death_and_free_after_poison(self) -> None:
+        terms = self.limited(1, "reject")
+        self.begin("a", terms, worker="")
+        for life in range(rule.POISONED):
+            assert [run.deaths for run in self.claim_and_die(f"w.{life}")] == [life]
+            self.ask(self.asked("b", terms, worker=""), Limited)
+        self.hire("v.1")
+        assert self.claim("v.1") == []
+        assert self.begin("b", terms, worker="v.1").run.status == "running"
+
+    def test_one_who_waits_and_is_cancelled_leaves_at_once_and_a_signal_does_not_let_it_in(self) -> None:
+        self.hire()
+        terms = self.limited()
+        driven = self.begin("a", terms).run
+        self.begin("b", terms)
+        self.begin("c", terms)
+        self.ask(signal("c"), Posted)
+        cancelled = self.ask(r.PostEvent(run="b", event=rule.Event(kind="cancel", key="cancel")), Posted)
+        assert (cancelled.run.status, self.status("c")) == ("cancelled", ["queued"])
+        assert self.claim(runs=("c",)) == []
+        self.end(driven)
+        (claimed,) = self.claim()
+        assert (claimed.id, claimed.posted) == ("c", 1)
+
+    def test_one_that_begins_again_is_let_in_like_any_other(self) -> None:
+        self.hire()
+        terms = self.limited()
+        a = self.begin("a", terms).run
+        self.ask(record(a, then=Finish("failed", "1")), Recorded)
+        self.begin("b", terms)
+        seen = self.run_seen("a")
+        again = r.ReviveRun(run="a", fence=seen.fence, keep=1, request="again")
+        assert self.ask(again, Posted).run.status == "queued"
+        assert self.ask(again, Posted).run.status == "queued"
+        self.end(self.run_seen("b"))
+        assert self.status("a") == ["pending"]
+
+    def test_one_that_ended_and_may_not_begin_again_stays_as_it_is(self) -> None:
+        self.hire()
+        terms = self.limited(1, "cancel_newest")
+        a = self.begin("a", terms).run
+        self.ask(record(a, then=Finish("failed", "1")), Recorded)
+        self.begin("b", terms)
+        before = self.run_seen("a")
+        self.ask(r.ReviveRun(run="a", fence=before.fence, keep=1, request="again"), Limited)
+        assert self.run_seen("a") == before
+
+    def test_a_child_that_is_too_many_is_told_to_its_parent(self) -> None:
+        self.hire()
+        terms = self.limited(1, "reject")
+        parent = self.ask(start("parent", type="mail", worker="w.1"), Started).run
+        children = tuple(
+            self.asked(child, terms, worker="", parent="parent", root="parent").new for child in ("one", "two")
+        )
+        command = record(parent, "x", children=children)
+        recorded = self.ask(command, Recorded)
+        assert (list(recorded.limited), recorded.limited["two"].what) == (["two"], "reject")
+        assert list(self.ask(command, Recorded).limited) == ["two"]
+
+    @pytest.mark.parametrize("chunk", range(CHUNKS))
+    def test_a_random_history_of_limits_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
+        kinds: set[str] = set()
+        for seed in self.chunk_of_seeds(chunk)[::FEWER]:
+            teller = LimitStoryteller(seed, second=self.second)
+            kinds |= self.told(f"limits-{seed}", RunModel(), teller, partial(_looks, teller))
+        self.seen_all(kinds, EVERY_ANSWER)
+
+
+def _looks(teller: LimitStoryteller) -> list[c.Command]:
+    return [*looks(teller), r.SeeTerms(workflow="order"), r.SeeTerms(workflow="mail")]

@@ -1,0 +1,239 @@
+"""What people write to limit a workflow: `Concurrency` and `Rate`; and where a run is counted by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from ..errors import (
+    InvalidOption,
+    WorkflowConcurrencyLimitExceededError,
+    WorkflowDefinitionRequired,
+    WorkflowLimitExceeded,
+    WorkflowQueueFullError,
+    WorkflowRateLimitExceededError,
+)
+from ..rules.admission import STRICTEST_FIRST, Limit, OnExcess, Place, Terms, Verdict
+from ..values import MICROSECONDS, Duration, checked_count, checked_key, seconds
+
+_NAME = re.compile(r"[\w .:-]+")
+Key = str | Callable[[Any], Any] | None
+MAX_LIMIT = 1_000_000
+MAX_PRIORITY = 2**31 - 1
+
+
+class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
+    """At most `max` runs at a time: of the workflow, or with `key` of those whose key is the same.
+
+    `key` is a path into the input ("customer.id"), or a function of the input. `on_excess` is what happens to a start
+    that is too many. At most `max_queue` wait (None: any number). Give a higher `version` when you change a limit: an
+    older engine that comes up later does not bring the old one back.
+
+    >>> Concurrency(max=2, key="customer_id", on_excess="queue").limit().name
+    'concurrency:customer_id'
+    """
+
+    max: int
+    key: Key = None
+    on_excess: OnExcess = "reject"
+    max_queue: int | None = None
+    name: str | None = None
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what was given."""
+        if self.on_excess not in STRICTEST_FIRST:
+            raise InvalidOption(f"on_excess={self.on_excess!r} is none of {', '.join(STRICTEST_FIRST)}")
+        _check(self)
+
+    def limit(self) -> Limit:
+        """The limit as stores know it."""
+        return _limit(self, "concurrency", per=0)
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """At most `max` starts within `per`: of the workflow, or with `key` of those whose key is the same.
+
+    One that is too many is rejected, or with `on_excess="queue"` begins as soon as the span allows.
+
+    >>> Rate(10, per="1 minute").limit().per
+    60000000
+    """
+
+    max: int
+    per: Duration
+    key: Key = None
+    on_excess: Literal["reject", "queue"] = "reject"
+    max_queue: int | None = None
+    name: str | None = None
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what was given."""
+        if self.on_excess not in ("reject", "queue"):
+            raise InvalidOption(f"on_excess={self.on_excess!r}: a start that comes too soon is for reject or queue")
+        if seconds(self.per, what="per") <= 0:
+            raise InvalidOption(f"per={self.per!r} is no span of time")
+        _check(self)
+
+    def limit(self) -> Limit:
+        """The limit as stores know it."""
+        return _limit(self, "rate", per=round(seconds(self.per) * MICROSECONDS))
+
+
+AnyLimit = Concurrency | Rate
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """What became of a start: which limit applied, of which key, and when to try again, where that is known."""
+
+    outcome: Literal["admitted", "queued", "delayed", "skipped", "cancelled", "replaces"]
+    limit: str | None = None
+    partition_key: Any = None
+    max: int | None = None
+    retry_after: float | None = None
+
+
+_OUTCOMES: dict[str, Literal["admitted", "queued", "skipped", "cancelled", "replaces"]] = {
+    "admit": "admitted",
+    "queue": "queued",
+    "skip": "skipped",
+    "cancel_newest": "cancelled",
+    "cancel_oldest": "replaces",
+}
+
+
+def admission_of(verdict: Verdict) -> Admission:
+    """What people see of a verdict."""
+    if verdict.what == "admit":
+        return Admission("admitted")
+    after = None if verdict.retry_in is None else verdict.retry_in / MICROSECONDS
+    outcome = "delayed" if verdict.what == "queue" and after is not None else _OUTCOMES[verdict.what]
+    return Admission(outcome, verdict.limit, _value(verdict.key), verdict.max, after)
+
+
+def terms_of(concurrency: Any, rate: Any) -> tuple[tuple[AnyLimit, ...], Terms]:
+    """The limits that a workflow was given, checked, and as stores know them."""
+    given = (*_all(concurrency, Concurrency, "concurrency"), *_all(rate, Rate, "rate"))
+    limits = tuple(one.limit() for one in given)
+    names = [limit.name for limit in limits]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidOption(f"two limits are called {name!r}: give one of them another name=")
+    return given, Terms(limits=limits, version=max((one.version for one in given), default=0))
+
+
+def places_of(terms: Terms, workflow: str, given: Iterable[AnyLimit], input: str, value: Any) -> tuple[Place, ...]:
+    """Where a run is counted; `given` are the limits that the caller has the code of, `input` is JSON text."""
+    own = {one.limit().name: one.key for one in given}
+    return tuple(
+        Place(limit.name, _key_of(limit, workflow, own.get(limit.name), input, value)) for limit in terms.limits
+    )
+
+
+def exceeded(workflow: str, verdict: Verdict) -> WorkflowLimitExceeded:
+    """The error for a start that a limit keeps out."""
+    after = None if verdict.retry_in is None else verdict.retry_in / MICROSECONDS
+    whose = f" for the key {verdict.key}" if verdict.key else ""
+    kind: type[WorkflowLimitExceeded]
+    if verdict.what == "queue_full":
+        kind, told = WorkflowQueueFullError, f"as many runs wait for the limit {verdict.limit!r}{whose} as may wait"
+    elif after is not None:
+        kind = WorkflowRateLimitExceededError
+        told = f"the limit {verdict.limit!r} of {verdict.max} starts{whose} is reached; try again in {after:.3g} s"
+    else:
+        kind = WorkflowConcurrencyLimitExceededError
+        told = f"the limit {verdict.limit!r} of {verdict.max or 'some'} runs at a time{whose} is reached"
+    return kind(
+        f"a run of {workflow!r} was not started: {told}. Nothing was changed.",
+        workflow_type=workflow,
+        partition_key=_value(verdict.key),
+        limit=verdict.max,
+        name=verdict.limit,
+        retry_after=after,
+    )
+
+
+def checked_priority(priority: int) -> int:
+    """A whole number; the highest comes first."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        raise InvalidOption(f"priority={priority!r} is no whole number between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    return priority
+
+
+def _check(given: AnyLimit) -> None:
+    if checked_count(given.max, what="max") > MAX_LIMIT:
+        raise InvalidOption(f"max={given.max} is more than {MAX_LIMIT}")
+    if given.max_queue is not None:
+        checked_count(given.max_queue, what="max_queue")
+    if given.key is not None and not callable(given.key):
+        checked_key(given.key, what="key")
+        if not all(given.key.split(".")):
+            raise InvalidOption(f'key={given.key!r} is no path into the input, such as "customer.id"')
+    if given.name is not None and not _NAME.fullmatch(checked_key(given.name, what="name of the limit")):
+        raise InvalidOption(f"the name of a limit may hold letters, digits, blanks and _.:-, not {given.name!r}")
+    if isinstance(given.version, bool) or not isinstance(given.version, int) or given.version < 0:
+        raise InvalidOption(f"version={given.version!r} is no whole number from 0 on")
+
+
+def _limit(given: AnyLimit, kind: str, *, per: int) -> Limit:
+    path = given.key if isinstance(given.key, str) else ""
+    by_code = given.key is not None and not path
+    label = path or (getattr(given.key, "__name__", "key") if by_code else "")
+    name = given.name or re.sub(r"[^\w .:-]", "_", f"{kind}:{label}".rstrip(":"))
+    return Limit(
+        name=name,
+        max=given.max,
+        per=per,
+        path=path,
+        by_code=by_code,
+        on_excess=given.on_excess,
+        max_queue=given.max_queue,
+    )
+
+
+def _all(given: Any, kind: type[AnyLimit], what: str) -> tuple[AnyLimit, ...]:
+    if given is None:
+        return ()
+    found = (given,) if isinstance(given, Concurrency | Rate) or not isinstance(given, Iterable) else tuple(given)
+    for one in found:
+        if not isinstance(one, kind):
+            raise InvalidOption(f"{what}={one!r}: give a {kind.__name__}(...), or a list of them")
+    return found
+
+
+def _key_of(limit: Limit, workflow: str, key: Key, input: str, value: Any) -> str:
+    """The key of a run at a limit, as JSON text; empty where all runs are counted together."""
+    if limit.by_code:
+        if key is None or isinstance(key, str):
+            raise WorkflowDefinitionRequired(
+                f"the limit {limit.name!r} of {workflow!r} finds its key by a function, which this process does not "
+                "have: start the run with the workflow itself instead of its name, or give the limit a path as its key"
+            )
+        return _text(key(value), limit, workflow)
+    if not limit.path:
+        return ""
+    found = msgspec.json.decode(input)
+    for part in limit.path.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise InvalidOption(
+                f"the input of {workflow!r} has no {limit.path!r}, by which the limit {limit.name!r} tells runs apart"
+            )
+        found = found[part]
+    return _text(found, limit, workflow)
+
+
+def _text(found: Any, limit: Limit, workflow: str) -> str:
+    if found is not None and not isinstance(found, str | int | bool):
+        raise InvalidOption(
+            f"the key of the limit {limit.name!r} of {workflow!r} is {found!r}: a key is text, a whole number, a "
+            "boolean or nothing"
+        )
+    return msgspec.json.encode(found).decode()
+
+
+def _value(key: str) -> Any:
+    return msgspec.json.decode(key) if key else None

@@ -1,0 +1,411 @@
+"""Limits in a Redis: where they are, that nothing stays behind, and that what is damaged costs nobody else anything."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.errors import RecordUnreadable
+from holdfast.rules.admission import Limit, Place, Terms, group_of
+from holdfast.rules.run import Event, Finish, NewRun, Park
+from holdfast.rules.run_outcomes import (
+    Claimed,
+    Limited,
+    Posted,
+    Recorded,
+    RunSeen,
+    Started,
+    TermsDiffer,
+    TermsPublished,
+)
+from holdfast.testing.asking import SECOND, START
+from holdfast.testing.limit_stories import LimitStoryteller
+from holdfast.testing.run_stories import RunModel
+from holdfast.testing.suite.runs import record, start
+from providers import PROVIDERS, redis_layout
+from stores.runs_asking import ask, claim, everything, hire
+
+KINDS = ["valkey", "redis"]
+WEEK = 7 * 24 * 3600
+LARGEST = 2**53 - 1
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(kind, tmp_path):
+    return PROVIDERS[kind].url(tmp_path)
+
+
+@pytest.fixture
+def server(url):
+    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def base(url):
+    return redis_layout(url, "default").base
+
+
+def publish(connection, *limits, workflow="order", version=0):
+    terms = Terms(limits=limits, version=version)
+    return ask(connection, r.PublishTerms(workflow=workflow, terms=terms), TermsPublished).terms
+
+
+def asked(run, terms, *, key='"ann"', worker="w.1", **more):
+    places = tuple(Place(limit.name, key if limit.path else "") for limit in terms.limits)
+    return start(run, worker=worker, places=places, terms=terms.digest, **more)
+
+
+def begun(connection, run, terms, **more):
+    return ask(connection, asked(run, terms, **more), Started).run
+
+
+def status(connection, *runs):
+    return [ask(connection, r.SeeRun(run=run), RunSeen).claim.run.status for run in runs]
+
+
+def of_limits(server, base):
+    return {name: value for name, value in everything(server, base).items() if name.startswith("limits:")}
+
+
+ONE = Limit(name="all", max=1, on_excess="queue")
+EACH = Limit(name="each", max=1, path="customer", on_excess="queue")
+PACE = Limit(name="pace", max=2, per=SECOND, on_excess="queue")
+
+
+# ---------------------------------------------------------------- layout
+
+
+def test_the_layout_of_limits_is_this_one(server, base, connection):
+    """A stored format: changing it needs a way for those who have it already."""
+    hire(connection)
+    terms = publish(connection, EACH, PACE)
+    connection.execute([asked(run, terms, priority=priority) for run, priority in (("a", 0), ("b", 0), ("c", 5))])
+    text = (
+        '{"limits":[{"name":"each","max":1,"path":"customer","on_excess":"queue"},'
+        '{"name":"pace","max":2,"per":1000000,"on_excess":"queue"}]}'
+    )
+    first, second = f"10000000000000000 1{START + 1:016} b", f"09007199254740986 1{START + 1:016} c"
+    assert of_limits(server, base) == {
+        "limits:terms": {"order": f'{{"digest":"{terms.digest}","terms":{text}}}'},
+        'limits:in:order/each/"ann"': [("a", START)],
+        "limits:in:order/pace/": [("a", START)],
+        'limits:queue:order/each/"ann"': [(second, 0), (first, 0)],
+        "limits:queue:order/pace/": [(second, 0), (first, 0)],
+        "limits:starts:order/pace/": [("0 a", START)],
+        "limits:crowded:order": {'["each","\\"ann\\""]', '["pace",""]'},
+    }
+    run = server.hgetall(base + "run:c")
+    assert (run["status"], run["places"]) == ("queued", '[["each","\\"ann\\""],["pace",""]]')
+    assert (run["priority"], run["arrival"], run.get("due_at")) == ("5", str(START + 1), "")
+    connection.execute([r.PostEvent(run="a", event=Event(kind="cancel"))])
+    assert server.hget(base + "run:a", "cancelling") == "1"
+    assert server.smembers(base + "runs:living:order") == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_place_says_what_the_runs_say(server, base, connection, clock, seed):
+    model, teller, told = RunModel(), LimitStoryteller(seed), 0
+    while told < 250:
+        clock.pass_by(teller.time_passes() + teller.clock_jumps())
+        commands = teller.batch()
+        expected = model.execute(commands, clock.now)
+        assert connection.execute(commands) == expected
+        teller.heard(commands, expected)
+        told += len(commands)
+    let_in, waiting, crowded = {}, {}, {}
+    for id in teller.ids:
+        run = model.book.run(id)
+        for place in run.places if run is not None and run.living else ():
+            group = group_of(run.workflow, place)
+            if run.status == "queued":
+                waiting.setdefault(group, []).append((-run.priority, run.arrival, id))
+                crowded.setdefault(run.workflow, set()).add(place)
+            else:
+                let_in.setdefault(group, []).append((run.arrival, id))
+    stored = of_limits(server, base)
+
+    def index(name):
+        return {key.removeprefix(name): value for key, value in stored.items() if key.startswith(name)}
+
+    in_order = {group: [(arrival, id) for id, arrival in runs] for group, runs in index("limits:in:").items()}
+    assert in_order == {group: sorted(runs) for group, runs in let_in.items()}
+    queues = {group: [name.split(" ", 2)[2] for name, _ in runs] for group, runs in index("limits:queue:").items()}
+    assert queues == {group: [id for _, _, id in sorted(runs)] for group, runs in waiting.items()}
+    assert {name: len(places) for name, places in index("limits:crowded:").items()} == {
+        name: len(places) for name, places in crowded.items()
+    }
+    starts = {group: [at for _, at in made] for group, made in index("limits:starts:").items()}
+    assert starts == {group: [at for at, _ in made] for group, made in model.book._starts.items()}
+
+
+def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, connection, clock):
+    hire(connection)
+    terms = publish(connection, ONE, EACH, PACE)
+    names = [f"run {n}" for n in range(12)]
+    connection.execute([asked(run, terms, key=f"{n % 3}", priority=n % 2) for n, run in enumerate(names)])
+    ask(connection, r.PostEvent(run="run 5", event=Event(kind="cancel")), Posted)
+    while any(one.startswith(("limits:in", "limits:queue", "limits:crowded")) for one in of_limits(server, base)):
+        for run in connection.execute([r.ListRuns(limit=100)])[0].runs:
+            if run.worker:
+                ask(connection, record(run, then=Finish("completed", "1")), Recorded)
+        clock.pass_by(1)
+        ask(connection, claim(), Claimed)
+    assert set(status(connection, *names)) == {"completed", "cancelled"}
+    assert set(of_limits(server, base)) == {"limits:terms", "limits:starts:order/pace/"}
+    assert server.zcard(base + "limits:starts:order/pace/") == PACE.max
+    assert WEEK - 60 <= server.ttl(base + "limits:starts:order/pace/") <= WEEK + 60
+
+
+def test_starts_of_a_long_span_are_kept_for_all_of_it(server, base, connection):
+    terms = publish(connection, Limit(name="pace", max=1, per=100 * WEEK * SECOND, on_excess="queue"))
+    connection.execute([asked(run, terms, worker="") for run in "abc"])
+    assert [at for _, at in server.zrange(base + "limits:starts:order/pace/", 0, -1, withscores=True)] == [
+        START + n * 100 * WEEK * SECOND for n in range(3)
+    ]
+    assert server.ttl(base + "limits:starts:order/pace/") >= 300 * WEEK
+
+
+# ---------------------------------------------------------------- order and numbers
+
+
+def test_arrivals_of_one_moment_are_distinct_to_the_last_digit(server, base, connection, clock):
+    """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
+    clock.now += 123_457
+    hire(connection)
+    terms = publish(connection, ONE)
+    connection.execute([asked(run, terms) for run in ("m", "z", "b", "a")])
+    arrivals = [server.hget(base + f"run:{run}", "arrival") for run in ("m", "z", "b", "a")]
+    assert arrivals == [str(START + 123_457 + n) for n in range(4)]
+
+
+def test_every_priority_has_its_place_in_the_queue(connection):
+    hire(connection)
+    terms = publish(connection, ONE)
+    begun(connection, "first", terms)
+    priorities = [0, -1, 1, LARGEST, -LARGEST, 10, 9, -10, -9, 2**31, 0]
+    for n, priority in enumerate(priorities):
+        assert begun(connection, f"run {n}", terms, priority=priority).priority == priority
+    expected = sorted(range(len(priorities)), key=lambda n: (-priorities[n], n))
+    order, driven = [], ask(connection, r.SeeRun(run="first"), RunSeen).claim.run
+    for _ in priorities:
+        ask(connection, record(driven, then=Finish("completed", "1")), Recorded)
+        (driven,) = (one.run for one in ask(connection, claim(), Claimed).claims)
+        order.append(int(driven.id.removeprefix("run ")))
+    assert order == expected
+
+
+def test_one_who_may_come_in_is_found_behind_many_who_may_not(connection):
+    hire(connection)
+    terms = publish(connection, Limit(name="all", max=2, on_excess="queue"), EACH)
+    begun(connection, "ann", terms, key='"ann"')
+    cid = begun(connection, "cid", terms, key='"cid"')
+    connection.execute([asked(f"ann {n:03}", terms, key='"ann"') for n in range(300)])
+    connection.execute([asked(f"bob {n}", terms, key='"bob"') for n in range(3)])
+    ask(connection, record(cid, then=Finish("completed", "1")), Recorded)
+    assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["bob 0"]
+    assert status(connection, "ann 000", "ann 299", "bob 1") == ["queued"] * 3
+
+
+def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connection):
+    hire(connection)
+    terms = publish(connection, ONE)
+    names = [f"run {n:04}" for n in range(2_500)]
+    connection.execute([asked(run, terms, worker="") for run in names])
+    assert server.zcard(base + "limits:queue:order/all/") == 2_499
+    publish(connection)
+    assert [one.run.id for one in ask(connection, claim(limit=5_000), Claimed).claims] == names
+    assert set(of_limits(server, base)) == {"limits:terms", "limits:in:order/all/"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ([Limit(name="all", max=2**53)], "a number"),
+        ([Limit(name="all", max=1, per=2**53)], "a number"),
+        ([Limit(name="all", max=1, max_queue=2**53)], "a number"),
+        ([Limit(name="pace", max=0, per=SECOND)], "a number"),
+        ([Limit(name="all", max=1.5)], "int"),
+        ([Limit(name="all", max=1, on_excess="dance")], "dance"),
+        ([Limit(name=None, max=1)], "str"),
+    ],
+)
+def test_terms_that_cannot_be_kept_are_refused(server, base, connection, limits, why):
+    bad = r.PublishTerms(workflow="order", terms=Terms(limits=tuple(limits)))
+    failed, kept = connection.execute([bad, r.PublishTerms(workflow="mail", terms=Terms(limits=(ONE,)))])
+    assert isinstance(failed, c.Failed)
+    assert why in str(failed.error)
+    assert isinstance(kept, TermsPublished)
+    assert set(server.hgetall(base + "limits:terms")) == {"mail"}
+
+
+def test_starts_that_cannot_be_kept_are_refused(server, base, connection):
+    terms = publish(connection, ONE)
+    before = everything(server, base)
+    bad = [
+        asked("a", terms, worker="", priority=2**53),
+        asked("a", terms, worker="", priority=0.5),
+        asked("a", terms, worker="", priority=None),
+        start("a", places=(Place("all", None),), terms=terms.digest),
+        start("a", places=(Place(7, ""),), terms=terms.digest),
+        start("a", places=(("all", "", ""),), terms=terms.digest),
+        start("a", terms=None),
+    ]
+    assert [type(outcome).__name__ for outcome in connection.execute(bad)] == ["Failed"] * len(bad)
+    assert everything(server, base) == before
+
+
+@pytest.mark.parametrize("name", ["", '"', "\\", "{", "}", "é😀", "\n", "\x00", "%s", "%", "/", ":", "a:b", " ", "["])
+def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
+    hire(connection, "w.1", name)
+    limits = (Limit(name=name, max=1, path="x", on_excess="queue"), Limit(name=f"2{name}", max=1, per=SECOND))
+    terms = publish(connection, *limits, workflow=name)
+    places = (Place(name, name), Place(f"2{name}", name))
+    command = start("a", type=name, places=places, terms=terms.digest, worker="w.1")
+    run = ask(connection, command, Started).run
+    assert run.places == places
+    verdict = ask(connection, start(f"b{name}", type=name, places=places, terms=terms.digest), Limited).verdict
+    assert (verdict.limit, verdict.key) == (f"2{name}", name)
+    terms = publish(connection, *limits[:1], workflow=name)
+    waits = ask(connection, start(f"b{name}", type=name, places=places[:1], terms=terms.digest), Started)
+    assert (waits.run.status, waits.verdict.limit, waits.verdict.key) == ("queued", name, name)
+    ask(connection, record(run, then=Finish("completed", "1")), Recorded)
+    assert status(connection, f"b{name}") == ["pending"]
+    assert ask(connection, r.SeeTerms(workflow=name), TermsDiffer).terms == terms
+
+
+# ---------------------------------------------------------------- within one command
+
+
+def test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_told(connection):
+    hire(connection)
+    hire(connection, "v.1", "mail")
+    oldest = publish(connection, Limit(name="all", max=2, on_excess="cancel_oldest"))
+    parent = begun(connection, "parent", oldest)
+    children = tuple(asked(run, oldest, worker="", parent="parent").new for run in ("x", "y", "z"))
+    told = ask(connection, record(parent, "e", children=children, then=Park(None)), Recorded)
+    events = [(event.number, event.kind, event.name) for event in told.events]
+    assert (told.done, events) == (False, [(1, "cancel", ""), (2, "child", "x")])
+    assert status(connection, "parent", "x", "y", "z") == ["running", "cancelled", "queued", "pending"]
+    newest = publish(connection, Limit(name="all", max=1, on_excess="cancel_newest"), workflow="mail")
+    other = ask(connection, start("other", type="mail", worker="v.1", places=(Place("all"),), terms=newest.digest),
+                Started).run  # fmt: skip
+    child = NewRun(id="c", type="mail", input="1", request="q", parent="other", places=(Place("all"),))
+    told = ask(connection, record(other, children=(child,), then=Park(None)), Recorded)
+    assert (told.done, [(event.kind, event.name) for event in told.events]) == (False, [("child", "c")])
+
+
+def test_a_command_that_fails_after_its_first_child_has_changed_nothing(server, base, connection):
+    hire(connection)
+    terms = publish(connection, Limit(name="all", max=2, on_excess="queue"), PACE)
+    run = begun(connection, "parent", terms)
+    before = everything(server, base)
+    children = tuple(asked(child, terms, worker="", parent="parent").new for child in "ab")
+    bad = NewRun(id="c", type="order", input=7, request="q", parent="parent")
+    (failed,) = connection.execute([record(run, "x", children=(*children, bad))])
+    assert isinstance(failed, c.Failed)
+    assert everything(server, base) == before
+
+
+def test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter(server, base, connection):
+    hire(connection)
+    terms = publish(connection, Limit(name="all", max=1))
+    run = begun(connection, "a", terms)
+    ask(connection, r.PostEvent(run="a", event=Event(kind="signal", key="k")), Posted)
+    ask(connection, record(run, "x", seen=1, then=Finish("failed", "1")), Recorded)
+    begun(connection, "b", terms)
+    before = everything(server, base)
+    ask(connection, r.ReviveRun(run="a", fence=run.fence, keep=1, request="again", forget=(1,)), Limited)
+    assert everything(server, base) == before
+
+
+def test_a_run_that_starts_twice_at_one_moment_is_counted_twice(connection):
+    """It was let in, ended, and was let in again: that is two starts."""
+    hire(connection)
+    terms = publish(connection, Limit(name="pace", max=2, per=SECOND))
+    run = begun(connection, "a", terms)
+    ask(connection, record(run, then=Finish("failed", "1")), Recorded)
+    ask(connection, r.ReviveRun(run="a", fence=run.fence, keep=1, request="again"), Posted)
+    ask(connection, asked("b", terms), Limited)
+
+
+# ---------------------------------------------------------------- what is damaged
+
+
+@pytest.mark.parametrize("text", ["{", "7", '{"digest":"","terms":7}', '{"digest":"x y","terms":{}}'])
+def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything(server, base, connection, text):
+    hire(connection)
+    terms = publish(connection, ONE)
+    server.hset(base + "limits:terms", "mail", text)
+    outcomes = connection.execute(
+        [
+            start("m", type="mail"),
+            r.SeeTerms(workflow="mail"),
+            r.PublishTerms(workflow="mail", terms=terms),
+            asked("a", terms),
+        ]
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Failed", "Failed", "Failed", "Started"]
+    for outcome in outcomes[:3]:
+        assert isinstance(outcome.error, RecordUnreadable)
+        assert "terms of the workflow 'mail'" in str(outcome.error)
+    assert server.hget(base + "limits:terms", "mail") == text
+
+
+@pytest.mark.parametrize("limits", ['[{"name":"all"}]', "[7]", "7", '[{"name":"all","max":1,"on_excess":"dance"}]'])
+def test_a_run_whose_limits_cannot_be_read_is_neither_let_in_nor_ended(server, base, connection, limits):
+    hire(connection)
+    terms = publish(connection, ONE)
+    run = begun(connection, "a", terms)
+    server.hset(base + "limits:terms", "order", f'{{"digest":"{terms.digest}","terms":{{"limits":{limits}}}}}')
+    before = everything(server, base)
+    for outcome in connection.execute([asked("b", terms), record(run, "x", then=Finish("completed", "1"))]):
+        assert isinstance(outcome.error, RecordUnreadable)
+        assert "terms of the workflow 'order'" in str(outcome.error)
+    assert everything(server, base) == before
+    assert ask(connection, record(run, "x", request="y"), Recorded).done
+
+
+def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connection):
+    hire(connection)
+    terms = publish(connection, ONE)
+    run = begun(connection, "a", terms)
+    connection.execute([asked(name, terms) for name in "bcd"])
+    server.hset(base + "run:b", "lives", "many")
+    server.delete(base + "run:c", base + "journal:c")
+    ask(connection, record(run, then=Finish("completed", "1")), Recorded)
+    assert status(connection, "d") == ["pending"]
+    waiting = [name.split(" ", 2)[2] for name in server.zrange(base + "limits:queue:order/all/", 0, -1)]
+    assert waiting == ["b"]
+
+
+@pytest.mark.parametrize("places", ["7", "{", '[["all"]]', "[7]", '[["all",7]]'])
+def test_a_run_whose_places_cannot_be_read_is_refused_and_left_alone(server, base, connection, places):
+    hire(connection)
+    run = begun(connection, "a", publish(connection, ONE))
+    server.hset(base + "run:a", "places", places)
+    before = everything(server, base)
+    (outcome,) = connection.execute([record(run, "x", then=Finish("completed", "1"))])
+    assert isinstance(outcome.error, RecordUnreadable)
+    assert "run 'a'" in str(outcome.error)
+    assert everything(server, base) == before
+
+
+def test_looks_at_limits_write_nothing(server, connection):
+    hire(connection)
+    terms = publish(connection, Limit(name="all", max=1))
+    begun(connection, "a", terms)
+    before = server.info("persistence")["aof_current_size"]
+    looks = [r.SeeTerms(workflow="order"), r.SeeTerms(workflow="mail"), asked("b", terms), start("c"),
+             r.PublishTerms(workflow="order", terms=terms)]  # fmt: skip
+    assert [type(one).__name__ for one in connection.execute(looks)] == [
+        "TermsDiffer", "TermsDiffer", "Limited", "TermsDiffer", "TermsPublished",
+    ]  # fmt: skip
+    assert server.info("persistence")["aof_current_size"] == before

@@ -1,0 +1,375 @@
+"""Limits as people use them: how many runs at a time, how many in a span, and what each is told who is too many."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from dataclasses import dataclass
+
+import pytest
+
+from holdfast import (
+    Client,
+    Concurrency,
+    Context,
+    Engine,
+    InvalidOption,
+    Rate,
+    StepFailed,
+    WorkflowConcurrencyLimitExceededError,
+    WorkflowDefinitionRequired,
+    WorkflowFailed,
+    WorkflowLimitExceeded,
+    WorkflowQueueFullError,
+    WorkflowRateLimitExceededError,
+    workflow,
+)
+
+
+@dataclass
+class Order:
+    customer: str
+    number: int = 0
+
+
+def waiting(**options):
+    """A workflow whose runs wait until they are told to go."""
+
+    @workflow(name="order", **options)
+    async def order(ctx: Context, order: Order) -> int:
+        await ctx.wait_for_signal("go")
+        return order.number
+
+    return order
+
+
+async def go(engine, *runs):
+    for run in runs:
+        await engine.signal(run, "go")
+
+
+async def until(engine, run, status):
+    async with asyncio.timeout(10):
+        while (await engine.get(run)).status != status:
+            await asyncio.sleep(0.01)
+
+
+def test_a_start_over_the_limit_is_rejected_and_told_why(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=2, key="customer"))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            first = await engine.start(order, Order("ann", 1))
+            assert first.admission.outcome == "admitted"
+            await engine.start(order, Order("ann", 2))
+            with pytest.raises(WorkflowConcurrencyLimitExceededError, match="Nothing was changed") as caught:
+                await engine.start(order, Order("ann", 3), id="third")
+            assert not (await engine.list(prefix="third")).runs
+            await engine.start(order, Order("bob", 4))
+            await first.signal("go")
+            assert await first.result() == 1
+            await engine.start(order, Order("ann", 5))
+            return caught.value
+
+    error = played(story)
+    assert (error.workflow_type, error.partition_key, error.limit, error.retry_after) == ("order", "ann", 2, None)
+    assert error.retryable
+    assert pickle.loads(pickle.dumps(error)).partition_key == "ann"
+
+
+def test_those_who_wait_run_in_the_order_in_which_they_came(played, engine_on, url):
+    ran = []
+
+    @workflow(concurrency=Concurrency(max=1, on_excess="queue"))
+    async def one_by_one(ctx: Context, number: int) -> int:
+        await ctx.step("note", ran.append, number)
+        return number
+
+    async def story():
+        async with engine_on(url, [one_by_one]) as engine:
+            handles = [await engine.start(one_by_one, number) for number in range(20)]
+            return [await handle.result() for handle in handles]
+
+    assert played(story) == ran == list(range(20))
+
+
+def test_a_run_that_waits_is_queued_and_has_its_place_when_another_ends(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=1, on_excess="queue", max_queue=2))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            await engine.start(order, Order("ann", 1), id="a")
+            handle = await engine.start(order, Order("ann", 2), id="b")
+            assert (handle.admission.outcome, handle.admission.limit, await handle.status()) == (
+                "queued", "concurrency", "queued",
+            )  # fmt: skip
+            await engine.start(order, Order("ann", 3), id="urgent", priority=9)
+            with pytest.raises(WorkflowQueueFullError):
+                await engine.start(order, Order("ann", 4))
+            assert [run.id for run in (await engine.list(status="queued")).runs] == ["urgent", "b"]
+            await go(engine, "a")
+            await until(engine, "urgent", "running")
+            assert (await engine.get("b")).status == "queued"
+            await engine.cancel("b")
+            assert (await engine.get("b")).status == "cancelled"
+            await go(engine, "urgent")
+
+    played(story)
+
+
+def test_a_start_that_is_skipped_gets_the_run_that_is_there(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=1, on_excess="skip"))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            first = await engine.start(order, Order("ann", 1))
+            second = await engine.start(order, Order("ann", 2))
+            assert (second.id, second.admission.outcome) == (first.id, "skipped")
+            await go(engine, first.id)
+            assert await second.result() == 1
+
+    played(story)
+
+
+def test_the_newest_takes_the_place_of_the_oldest(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=1, on_excess="cancel_oldest"))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            first = await engine.start(order, Order("ann", 1))
+            second = await engine.start(order, Order("ann", 2))
+            assert second.admission.outcome == "replaces"
+            with pytest.raises(WorkflowFailed) as caught:
+                await first.result()
+            assert caught.value.status == "cancelled"
+            await go(engine, second.id)
+            assert await second.result() == 2
+
+    played(story)
+
+
+def test_the_newest_is_recorded_as_cancelled(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=1, on_excess="cancel_newest"))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            first = await engine.start(order, Order("ann", 1))
+            second = await engine.start(order, Order("ann", 2))
+            with pytest.raises(WorkflowFailed, match="ConcurrencyLimit") as caught:
+                await second.result()
+            assert (caught.value.status, second.admission.outcome) == ("cancelled", "cancelled")
+            await go(engine, first.id)
+            assert await first.result() == 1
+
+    played(story)
+
+
+def test_so_many_starts_in_a_span(played, engine_on, url):
+    order = waiting(rate=Rate(2, per="1 minute", key="customer"))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            for number in range(2):
+                await engine.start(order, Order("ann", number))
+            with pytest.raises(WorkflowRateLimitExceededError, match="try again in") as caught:
+                await engine.start(order, Order("ann", 3))
+            assert 0 < caught.value.retry_after <= 60
+            await engine.start(order, Order("bob", 4))
+
+    played(story)
+
+
+def test_starts_that_come_too_soon_begin_later(played, engine_on, url):
+    @workflow(rate=Rate(2, per=0.5, on_excess="queue"))
+    async def paced(ctx: Context) -> float:
+        return ctx.now().timestamp()
+
+    async def story():
+        async with engine_on(url, [paced]) as engine:
+            handles = [await engine.start(paced) for _ in range(4)]
+            assert [handle.admission.outcome for handle in handles] == ["admitted", "admitted", "delayed", "delayed"]
+            return [await handle.result() for handle in handles]
+
+    times = played(story)
+    assert times[2] - times[0] >= 0.5
+    assert times[3] - times[1] >= 0.5
+
+
+def test_of_several_limits_the_answer_tells_which_one_applied(played, engine_on, url):
+    order = waiting(
+        concurrency=[Concurrency(max=3, on_excess="queue", name="all"), Concurrency(max=1, key="customer")],
+        rate=Rate(100, per="1 hour"),
+    )
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            await engine.start(order, Order("ann"))
+            with pytest.raises(WorkflowConcurrencyLimitExceededError) as caught:
+                await engine.start(order, Order("ann"))
+            assert (caught.value.name, caught.value.partition_key) == ("concurrency:customer", "ann")
+            for customer in ("bob", "cid"):
+                await engine.start(order, Order(customer))
+            handle = await engine.start(order, Order("dan"))
+            assert (handle.admission.limit, handle.admission.max) == ("all", 3)
+
+    played(story)
+
+
+# -- by name ---------------------------------------------------------------------------------------------------
+
+
+def test_a_start_by_name_obeys_the_limits_that_an_engine_has_published(played, engine_on, url, monkeypatch):
+    order = waiting(concurrency=Concurrency(max=1, key="customer"))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            with Client(url) as client:
+                client.runs.start("order", {"customer": "ann"})
+                with pytest.raises(WorkflowConcurrencyLimitExceededError):
+                    client.runs.start("order", {"customer": "ann"})
+                client.runs.start("order", {"customer": "bob"})
+                with pytest.raises(InvalidOption, match="has no 'customer'"):
+                    client.runs.start("order", {"name": "ann"})
+            with pytest.raises(WorkflowConcurrencyLimitExceededError):
+                await engine.start("order", Order("bob"))
+
+    played(story)
+
+
+def test_a_key_that_only_code_can_tell_needs_the_code(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=1, key=lambda order: order.customer.lower(), name="each"))
+
+    async def story():
+        async with engine_on(url, [order]) as engine:
+            await engine.start(order, Order("ann"))
+            with pytest.raises(WorkflowConcurrencyLimitExceededError):
+                await engine.start(order, Order("ANN"))
+            with Client(url) as client:
+                with pytest.raises(WorkflowDefinitionRequired, match="by a function"):
+                    client.runs.start("order", {"customer": "bob"})
+                client.runs.start(order, Order("bob"))
+                with pytest.raises(WorkflowConcurrencyLimitExceededError):
+                    client.runs.start(order, Order("Bob"))
+
+    played(story)
+
+
+def test_without_any_engine_the_limits_of_the_workflow_itself_count(url):
+    order = waiting(concurrency=Concurrency(max=1))
+    with Client(url) as client:
+        client.runs.start(order, Order("ann"))
+        with pytest.raises(WorkflowConcurrencyLimitExceededError):
+            client.runs.start("order", {"customer": "bob"})
+
+
+def test_the_newest_limits_count_and_raising_one_lets_in_who_waits(played, engine_on, url):
+    def limited(max, version):
+        return waiting(concurrency=Concurrency(max=max, on_excess="queue", version=version))
+
+    async def story():
+        async with engine_on(url, [limited(1, 1)]) as engine:
+            for run in "abc":
+                await engine.start("order", Order(run), id=run)
+            assert (await engine.get("b")).status == "queued"
+            async with Engine(engine._client, workflows=[limited(2, 2)], recover=False) as newer:
+                await until(newer, "b", "running")
+                assert (await newer.get("c")).status == "queued"
+            seen = []
+            engine.events.subscribe(seen.append)
+            async with Engine(engine._client, workflows=[limited(9, 1)], recover=False) as older:
+                assert (await older.get("c")).status == "queued"
+            assert [event.fields for event in seen if event.name == "limits_outdated"] == [
+                {"workflow": "order", "version": 1}
+            ]
+
+    played(story)
+
+
+# -- places ----------------------------------------------------------------------------------------------------
+
+
+def test_retry_and_restart_are_let_in_like_a_start(played, engine_on, url):
+    @workflow(concurrency=Concurrency(max=1))
+    async def fails(ctx: Context, how: str) -> None:
+        if how == "badly":
+            raise ValueError
+        await ctx.wait_for_signal("go")
+
+    async def story():
+        async with engine_on(url, [fails]) as engine:
+            handle = await engine.start(fails, "badly", id="failed")
+            with pytest.raises(WorkflowFailed):
+                await handle.result()
+            await engine.start(fails, "well", id="living")
+            for again in (engine.retry, engine.restart):
+                with pytest.raises(WorkflowConcurrencyLimitExceededError):
+                    await again("failed")
+            assert (await engine.get("failed")).status == "failed"
+
+    played(story)
+
+
+def test_a_child_that_is_too_many_fails_where_it_is_awaited_and_is_not_started_later(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=1))
+
+    @workflow
+    async def parent(ctx: Context) -> str:
+        try:
+            await ctx.child(order, Order("bob"))
+        except StepFailed as error:
+            await ctx.wait_for_signal("on")
+            return error.kind
+        return "started"
+
+    async def story():
+        async with engine_on(url, [order, parent]) as engine:
+            await engine.start(order, Order("ann"), id="first")
+            handle = await engine.start(parent, id="parent")
+            await until(engine, "parent", "running")
+            await asyncio.sleep(0.2)
+        async with engine_on(url, [order, parent]) as engine:
+            await go(engine, "first")
+            await engine.handle("first").result()
+            await engine.signal("parent", "on")
+            assert await engine.handle("parent").result() == "holdfast.errors.WorkflowConcurrencyLimitExceededError"
+            assert [run.id for run in (await engine.list(workflow="order")).runs] == ["first"]
+        return handle
+
+    if url.startswith("memory"):
+        pytest.skip("what is in memory ends with the engine")
+    played(story)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Concurrency(max=0), "max"),
+        (lambda: Concurrency(max=1, on_excess="drop"), "reject, skip"),
+        (lambda: Concurrency(max=1, key="a..b"), "path"),
+        (lambda: Concurrency(max=1, key=""), "key"),
+        (lambda: Concurrency(max=1, name="a/b"), "letters, digits"),
+        (lambda: Concurrency(max=1, version=-1), "version"),
+        (lambda: Concurrency(max=1, max_queue=0), "max_queue"),
+        (lambda: Rate(1, per=0), "span"),
+        (lambda: Rate(1, per="1 minute", on_excess="skip"), "reject or queue"),
+        (lambda: waiting(concurrency=3), "Concurrency"),
+        (lambda: waiting(concurrency=Rate(1, per=1)), "Concurrency"),
+        (lambda: waiting(concurrency=[Concurrency(max=1), Concurrency(max=2)]), "another name"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_a_priority_is_a_whole_number(tmp_path):
+    with Client(f"sqlite:///{tmp_path}/x.db") as client, pytest.raises(InvalidOption, match="priority"):
+        client.runs.start("order", priority="high")
+
+
+def test_every_such_error_is_one_kind():
+    for kind in (WorkflowConcurrencyLimitExceededError, WorkflowRateLimitExceededError, WorkflowQueueFullError):
+        assert issubclass(kind, WorkflowLimitExceeded)
