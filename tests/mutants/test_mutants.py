@@ -17,18 +17,9 @@ from .servers import SERVERS
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-SLOW = {
-    "a caller at the gate waits on when its client is closed",
-    "a callback of the user's runs on the heartbeats' thread",
-    "a record that found the store away is forgotten",
-    "a worker that drives nothing never looks for what it was given",
-    "two drivers of one fence give their records the same names",
-}
-"""These show only when a test has waited in vain for half a minute."""
-CHEAP = [mutant for mutant in (*RULES, *LIMITS, *ABOVE, *HELD) if mutant.name not in SLOW]
-COSTLY = [*WORKFLOWS, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
-"""Each of these starts an engine or a server of its own: they are tried with all the others by `make prove-mutants`."""
-MUTANTS = [*RULES, *LIMITS, *ABOVE, *HELD, *COSTLY]
+CHEAP = [*RULES, *LIMITS]
+"""Those of the rules. The others need a client, an engine or a server, and are tried by `make prove-mutants`."""
+MUTANTS = [*CHEAP, *ABOVE, *HELD, *WORKFLOWS, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"

@@ -37,7 +37,7 @@ NOBODYS_KEY = "nobody-ever-uses-this-key"
 class Suite:
     """The hooks of a store, and the tools of the parts. A new instance for every test."""
 
-    histories: ClassVar[int] = int(os.environ.get("HOLDFAST_HISTORIES", "240"))
+    histories: ClassVar[int] = int(os.environ.get("HOLDFAST_HISTORIES", "160"))
     """How many random histories are compared with the rules."""
     story_length: ClassVar[int] = 100
     """How many commands each of them has, at least."""

@@ -12,7 +12,7 @@ from ..asking import SECOND, START
 from .base import Suite, names
 
 CHUNKS = 5
-ENOUGH = 48
+ENOUGH = 32
 """From so many histories on, every kind of answer has been seen."""
 
 
