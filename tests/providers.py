@@ -141,6 +141,7 @@ PROVIDERS = {
         Provider("postgres", _postgres_url, _dump_postgres, _plant_postgres, processes=True),
     )
 }
+REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 
 def names() -> list[str]:

@@ -1,7 +1,7 @@
 """Named points just before and just after each commit about a run, at which a test can end the process.
 
-The names are made from the commands, so a new kind of commit is a new name, and a test that goes through all of them
-fails when one was never reached. Nothing here costs anything unless a test has asked for it.
+Every command about runs that writes has a name here, and a test that goes through all of the names fails when one was
+never reached. Nothing here costs anything unless a test has asked for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .run_commands import (
     DismissWorker,
     EnlistWorker,
     PostEvent,
+    PublishTerms,
     RecordRun,
     ReviveRun,
     StartRun,
@@ -26,7 +27,7 @@ When = Literal["before", "after"]
 
 KINDS = (
     "start", "claim", "record", "record children", "park", "finish", "signal", "cancel", "revive", "watch", "enlist",
-    "dismiss", "state", "transaction",
+    "dismiss", "publish", "state", "transaction",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -37,6 +38,7 @@ _PLAIN: dict[type[Command], str] = {
     WatchRun: "watch",
     EnlistWorker: "enlist",
     DismissWorker: "dismiss",
+    PublishTerms: "publish",
 }
 
 reached: Callable[[str], None] | None = None

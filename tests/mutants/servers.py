@@ -30,6 +30,13 @@ SERVERS = [
         ("tests/stores/test_redis_watch.py::test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
     ),
     Mutant(
+        "a batch on PostgreSQL waits for a row that somebody has locked",
+        "stores/postgresql_batch.sql",
+        "                 FOR UPDATE SKIP LOCKED) AS x\n    ), read AS",
+        "                 FOR UPDATE) AS x\n    ), read AS",
+        ("tests/stores/test_postgres.py::test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole",),
+    ),
+    Mutant(
         "a key that is new to PostgreSQL begins with the token 1",
         "stores/postgresql_rules.sql",
         "        fence := greatest(coalesce((before->>'fence')::bigint, 0) + 1, at);\n",

@@ -1,10 +1,10 @@
 """A process is killed with -9 at every commit of a workflow, and another one finishes what it left.
 
 The workflow has steps, parallel steps of equal names, a sleep, a signal, a child, retries, a shared state and a
-transaction; beside it one run is cancelled and one is retried. Just before and just after each kind of commit there is
-a named point (`holdfast.failpoints`); for each of them a process plays the story and dies there. Whoever comes next
-finds the right result; the state was changed once and the transaction happened once; each step at least once, always
-under the same key, and never two bodies of one step at a time.
+transaction; beside it one run is cancelled and one is retried; the child and the retried one have limits. Just before
+and just after each kind of commit there is a named point (`holdfast.failpoints`); for each of them a process plays the
+story and dies there. Whoever comes next finds the right result; the state was changed once and the transaction happened
+once; each step at least once, always under the same key, and never two bodies of one step at a time.
 """
 
 from __future__ import annotations

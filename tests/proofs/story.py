@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast import Context, Retry, current_step, step, workflow
+from holdfast import Concurrency, Context, Retry, current_step, step, workflow
 
 
 class Log:
@@ -66,7 +66,7 @@ def pay(connection: Any, table: str, amount: int) -> int:
     return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
 
-@workflow
+@workflow(concurrency=Concurrency(max=1, on_excess="queue"))
 async def small(ctx: Context, log: str) -> int:
     return await note(log, 20) + await note(log, 1)
 
@@ -108,7 +108,7 @@ async def sleeper(ctx: Context, log: str) -> str:
     return "woke up"
 
 
-@workflow
+@workflow(concurrency=Concurrency(max=1))
 async def fails_once(ctx: Context, path: str) -> int:
     def go() -> int:
         if not Path(path).exists():

@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import redis
 
 from holdfast.stores import open_store
 from holdfast.stores.contract import Connection, Store
 from holdfast.testing.asking import ManualClock
-from providers import PROVIDERS, Provider
+from providers import PROVIDERS, Provider, redis_layout
 from tls import make_certificates
 
 
@@ -26,8 +27,26 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 
 
 @pytest.fixture
+def kind(provider: Provider) -> str:
+    return provider.name
+
+
+@pytest.fixture
 def url(provider: Provider, tmp_path: Path) -> str:
     return provider.url(tmp_path)
+
+
+@pytest.fixture
+def server(url: str) -> Iterator[redis.Redis]:
+    """The Redis or Valkey of the test, to look at by its own commands."""
+    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def base(url: str) -> str:
+    """How all keys of the test's namespace begin, on Redis."""
+    return redis_layout(url, "default").base
 
 
 @pytest.fixture
@@ -66,3 +85,11 @@ def connection(store: Store) -> Connection:
 def certificates(tmp_path_factory) -> Path:
     """The folder with an authority and a server's certificate."""
     return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Rows that are taken are waited for until they are free, also where the machine is slow."""
+    monkeypatch.setattr("holdfast.stores.postgres_batch.LOOKS_FOR", 20.0)
+    monkeypatch.setattr("holdfast.stores.postgres_batch.PATIENCE", b"5000")
+    monkeypatch.setattr("holdfast.stores.postgres_batch.PAUSES", (0.01,) * 500)

@@ -936,6 +936,7 @@ def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(ur
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.usefixtures("patient")
 def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end):
     connection = opened(url).connect()
     hire(connection)

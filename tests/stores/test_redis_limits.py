@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import redis
 
 from holdfast import commands as c
 from holdfast import run_commands as r
@@ -24,33 +23,16 @@ from holdfast.testing.asking import SECOND, START
 from holdfast.testing.limit_stories import LimitStoryteller
 from holdfast.testing.run_stories import RunModel
 from holdfast.testing.suite.runs import record, start
-from providers import PROVIDERS, redis_layout
+from providers import REDISES
 from stores.runs_asking import ask, claim, everything, hire
 
-KINDS = ["valkey", "redis"]
 WEEK = 7 * 24 * 3600
 LARGEST = 2**53 - 1
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
     return request.param
-
-
-@pytest.fixture
-def url(kind, tmp_path):
-    return PROVIDERS[kind].url(tmp_path)
-
-
-@pytest.fixture
-def server(url):
-    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
-def base(url):
-    return redis_layout(url, "default").base
 
 
 def publish(connection, *limits, workflow="order", version=0):

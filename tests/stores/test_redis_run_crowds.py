@@ -13,21 +13,15 @@ from holdfast.rules.run_book import RunFilter
 from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, RunPage, Started
 from holdfast.testing.asking import START
 from holdfast.testing.suite.runs import record, signal, start
-from providers import PROVIDERS
+from providers import REDISES
 from stores.runs_asking import ask, claim, hire
 
-KINDS = ["valkey", "redis"]
 AT_ONCE = START - rule.LONG_AGO
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
     return request.param
-
-
-@pytest.fixture
-def url(kind, tmp_path):
-    return PROVIDERS[kind].url(tmp_path)
 
 
 def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened, url):

@@ -19,34 +19,17 @@ from holdfast.stores import redis_link, redis_script
 from holdfast.testing.asking import SECOND, SLOT, START, acquire, read, renew, swap
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import record, signal, start
-from providers import PROVIDERS, redis_layout
+from providers import REDISES
 from stores.runs_asking import ask, claim, driven, everything, hire, lease
 from stores.test_redis_faults import refused, user
 from waiting import eventually
 
-KINDS = ["valkey", "redis"]
 AT_ONCE = START - rule.LONG_AGO
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
     return request.param
-
-
-@pytest.fixture
-def url(kind, tmp_path):
-    return PROVIDERS[kind].url(tmp_path)
-
-
-@pytest.fixture
-def server(url):
-    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
-def base(url):
-    return redis_layout(url, "default").base
 
 
 # ---------------------------------------------------------------- one bad command
@@ -327,9 +310,9 @@ def test_a_server_that_has_forgotten_the_script_carries_the_command_out_once(ope
         assert operator.llen(f"{tmp_path.name}:{{default}}:journal:r") == 1 + len(asked.entries)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=REDISES, ids=lambda provider: provider.name)
 def own_server(request):
-    with real_servers.server(request.param, settings={"appendonly": "no"}) as server:
+    with real_servers.server(request.param.name, settings={"appendonly": "no"}) as server:
         yield server
 
 

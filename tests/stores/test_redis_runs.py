@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import redis
 
 from holdfast import commands as c
 from holdfast import run_commands as r
@@ -15,32 +14,15 @@ from holdfast.rules.slot import SlotSeen, Swap
 from holdfast.testing.asking import ME, SECOND, SLOT, START, read, swap
 from holdfast.testing.run_stories import RunModel, RunStoryteller
 from holdfast.testing.suite.runs import record, signal, start
-from providers import PROVIDERS, redis_layout
+from providers import REDISES
 from stores.runs_asking import ask, claim, driven, everything, hire
 
-KINDS = ["valkey", "redis"]
 AT_ONCE = START - rule.LONG_AGO
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
     return request.param
-
-
-@pytest.fixture
-def url(kind, tmp_path):
-    return PROVIDERS[kind].url(tmp_path)
-
-
-@pytest.fixture
-def server(url):
-    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
-def base(url):
-    return redis_layout(url, "default").base
 
 
 # ---------------------------------------------------------------- layout

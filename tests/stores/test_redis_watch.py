@@ -14,19 +14,14 @@ from holdfast.rules import outcomes as out
 from holdfast.stores import redis_watch
 from holdfast.testing.asking import acquire, release, wait
 from holdfast.testing.proxy import Proxy
-from providers import PROVIDERS, redis_layout
+from providers import REDISES, redis_layout
 from stores.forking import in_child
 from waiting import eventually
 
 
-@pytest.fixture(params=["valkey", "redis"])
-def kind(request):
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
     return request.param
-
-
-@pytest.fixture
-def url(kind, tmp_path):
-    return PROVIDERS[kind].url(tmp_path)
 
 
 @pytest.fixture

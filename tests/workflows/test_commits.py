@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from holdfast import AsyncClient, Context, failpoints, step, workflow
+from holdfast import AsyncClient, Context, failpoints, run_commands, step, workflow
 
 
 @step
@@ -117,3 +117,11 @@ def test_a_result_is_durable_before_the_next_step_begins(url, played, engine_on,
 
     begun = timeout is not None  # an entry that goes with the first result
     assert played(story) == [1, *(n + begun for n in range(2, 6))]
+
+
+def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
+    writes = [kind for kind in run_commands.RunCommand.__subclasses__() if kind not in run_commands.RUN_READS]
+    nameless = {run_commands.RecordRun, run_commands.PostEvent}  # these have several, by what they carry
+    assert {failpoints._PLAIN.get(kind) for kind in writes if kind not in nameless} <= set(failpoints.KINDS)
+    named = {*failpoints._PLAIN.values(), "record", "record children", "park", "finish", "signal", "cancel", "state"}
+    assert named == {*failpoints.KINDS} - {"transaction"}

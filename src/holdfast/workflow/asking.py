@@ -14,23 +14,17 @@ from typing import Any
 import msgspec
 
 from .._platform import elapsed
-from ..client import BaseClient
-from ..codec import decode_value, encode_message, encode_value
-from ..commands import Failed
+from ..codec import decode_value, encode_message
 from ..errors import (
     InvalidOption,
-    InvalidValue,
     RunEnded,
-    RunExists,
     RunLocked,
     RunResultTimeout,
     UnknownRun,
     WorkflowFailed,
 )
 from ..flows import Flow, Wait, send
-from ..rules.admission import Terms
-from ..rules.outcomes import Outcome
-from ..rules.run import ANY_VERSION, LIVING, Event, NewRun, Run, Scalar, Status, workflow_of
+from ..rules.run import LIVING, Event, Run, Scalar, Status
 from ..rules.run_book import RunFilter
 from ..rules.run_outcomes import (
     Claim,
@@ -39,21 +33,14 @@ from ..rules.run_outcomes import (
     Refused,
     RunPage,
     RunSeen,
-    RunTaken,
-    Started,
-    TermsDiffer,
-    TermsPublished,
-    WorkerGone,
 )
-from ..run_commands import ListRuns, PostEvent, PublishTerms, ReviveRun, SeeRun, SeeTerms, StartRun, WatchRun
-from ..stores.contract import Joinable
+from ..run_commands import ListRuns, PostEvent, ReviveRun, SeeRun, WatchRun
 from ..values import Duration, checked_count, checked_key, seconds
 from . import journal as j
 from .definition import Workflow
-from .limits import checked_priority, exceeded, places_of
+from .limits import exceeded
+from .starting import Starting, checked_attributes
 
-TERMS_CHANGE = 10
-"""How often the terms of a workflow may change while a run of it is being started."""
 LOOK_SECONDS = 1.0
 """How often somebody who waits for a run's end looks by itself."""
 STATUSES = ("queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
@@ -96,120 +83,8 @@ class RunsPage(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
 
 
-class Asking:
+class Asking(Starting):
     """The flows, for one client."""
-
-    def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
-        self.client, self.max_bytes = client, max_bytes
-        self._terms: dict[str, Terms] = {}
-
-    def new_run(
-        self,
-        workflow: Workflow[Any, Any] | str,
-        input: Any,
-        *,
-        id: str | None,
-        idempotency_key: str | None,
-        attributes: Mapping[str, Scalar] | None = None,
-        priority: int = 0,
-    ) -> NewRun:
-        """Check what is to be started, and write its input."""
-        if isinstance(workflow, Workflow):
-            kind, name = workflow.type, workflow.name
-            if not workflow.takes_input and input is not None:
-                raise InvalidValue(f"the workflow {name!r} takes no input, and was given {input!r}")
-            text = encode_value(
-                workflow.given(input), workflow.input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes
-            )
-        elif isinstance(workflow, str):
-            name = checked_key(workflow, what="workflow name")
-            kind = name if "@" in name else name + ANY_VERSION
-            text = encode_message(input, what=f"the input of {name!r}", max_bytes=self.max_bytes)
-        else:
-            raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow, or give its name")
-        return NewRun(
-            id=secrets.token_hex(8) if id is None else checked_key(id, what="run id"),
-            type=kind,
-            input=text,
-            request=secrets.token_hex(8),
-            key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
-            attributes=checked_attributes({} if attributes is None else attributes),
-            priority=checked_priority(priority),
-        )
-
-    def start(
-        self, new: NewRun, worker: str = "", *, workflow: Workflow[Any, Any] | str = "", input: Any = None
-    ) -> Flow[Started]:
-        """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
-        for _ in range(TERMS_CHANGE):
-            outcome, _ = yield from send(StartRun(new=self._counted(new, workflow, input), worker=worker))
-            if isinstance(outcome, WorkerGone):
-                worker = ""
-            elif isinstance(outcome, TermsDiffer):
-                yield from self._learn(workflow_of(new.type), workflow, outcome.terms)
-            else:
-                break
-        return _started(new, outcome)
-
-    def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str, input: Any) -> NewRun:
-        """The start with the places where its run is counted, by the terms as they are known here."""
-        name = workflow_of(new.type)
-        given = workflow.limits if isinstance(workflow, Workflow) else ()
-        terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else Terms())
-        if not terms.limits:
-            return new
-        value = workflow.given(input) if isinstance(workflow, Workflow) else input
-        places = places_of(terms, name, given, new.input, value)
-        return msgspec.structs.replace(new, places=places, terms=terms.digest)
-
-    def _learn(self, name: str, workflow: Workflow[Any, Any] | str, terms: Terms | None) -> Flow[None]:
-        """Other terms count than those that were known here; or ours are newer, and nobody has published them yet."""
-        own = workflow.terms if isinstance(workflow, Workflow) else None
-        if own is not None and (terms is None or own.version > terms.version):
-            yield from self.publish(name, own)
-        else:
-            self._terms[name] = terms or Terms()
-
-    def announce(self, name: str, terms: Terms) -> Flow[bool]:
-        """Make the terms of an engine's workflow known; nothing is written where there never were any."""
-        if not terms.limits:
-            outcome, _ = yield from send(SeeTerms(workflow=name))
-            assert isinstance(outcome, TermsDiffer)  # noqa: S101
-            if outcome.terms is None or not outcome.terms.limits:
-                return True
-        return (yield from self.publish(name, terms))
-
-    def publish(self, name: str, terms: Terms) -> Flow[bool]:
-        """Make the terms of a workflow known, and learn which ones count. Returns whether these do."""
-        outcome, _ = yield from send(PublishTerms(workflow=name, terms=terms))
-        assert isinstance(outcome, TermsPublished)  # noqa: S101
-        self._terms[name] = outcome.terms
-        return outcome.terms == terms
-
-    def start_within(
-        self, connection: Any, new: NewRun, *, workflow: Workflow[Any, Any] | str = "", input: Any = None
-    ) -> Started:
-        """Start a run within the caller's own transaction: rolled back, it never existed."""
-        store = self.client.works.store
-        if not isinstance(store, Joinable):
-            raise InvalidOption(
-                f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
-                f"{store.url}. Start the run after your commit, with an idempotency_key."
-            )
-        joined = store.join(connection)
-        for _ in range(TERMS_CHANGE):
-            (outcome,) = joined.execute([StartRun(new=self._counted(new, workflow, input))])
-            if not isinstance(outcome, TermsDiffer):
-                break
-            own = workflow.terms if isinstance(workflow, Workflow) else None
-            if own is not None and (outcome.terms is None or own.version > outcome.terms.version):
-                joined.execute([PublishTerms(workflow=workflow_of(new.type), terms=own)])
-                self._terms[workflow_of(new.type)] = own
-            else:
-                self._terms[workflow_of(new.type)] = outcome.terms or Terms()
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        return _started(new, outcome)
 
     def see(self, run_id: str, *, history: bool = False) -> Flow[tuple[Claim, RunSeen]]:
         """Look at a run, or raise `UnknownRun`."""
@@ -334,25 +209,6 @@ class Asking:
             yield from self.post(run_id, Event(kind="child", name=child, payload=payload, key=key))
 
 
-def _started(new: NewRun, outcome: Outcome) -> Started:
-    if isinstance(outcome, RunTaken):
-        raise RunExists(
-            f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "
-            "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
-            run_id=new.id,
-            status=outcome.run.status,
-        )
-    if isinstance(outcome, Limited):
-        raise exceeded(workflow_of(new.type), outcome.verdict)
-    if isinstance(outcome, TermsDiffer):
-        raise InvalidOption(
-            f"the limits of {workflow_of(new.type)!r} change all the time: engines with different ones publish them by "
-            "turns. Give the newer ones a higher version=. Nothing was started."
-        )
-    assert isinstance(outcome, Started)  # noqa: S101
-    return outcome
-
-
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     """How many entries a run keeps that goes on or begins anew, which events it forgets, which children do so too."""
     cancels = [event.number for event in claim.events if event.kind == "cancel"]
@@ -382,18 +238,6 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
         if isinstance(entry, j.CancelAsked):
             keep = place
     return keep + 1, tuple(cancels), children
-
-
-def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Attributes are names with text, whole numbers or booleans."""
-    if not isinstance(attributes, Mapping):
-        raise InvalidOption(f'attributes={attributes!r} is no dict of names and values, such as {{"customer": "ann"}}')
-    for name, value in attributes.items():
-        checked_key(name, what="attribute's name")
-        if not isinstance(value, str | int | bool):
-            raise InvalidValue(f"the attribute {name!r} is {value!r}: attributes are text, whole numbers or booleans")
-    encode_value(dict(attributes), what="the attributes")
-    return dict(attributes)
 
 
 def wanted_runs(

@@ -20,9 +20,9 @@ from ..rules.run import NewRun, Scalar, workflow_of
 from ..rules.slot import Address
 from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
-from .asking import checked_attributes
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context
 from .limits import places_of
+from .starting import checked_attributes
 from .state import RunStates
 
 if TYPE_CHECKING:

@@ -1,0 +1,184 @@
+"""Starting a run by the latest terms of its workflow: by its definition or its name, by itself or in a transaction.
+
+The terms are those that were published last. A start that goes by others is told the latest, finds the places where its
+run is counted anew, and is sent again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..client import BaseClient
+from ..codec import encode_message, encode_value
+from ..commands import Command, Failed
+from ..errors import InvalidOption, InvalidValue, RunExists
+from ..flows import Flow, send
+from ..rules.admission import Terms
+from ..rules.outcomes import Outcome
+from ..rules.run import ANY_VERSION, NewRun, Scalar, workflow_of
+from ..rules.run_outcomes import Limited, RunTaken, Started, TermsDiffer, TermsPublished, WorkerGone
+from ..run_commands import PublishTerms, SeeTerms, StartRun
+from ..stores.contract import Connection, Joinable
+from ..values import checked_key
+from .definition import Workflow
+from .limits import checked_priority, exceeded, places_of
+
+TERMS_CHANGE = 10
+"""How often the terms of a workflow may change while a run of it is being started."""
+
+
+class Starting:
+    """The flows that start runs, for one client."""
+
+    def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
+        self.client, self.max_bytes = client, max_bytes
+        self._terms: dict[str, Terms] = {}
+
+    def new_run(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any,
+        *,
+        id: str | None,
+        idempotency_key: str | None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+    ) -> NewRun:
+        """Check what is to be started, and write its input."""
+        if isinstance(workflow, Workflow):
+            kind, name = workflow.type, workflow.name
+            if not workflow.takes_input and input is not None:
+                raise InvalidValue(f"the workflow {name!r} takes no input, and was given {input!r}")
+            text = encode_value(
+                workflow.given(input), workflow.input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes
+            )
+        elif isinstance(workflow, str):
+            name = checked_key(workflow, what="workflow name")
+            kind = name if "@" in name else name + ANY_VERSION
+            text = encode_message(input, what=f"the input of {name!r}", max_bytes=self.max_bytes)
+        else:
+            raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow, or give its name")
+        return NewRun(
+            id=secrets.token_hex(8) if id is None else checked_key(id, what="run id"),
+            type=kind,
+            input=text,
+            request=secrets.token_hex(8),
+            key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
+            attributes=checked_attributes({} if attributes is None else attributes),
+            priority=checked_priority(priority),
+        )
+
+    def start(
+        self, new: NewRun, worker: str = "", *, workflow: Workflow[Any, Any] | str = "", input: Any = None
+    ) -> Flow[Started]:
+        """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
+        for _ in range(TERMS_CHANGE):
+            outcome, _ = yield from send(StartRun(new=self._counted(new, workflow, input), worker=worker))
+            if isinstance(outcome, WorkerGone):
+                worker = ""
+            elif isinstance(outcome, TermsDiffer):
+                ours = self._unpublished(workflow_of(new.type), workflow, outcome)
+                if ours is not None:
+                    yield from self.publish(ours)
+            else:
+                break
+        return _started(new, outcome)
+
+    def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str, input: Any) -> NewRun:
+        """The start with the places where its run is counted, by the terms as they are known here."""
+        name = workflow_of(new.type)
+        given = workflow.limits if isinstance(workflow, Workflow) else ()
+        terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else Terms())
+        if not terms.limits:
+            return new
+        value = workflow.given(input) if isinstance(workflow, Workflow) else input
+        places = places_of(terms, name, given, new.input, value)
+        return msgspec.structs.replace(new, places=places, terms=terms.digest)
+
+    def _unpublished(self, name: str, workflow: Workflow[Any, Any] | str, latest: TermsDiffer) -> PublishTerms | None:
+        """Our own terms, where nobody has published them yet; else the latest are what is known from here on."""
+        if isinstance(workflow, Workflow) and (latest.terms is None or workflow.terms.version > latest.terms.version):
+            return PublishTerms(workflow=name, terms=workflow.terms)
+        self._terms[name] = latest.terms or Terms()
+        return None
+
+    def announce(self, name: str, terms: Terms) -> Flow[bool]:
+        """Make the terms of an engine's workflow known; nothing is written where there never were any."""
+        if not terms.limits:
+            outcome, _ = yield from send(SeeTerms(workflow=name))
+            assert isinstance(outcome, TermsDiffer)  # noqa: S101
+            if outcome.terms is None or not outcome.terms.limits:
+                return True
+        return (yield from self.publish(PublishTerms(workflow=name, terms=terms)))
+
+    def publish(self, command: PublishTerms) -> Flow[bool]:
+        """Make the terms of a workflow known, and learn which ones count. Returns whether these do."""
+        outcome, _ = yield from send(command)
+        return self._learn(command, outcome)
+
+    def _learn(self, command: PublishTerms, outcome: Outcome) -> bool:
+        assert isinstance(outcome, TermsPublished)  # noqa: S101
+        self._terms[command.workflow] = outcome.terms
+        return outcome.terms == command.terms
+
+    def start_within(
+        self, connection: Any, new: NewRun, *, workflow: Workflow[Any, Any] | str = "", input: Any = None
+    ) -> Started:
+        """Start a run within the caller's own transaction: rolled back, it never existed."""
+        store = self.client.works.store
+        if not isinstance(store, Joinable):
+            raise InvalidOption(
+                f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
+                f"{store.url}. Start the run after your commit, with an idempotency_key."
+            )
+        joined = store.join(connection)
+        for _ in range(TERMS_CHANGE):
+            outcome = _carried_out(joined, StartRun(new=self._counted(new, workflow, input)))
+            if not isinstance(outcome, TermsDiffer):
+                break
+            ours = self._unpublished(workflow_of(new.type), workflow, outcome)
+            if ours is not None:
+                self._learn(ours, _carried_out(joined, ours))
+        return _started(new, outcome)
+
+
+def _carried_out(joined: Connection, command: Command) -> Outcome:
+    (outcome,) = joined.execute([command])
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return outcome
+
+
+def _started(new: NewRun, outcome: Outcome) -> Started:
+    if isinstance(outcome, RunTaken):
+        raise RunExists(
+            f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "
+            "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
+            run_id=new.id,
+            status=outcome.run.status,
+        )
+    if isinstance(outcome, Limited):
+        raise exceeded(workflow_of(new.type), outcome.verdict)
+    if isinstance(outcome, TermsDiffer):
+        raise InvalidOption(
+            f"the limits of {workflow_of(new.type)!r} change all the time: engines with different ones publish them by "
+            "turns. Give the newer ones a higher version=. Nothing was started."
+        )
+    assert isinstance(outcome, Started)  # noqa: S101
+    return outcome
+
+
+def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Attributes are names with text, whole numbers or booleans."""
+    if not isinstance(attributes, Mapping):
+        raise InvalidOption(f'attributes={attributes!r} is no dict of names and values, such as {{"customer": "ann"}}')
+    for name, value in attributes.items():
+        checked_key(name, what="attribute's name")
+        if not isinstance(value, str | int | bool):
+            raise InvalidValue(f"the attribute {name!r} is {value!r}: attributes are text, whole numbers or booleans")
+    encode_value(dict(attributes), what="the attributes")
+    return dict(attributes)
