@@ -12,7 +12,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 
-PROOFS := counter permits clock waiters replies stalls state leader network outages skew rows crowd crashes engines recovery takeover limits
+PROOFS := counter permits clock waiters replies stalls state leader network outages skew rows crowd crashes engines recovery takeover limits belongings
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -38,20 +38,18 @@ from holdfast.workflow.runs import AsyncRuns, Runs
 NAMES = [
     "AcquireAttempt", "Admission", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",
     "AsyncLeaseProvider", "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
-    "AtomicStateConflictError", "ChildHandle", "Client", "ClientClosed", "Concurrency", "Context", "DurableMutex",
-    "DurableSemaphore", "EVENTS", "Engine", "Event", "Events", "FencedScript", "HoldNotReleasable", "HolderInfo",
-    "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption", "InvalidValue", "InvalidWorkflow",
+    "AtomicStateConflictError", "ChildHandle", "Client", "ClientClosed", "Concurrency", "Context", "DeadlockDetected",
+    "DurableMutex", "DurableSemaphore", "EVENTS", "Engine", "Event", "Events", "FencedScript", "HoldNotReleasable",
+    "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption", "InvalidValue", "InvalidWorkflow",
     "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider", "LeaseResult", "Lock", "LockInfo", "LockRecord",
-    "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow",
-    "Rate", "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLock",
-    "RunLocked", "RunResultTimeout", "RunsPage", "StaleToken", "Step", "StepFailed", "StepInfo", "StepTimeout",
-    "StoreContended", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term", "UnknownRun",
-    "WaiterInfo", "Workflow", "WorkflowFailed",
-    "WorkflowConcurrencyLimitExceededError", "WorkflowDefinitionRequired", "WorkflowLimitExceeded",
-    "WorkflowQueueFullError", "WorkflowRateLimitExceededError", "WorkflowTypeNotRegisteredError", "WouldDeadlock",
-    "current_step",
-    "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async", "initial_lock_record",
-    "is_lease_provider", "step", "workflow",
+    "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow", "Rate",
+    "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLease",
+    "RunLock", "RunLocked", "RunResultTimeout", "RunsPage", "StaleToken", "Step", "StepFailed", "StepInfo",
+    "StepTimeout", "StoreContended", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term",
+    "UnknownRun", "WaiterInfo", "Workflow", "WorkflowFailed", "WorkflowConcurrencyLimitExceededError",
+    "WorkflowDefinitionRequired", "WorkflowLimitExceeded", "WorkflowQueueFullError", "WorkflowRateLimitExceededError",
+    "WorkflowTypeNotRegisteredError", "WouldDeadlock", "current_step", "fenced_read", "fenced_replace", "fenced_set",
+    "fenced_set_async", "guard", "guard_async", "initial_lock_record", "is_lease_provider", "step", "workflow",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -107,8 +105,8 @@ def test_the_engine_the_context_and_the_handle_have_these_words():
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
     assert public(Context) == [
-        "call", "child", "now", "random", "set_attributes", "sleep", "sleep_until", "start_child", "step",
-        "transaction", "uuid4", "wait_for_signal",
+        "call", "child", "locks", "mutex", "now", "random", "rwlock", "semaphore", "set_attributes", "sleep",
+        "sleep_until", "start_child", "step", "transaction", "uuid4", "wait_for_signal",
     ]  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from waiting import PATIENCE, eventually
 RUN = {
     "id": "str", "workflow": "str", "version": "NoneType", "status": "str", "holder": "NoneType", "created_at": "str",
     "started_at": "NoneType", "ended_at": "NoneType", "due_at": "NoneType", "parent": "NoneType",
-    "idempotency_key": "NoneType", "attributes": {}, "entries": "int", "result": "NoneType", "error": "NoneType",
+    "idempotency_key": "NoneType", "attributes": {}, "locks": [], "entries": "int", "result": "NoneType",
+    "error": "NoneType",
 }  # fmt: skip
 broken = [True]
 
@@ -370,3 +371,24 @@ def test_a_run_that_waits_to_be_let_in_is_listed_and_told_of(url, hf):
     assert state_of(url, "second") == (1, "no_worker")
     hf.runs.cancel("second")
     assert state_of(url, "third") == (0, "sleeping"), "it may begin within the hour"
+
+
+def test_show_tells_which_locks_a_run_has_and_had(url):
+    @workflow(name="locking")
+    async def locking(ctx, _none: None) -> None:
+        async with ctx.mutex("first"):
+            pass
+        async with ctx.mutex("second"):
+            await ctx.wait_for_signal("go")
+
+    async def begun():
+        async with Engine(url, workflows=[locking]) as engine:
+            await engine.start(locking, id="r")
+            while len((await engine.get("r")).locks) != 1 or (await engine.get("r")).entries < 4:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(begun())
+    shown = holdfast("runs", "show", "r", "--url", url).stdout
+    assert "has or waits for the lock workflow/locking/second" in shown
+    assert "given     workflow/locking/first" in shown
+    assert answer(holdfast("runs", "show", "r", "--json", "--url", url))["locks"] == ["workflow/locking/second"]

@@ -46,6 +46,34 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
     assert done.returncode == 0, f"{page}\n{done.stderr}"
 
 
+PROGRAMS = [
+    pytest.param(page, name, id=f"{page}:{name}")
+    for page, files in FILES.items()
+    for name, text in files
+    if text.rstrip().endswith("asyncio.run(main())")
+]
+
+
+@pytest.mark.parametrize(("page", "name"), PROGRAMS)
+def test_a_program_of_a_page_runs_and_prints_what_the_page_says(page, name, tmp_path):
+    """What stands in a comment behind a print is printed; up to the dots, where there are some."""
+    for other, text in FILES[page]:
+        (tmp_path / other).write_text(text)
+    environment = {variable: value for variable, value in os.environ.items() if variable != "HOLDFAST_URL"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", name],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page}\n{done.stderr}"
+    for said in re.findall(r"^ *print\(.*\) +# (.*)$", dict(FILES[page])[name], re.MULTILINE):
+        assert said.partition(" ...")[0] in done.stdout
+
+
 def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
     (tmp_path / "trip.py").write_text(dict(FILES["README.md"])["trip.py"])
     lives = []

@@ -15,14 +15,15 @@
 | skew    | 6 processes, 24 grants, 3 deaths                            | 6, 240, 3                              |
 | rows    | 600 leases, a row held once                                 | 3,000, 5 times                         |
 | crowd   | 8 waiting for 6 seconds, 240 turns                          | 20, 12, 1,000                          |
-| crashes | a kill at each of 30 points, when it is reached first       | the first, second and third time       |
+| crashes | a kill at each of 34 points, when it is reached first       | the first, second and third time       |
 | engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
 | recovery | 200 runs of an engine that is killed                       | 1,000                                  |
 | takeover | one pause                                                  | 10                                     |
 | limits  | 60 starts by 4 processes, 3 kills                           | 200, 12                                |
+| belongings | 24 runs on a mutex and a semaphore, 3 kills              | 100, 15                                |
 
 `network` to `crowd` run here on PostgreSQL and Valkey, and at full size on Redis as well; `rows` is about PostgreSQL
-alone. The last five run on SQLite too.
+alone. The last six run on SQLite too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ LIMIT = 150.0
 
 
 HERE = ("counter", "permits", "clock", "waiters", "replies", "stalls", "state", "leader")
-WORKFLOWS = ("crashes", "engines", "recovery", "takeover", "limits")
+WORKFLOWS = ("crashes", "engines", "recovery", "takeover", "limits", "belongings")
 """These run on a SQLite file, and on servers as well."""
 SERVERS = {
     "network": ("postgres", "valkey"),

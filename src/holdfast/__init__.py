@@ -4,6 +4,7 @@ from .api import AsyncClient, Client
 from .errors import (
     AtomicStateConflictError,
     ClientClosed,
+    DeadlockDetected,
     HoldfastError,
     HoldNotReleasable,
     InvalidDuration,
@@ -70,6 +71,7 @@ from .rules.record import LockRecord
 from .state.atomic import AsyncAtomicState, AtomicState
 from .state.durable import AcquireAttempt, DurableMutex, DurableSemaphore, initial_lock_record
 from .workflow.asking import RunInfo, RunsPage
+from .workflow.belongings import RunLease
 from .workflow.context import ChildHandle, Context, StepInfo, current_step
 from .workflow.definition import Retry, Step, Workflow, step, workflow
 from .workflow.engine import Engine, RunHandle
@@ -98,6 +100,7 @@ __all__ = [
     "ClientClosed",
     "Concurrency",
     "Context",
+    "DeadlockDetected",
     "DurableMutex",
     "DurableSemaphore",
     "Engine",
@@ -135,6 +138,7 @@ __all__ = [
     "RunExists",
     "RunHandle",
     "RunInfo",
+    "RunLease",
     "RunLock",
     "RunLocked",
     "RunResultTimeout",

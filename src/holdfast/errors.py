@@ -99,6 +99,14 @@ class WouldDeadlock(HoldfastError):
     """This task or thread holds the lock already and would wait for itself."""
 
 
+class DeadlockDetected(HoldfastError):
+    """Every run that holds what this one waits for is itself waiting: this one, the youngest, must give way."""
+
+    def __init__(self, message: str | None = None, *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
 class LeaseLost(HoldfastError):
     """The lease ended before its work did: another holder may be at work. Do not write without a fence."""
 

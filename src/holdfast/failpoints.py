@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from .commands import Command
-from .rules.run import Finish, Park
+from .rules.run import Finish
 from .run_commands import (
     ClaimRuns,
     DismissWorker,
@@ -26,8 +26,8 @@ from .run_commands import (
 When = Literal["before", "after"]
 
 KINDS = (
-    "start", "claim", "record", "record children", "park", "finish", "signal", "cancel", "revive", "watch", "enlist",
-    "dismiss", "publish", "state", "transaction",
+    "start", "claim", "record", "record children", "take", "give", "park", "finish", "signal", "cancel", "revive",
+    "watch", "enlist", "dismiss", "publish", "state", "transaction",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -48,16 +48,22 @@ reached: Callable[[str], None] | None = None
 def kind_of(command: Command) -> str | None:
     """The kind of commit that a command is; None if it is none about a run."""
     if isinstance(command, RecordRun):
-        if command.swap is not None:
-            return "state"
-        if isinstance(command.then, Finish):
-            return "finish"
-        if isinstance(command.then, Park):
-            return "park"
-        return "record children" if command.children else "record"
+        return _kind_of_record(command)
     if isinstance(command, PostEvent):
         return "cancel" if command.event.kind == "cancel" else "signal"
     return _PLAIN.get(type(command))
+
+
+def _kind_of_record(command: RecordRun) -> str:
+    if command.swap is not None:
+        return "state"
+    if command.then is not None:
+        return "finish" if isinstance(command.then, Finish) else "park"
+    if command.children:
+        return "record children"
+    if command.asks:
+        return "give" if all(ask.give for ask in command.asks) else "take"
+    return "record"
 
 
 def reach(when: When, commands: Sequence[Command]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .commands import Command
 from .rules import admitting, runs
 from .rules.admission import Terms
+from .rules.asks import Ask
 from .rules.outcomes import Outcome
 from .rules.run import Event, NewRun, Scalar, Then
 from .rules.run_book import Book, RunFilter
@@ -97,12 +98,12 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
 
 
 class RecordRun(RunCommand, frozen=True, kw_only=True):
-    """Add entries to the journal after the first `at`, start children, and then park or end. Needs the fence.
+    """Add entries to the journal after the first `at`, start children, ask for locks, park or end. Needs the fence.
 
     Answers `Recorded` with the events after `seen`, or `Refused`. While there are such events the run neither parks
     nor ends, and the answer is not `done`. The end of a run is an event for its parent. Again: the same answer.
     With `swap` a state slot is written in the same step; where another write came first, nothing at all is done, and
-    the answer is `Conflict` with what the slot holds now.
+    the answer is `Conflict` with what the slot holds now. `stuck` says that the run has nothing but locks to wait for.
     """
 
     run: str
@@ -115,6 +116,8 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     children: tuple[NewRun, ...] = ()
     attributes: dict[str, Scalar] | None = None
     swap: Swap | None = None
+    asks: tuple[Ask, ...] = ()
+    stuck: bool = False
 
     def apply(self, book: Book, now: int) -> Outcome:
         """Decide by `rules.runs.record`."""
@@ -131,6 +134,8 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
             attributes=self.attributes,
             request=self.request,
             swap=self.swap,
+            asks=self.asks,
+            stuck=self.stuck,
         )
 
 

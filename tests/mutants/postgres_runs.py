@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .postgres_belongings import POSTGRES_BELONGINGS
 from .runner import Mutant
 
 RUNS = "tests/stores/test_postgres_runs.py::"
@@ -223,8 +224,8 @@ POSTGRES_RUNS = [
     Mutant(
         "a record with a slot is taken for a simple one",
         "stores/postgres_runs.py",
-        " and command.swap is None\n",
-        "\n",
+        "        simple = simple and command.swap is None\n",
+        "",
         (SUITE + "test_a_slot_is_written_with_the_record",),
     ),
     Mutant(
@@ -359,15 +360,16 @@ POSTGRES_RUNS = [
     Mutant(
         "a parent does not hear that its child had it cancelled",
         "stores/postgresql_run_commands.sql",
-        "    IF child IS NOT NULL THEN  -- one that came may have had it cancelled",
-        "    IF false THEN",
+        "    IF child IS NOT NULL OR asking THEN  -- a child",
+        "    IF asking THEN  -- a child",
         (RUNS + "test_a_parent_whose_child_has_it_cancelled_is_told_at_once",),
     ),
     Mutant(
         "a run that cannot be ended now keeps its worker from all others",
         "stores/postgresql_claims.sql",
-        "    IF r.places = '[]' THEN\n        RETURN (holdfast.end_run(r",
-        "    IF r.places IS NOT NULL THEN\n        RETURN (holdfast.end_run(r",
+        "    IF r.places = '[]' AND r.locks = '[]' THEN\n        RETURN (holdfast.end_run(r",
+        "    IF r.locks = '[]' THEN\n        RETURN (holdfast.end_run(r",
         (RUNS + "test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other",),
     ),
+    *POSTGRES_BELONGINGS,
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .redis_belongings import REDIS_BELONGINGS
 from .redis_limits import REDIS_LIMITS
 from .runner import Mutant
 
@@ -83,8 +84,8 @@ REDIS = [
     Mutant(
         "the short way hands over by any token",
         "stores/redis_queue.lua",
-        "operation == RELEASE and count > 0 and token == command[4] then",
-        "operation == RELEASE and count > 0 then",
+        "operation == RELEASE and count > 0 and token == command[4]\n",
+        "operation == RELEASE and count > 0\n",
         (SCRIPT + "test_who_has_another_token_hands_nothing_over[valkey]",),
     ),
     Mutant(
@@ -403,4 +404,5 @@ REDIS = [
         (RUNS + "test_every_text_comes_back_byte_for_byte",),
     ),
     *REDIS_LIMITS,
+    *REDIS_BELONGINGS,
 ]

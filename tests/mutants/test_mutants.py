@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from .above import ABOVE
+from .belongings import BELONGINGS, OF_THE_ENGINE
 from .guards import GUARDS
 from .held import HELD
 from .limits import LIMITS
@@ -17,9 +18,9 @@ from .servers import SERVERS
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *LIMITS]
+CHEAP = [*RULES, *LIMITS, *BELONGINGS]
 """Those of the rules. The others need a client, an engine or a server, and are tried by `make prove-mutants`."""
-MUTANTS = [*CHEAP, *ABOVE, *HELD, *WORKFLOWS, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
+MUTANTS = [*CHEAP, *ABOVE, *HELD, *WORKFLOWS, *OF_THE_ENGINE, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"

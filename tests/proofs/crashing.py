@@ -68,6 +68,8 @@ async def play(job: dict[str, Any]) -> None:
     async with AsyncClient(job["url"], namespace=job["namespace"]) as hf:
         counted = await hf.state.workflow("story", "stories").get()
         assert counted == 1, f"one story was counted {counted} times"
+        held = (await hf.locks.inspect("till")).holders
+        assert not held, f"in the end somebody holds {held}"
     log.note(what="finished")
 
 

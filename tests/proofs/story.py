@@ -82,7 +82,8 @@ async def story(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
     paid = await ctx.wait_for_signal("paid")
     await ctx.set_attributes(stage="paid")
     child = await ctx.child(small, log)
-    tried = await blocking(log, 7)
+    async with ctx.mutex("till", scope="global"):
+        tried = await blocking(log, 7)
     counted = await ctx.state.workflow("stories", initial=0).increment()
     payments = await ctx.transaction("pay", pay, job["table"], 5) if job["transaction"] else 1
     return {
@@ -116,7 +117,8 @@ async def fails_once(ctx: Context, path: str) -> int:
             raise ValueError("the first time")
         return 3
 
-    return await ctx.step("go", go)
+    async with ctx.mutex("till", scope="global"):
+        return await ctx.step("go", go)
 
 
 WORKFLOWS = [story, small, sleeper, fails_once]

@@ -457,6 +457,8 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
         ("runs", "priority", "bigint"),
         ("runs", "arrival", "bigint"),
         ("runs", "cancelling", "boolean"),
+        ("runs", "locks", "jsonb"),
+        ("runs", "stuck", "bigint"),
         ("slots", "namespace", "text"),
         ("slots", "scope", "text"),
         ("slots", "owner", "text"),

@@ -373,7 +373,7 @@ def test_a_server_that_is_not_there_lends_nothing_and_says_so():
 def test_a_pool_or_an_engine_that_is_used_up_is_unavailable(server):
     with psycopg_pool.ConnectionPool(server.url, min_size=1, max_size=1, open=True, timeout=0.05) as pool:
         store = open_store(pool, namespace="default", options=SCHEMA)
-        with pool.connection(), pytest.raises(StoreUnavailable, match="could"):
+        with pool.connection(timeout=30), pytest.raises(StoreUnavailable, match="could"):
             with store.transaction():
                 pytest.fail("nobody comes here")
         store.close()

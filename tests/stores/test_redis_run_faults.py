@@ -18,6 +18,7 @@ from holdfast.rules.slot import Swap
 from holdfast.stores import redis_link, redis_script
 from holdfast.testing.asking import SECOND, SLOT, START, acquire, read, renew, swap
 from holdfast.testing.proxy import Proxy
+from holdfast.testing.suite.belongings import take
 from holdfast.testing.suite.runs import record, signal, start
 from providers import REDISES
 from stores.runs_asking import ask, claim, driven, everything, hire, lease
@@ -244,6 +245,8 @@ AGAIN = {
     "RecordRun-children": lambda run: record(
         run, "x", children=(NewRun(id="c", type="order", input="2", request="q.2", parent="r"),)
     ),
+    "RecordRun-asks": lambda run: record(run, "x", asks=(take(1), take(2), take(3, "free")), stuck=True),
+    "RecordRun-asks-Finish": lambda run: record(run, asks=(take(), take(3, "free")), then=Finish("failed", "1")),
     "RecordRun-swap": lambda run: record(run, "x", swap=Swap(SLOT, "", 0, "1")),
     "PostEvent": lambda _: signal(key="k"),
     "PostEvent-cancel": lambda _: r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel")),
@@ -391,7 +394,8 @@ def test_a_full_memory_refuses_a_record_and_changes_nothing(quiet, opened):
     operator.config_set("maxmemory", "1")
     try:
         written = record(run, "x", swap=Swap(SLOT, "", 0, "1"))
-        for command in (record(run, "x"), record(run, "x", then=Park(0)), start("more"), written):
+        asked = record(run, asks=(take(),))
+        for command in (record(run, "x"), record(run, "x", then=Park(0)), start("more"), written, asked):
             with refused("memory is full.*maxmemory"):
                 store.connect("commands").execute([command])
     finally:

@@ -123,5 +123,16 @@ def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
     writes = [kind for kind in run_commands.RunCommand.__subclasses__() if kind not in run_commands.RUN_READS]
     nameless = {run_commands.RecordRun, run_commands.PostEvent}  # these have several, by what they carry
     assert {failpoints._PLAIN.get(kind) for kind in writes if kind not in nameless} <= set(failpoints.KINDS)
-    named = {*failpoints._PLAIN.values(), "record", "record children", "park", "finish", "signal", "cancel", "state"}
+    named = {
+        *failpoints._PLAIN.values(),
+        "record",
+        "record children",
+        "take",
+        "give",
+        "park",
+        "finish",
+        "signal",
+        "cancel",
+        "state",
+    }
     assert named == {*failpoints.KINDS} - {"transaction"}

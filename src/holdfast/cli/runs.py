@@ -213,14 +213,17 @@ def _show(found: RunInfo, claim: Claim) -> None:
         say(f"  started with the idempotency key {found.idempotency_key}")
     for name, value in found.attributes.items():
         say(f"  attribute {name} = {json.dumps(value, ensure_ascii=False)}")
+    for key in found.locks:
+        say(f"  has or waits for the lock {key} (see: holdfast locks show)")
     say(f"  input: {_short(claim.entries[0])}")
     if found.status == "completed":
         say(f"  result: {_short(run.result or 'null')}")
 
 
-def _history(claim: Claim) -> list[dict[str, Any]]:
+def _history(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901  (one for each kind of entry)
     """The entries of the journal as people read them."""
     events = {event.number: event for event in claim.events}
+    keys: dict[int, str] = {}  # of the locks that it took
     found: list[dict[str, Any]] = []
     for text in claim.entries[1:]:
         entry = j.decode_entry(text)
@@ -244,6 +247,15 @@ def _history(claim: Claim) -> list[dict[str, Any]]:
                 value = _value(events[entry.event].payload) if entry.event in events else None
             case j.CancelAsked():
                 kind, name = "cancel", "asked for" if entry.event else "its time is over"
+            case j.LockGranted():
+                kind, name, value = "lock", entry.key, {"token": entry.token}
+                keys[entry.number] = entry.key
+            case j.LockRefused():
+                kind, name, value = "no lock", str(entry.number), f"{entry.why}: {entry.detail}"
+            case j.LockLost():
+                kind, name = "lost", keys.get(entry.number, "")
+            case j.LockGiven():
+                kind, name = "given", keys.get(entry.number, "")
             case j.BegunAgain():
                 kind, value = "again", _failure(entry.error, None)
         found.append({"at": _time(entry.at), "kind": kind, "name": name, "value": value})
@@ -298,6 +310,7 @@ def run_document(found: RunInfo) -> dict[str, Any]:
         "parent": found.parent,
         "idempotency_key": found.idempotency_key,
         "attributes": found.attributes,
+        "locks": list(found.locks),
         "entries": found.entries,
         "result": found.result,
         "error": None if found.error is None else msgspec.structs.asdict(found.error),

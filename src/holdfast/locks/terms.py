@@ -21,6 +21,8 @@ RENEWALS = 3
 """A lease is renewed this many times within its ttl."""
 LATEST_RENEWAL = 0.8
 """A renewal may not wait for longer than this part of a ttl."""
+FAILURES = 3
+"""After so many renewals in a row that were not answered a lease is given up."""
 STALLS = 10
 """An event loop may be stuck for this many ttls before its leases are given up."""
 
@@ -59,7 +61,7 @@ def checked_terms(
     wait: Duration | None,
     owner: str | None,
     renew_every: Duration | None = None,
-    max_renew_failures: int = 3,
+    max_renew_failures: int = FAILURES,
     max_stall: Duration | None = None,
     reentrant: bool = False,
     on_lost: OnLost | None = None,

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from . import run as rule
 from .admission import Crowd, Place, Terms, Verdict, decide, group_of, newer
+from .belongings import give_back
 from .run import Event, Finish, Run
 from .run_book import Book
 from .run_outcomes import Posted, TermsPublished
@@ -81,7 +82,7 @@ def cancel(book: Book, now: int, run: Run, event: Event) -> Posted:
 
 
 def finish(book: Book, now: int, run: Run, end: Finish) -> tuple[str, ...]:
-    """End a run; tell its parent by an event, and those who watch it; let in who waited for its places."""
+    """End a run: tell its parent and those who watch it, let in who waited for its places, give back its locks."""
     book.save(rule.finished(run, now, end))
     woken = run.watchers
     parent = book.run(run.parent) if run.parent else None
@@ -90,7 +91,7 @@ def finish(book: Book, now: int, run: Run, end: Finish) -> tuple[str, ...]:
         woken += post(book, now, parent, Event(kind="child", name=run.id, payload=payload, key=_ended(run))).woken
     if run.places and run.status != "queued":
         woken += promote(book, now, run.workflow, run.places)
-    return woken
+    return woken + give_back(book, now, run)
 
 
 def promote(book: Book, now: int, workflow: str, places: Sequence[Place]) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from .record import LockRecord
 Status = Literal["queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out"]
 """Living: waiting to be let in, for a worker, driven by one, waiting for a time or an event. The rest are the ends."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
-EventKind = Literal["signal", "cancel", "child"]
+EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
+Locks = tuple[tuple[int, str], ...]
+"""What a run has or waits for: the number of each ask, and the key."""
 
 Scalar = str | int | bool
 """What an attribute can be."""
@@ -44,7 +46,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `length` counts the entries of the journal, `posted` the events of the inbox, `lives` how often it was claimed.
     `due_at` is when a run that nobody drives may be claimed: a time, or `at_once`, or None: not before an event comes.
     `last` is the id of the last record that was made. `places` are the limits that count it while it lives; of those
-    who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`.
+    who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`. `locks` is what it has or
+    waits for; `stuck` how many events it had seen when it last had nothing but locks to wait for, and else -1.
     """
 
     id: str
@@ -72,6 +75,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     priority: int = 0
     arrival: int = 0
     cancelling: bool = False
+    locks: Locks = ()
+    stuck: int = -1
 
     @property
     def workflow(self) -> str:
@@ -252,6 +257,8 @@ def recorded(
     then: Then | None,
     attributes: dict[str, Scalar] | None,
     request: str,
+    locks: Locks = (),
+    stuck: bool = False,
 ) -> tuple[Run, bool]:
     """The record after entries were added, and whether what was to happen `then` may happen. Parking is done here.
 
@@ -263,6 +270,8 @@ def recorded(
         deaths=0 if entries or then is not None else run.deaths,
         last=request,
         attributes=run.attributes if attributes is None else attributes,
+        locks=locks,
+        stuck=seen if stuck else -1,
     )
     if then is None or run.posted > seen:
         return run, then is None
@@ -275,7 +284,16 @@ def recorded(
 def finished(run: Run, now: int, end: Finish) -> Run:
     """The record of a run that has ended. Who watched it has been told by whoever asks this."""
     return replace(
-        run, status=end.status, result=end.result, ended_at=now, worker="", due_at=None, deaths=0, watchers=()
+        run,
+        status=end.status,
+        result=end.result,
+        ended_at=now,
+        worker="",
+        due_at=None,
+        deaths=0,
+        watchers=(),
+        locks=(),
+        stuck=-1,
     )
 
 
@@ -319,5 +337,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         result=None,
         ended_at=None,
         cancelling=False,
+        locks=(),
+        stuck=-1,
         started_at=None if fresh else run.started_at,
     )

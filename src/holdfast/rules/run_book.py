@@ -94,6 +94,9 @@ class Book(Protocol):
     def lock(self, key: str) -> LockRecord | None:
         """The record of a lock."""
 
+    def put_lock(self, key: str, record: LockRecord) -> None:
+        """Write the record of a lock."""
+
     def settle(self, key: str, now: int) -> None:
         """Settle a lock that nobody waits for, and write it if that changed it."""
 

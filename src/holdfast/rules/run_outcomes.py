@@ -5,16 +5,21 @@ from __future__ import annotations
 import msgspec
 
 from .admission import ADMITTED, Terms, Verdict
+from .asks import Said
 from .outcomes import Outcome
 from .run import Event, Run, Worker
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with everything that is needed to go on with it. The first entry is its input."""
+    """A run with everything that is needed to go on with it. The first entry is its input.
+
+    `held` are the numbers and the tokens of its locks that it holds; what only looks at a run does not tell them.
+    """
 
     run: Run
     entries: tuple[str, ...]
     events: tuple[Event, ...]
+    held: tuple[tuple[int, int], ...] = ()
 
 
 class Started(Outcome, frozen=True, kw_only=True):
@@ -70,12 +75,13 @@ class Recorded(Outcome, frozen=True, kw_only=True):
     """The entries are in the journal. `done`: what was to happen then has happened too, else see `events`.
 
     `taken` are the children that could not be started, because their ids are those of other runs; `limited` those
-    that a limit keeps out.
+    that a limit keeps out; `said` is what came of its asks for locks, in their order.
     """
 
     done: bool
     taken: tuple[str, ...] = ()
     limited: dict[str, Verdict] = msgspec.field(default_factory=dict)
+    said: tuple[Said, ...] = ()
     events: tuple[Event, ...]
     now: int
 

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from . import run as rule
 from .admission import Terms, Verdict
 from .admitting import cancel, enter, finish
+from .asks import Ask
+from .belongings import ask, give_back, held, said_before, tell
 from .outcomes import Outcome
 from .run import Event, Finish, NewRun, Run, Scalar, Then, Worker
 from .run_book import Book
@@ -110,7 +112,7 @@ def claim(
         if taken is not run:
             book.save(taken)
         found.append(taken)
-    claims = tuple(Claim(run=run, entries=book.entries(run.id, None), events=book.events(run.id, 0)) for run in found)
+    claims = tuple(_given(book, now, run) for run in found)
     return Claimed(claims=claims, next_due=book.next_due([kind for kind, _ in types]), now=now, woken=woken)
 
 
@@ -128,8 +130,10 @@ def record(
     attributes: dict[str, Scalar] | None,
     request: str,
     swap: Swap | None = None,
+    asks: Sequence[Ask] = (),
+    stuck: bool = False,
 ) -> Outcome:
-    """Add to the journal of a run that the caller drives, start its children, and park or end it.
+    """Add to the journal of a run that the caller drives, start its children, ask for locks, and park or end it.
 
     With a swap, a slot is written in the same step; where somebody else has written it before, nothing is done at all.
     """
@@ -139,7 +143,8 @@ def record(
         there = {new.id: book.run(new.id) for new in children}
         taken = tuple(new.id for new in children if (other := there[new.id]) and other.request != new.request)
         limited = {name: Verdict("reject") for name, child in there.items() if child is None}
-        return Recorded(done=done, taken=taken, limited=limited, events=book.events(run, seen), now=now)
+        said = said_before(book, now, run, asks)
+        return Recorded(done=done, taken=taken, limited=limited, said=said, events=book.events(run, seen), now=now)
     if before is None or not rule.may_record(before, fence=fence, at=at):
         return Refused(run=before, holder=holder_of(book, now, before))
     changed = None
@@ -160,21 +165,27 @@ def record(
             taken += (new.id,)
         elif isinstance(started, Limited) or (isinstance(started, Started) and started.run.id != new.id):
             limited[new.id] = started.verdict
+    said, locks, offered = ask(book, now, before, asks)
+    woken += offered + tell(book, now, offered)
     after, done = rule.recorded(
-        book.run(run) or before,  # a child that came may have had it cancelled
+        book.run(run) or before,  # a child that came may have had it cancelled, or a lock may be offered to it
         now,
         entries=len(entries),
         seen=seen,
         then=then,
         attributes=attributes,
         request=request,
+        locks=locks,
+        stuck=stuck,
     )
     if done and isinstance(then, Finish):
         woken += finish(book, now, after, then)
     else:
         book.save(after)
         woken += () if after.worker else wake(book, now, after)
-    return Recorded(done=done, taken=taken, limited=limited, events=book.events(run, seen), now=now, woken=woken)
+    return Recorded(
+        done=done, taken=taken, limited=limited, said=said, events=book.events(run, seen), now=now, woken=woken
+    )
 
 
 def post(book: Book, now: int, run: str, event: Event) -> Outcome:
@@ -208,6 +219,7 @@ def revive(
         if entrance.run is None:
             return Limited(verdict=entrance.verdict)
         after, woken = entrance.run, entrance.woken
+    woken += give_back(book, now, before)
     book.cut(run, after.length)
     book.unpost(run, forget)
     return Posted(number=after.length, fresh=True, run=after, woken=woken)
@@ -269,6 +281,11 @@ def dismiss(book: Book, now: int, worker: str) -> Outcome:
 
 
 # -- parts of the stories ---------------------------------------------------------------------------------------
+
+
+def _given(book: Book, now: int, run: Run) -> Claim:
+    entries, events = book.entries(run.id, None), book.events(run.id, 0)
+    return Claim(run=run, entries=entries, events=events, held=held(book, now, run))
 
 
 def _named(book: Book, runs: Sequence[str]) -> list[Run]:

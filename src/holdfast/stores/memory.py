@@ -18,6 +18,7 @@ from .._platform import after_fork_in_child
 from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, SettleDue, SlotCommand, Swept
 from ..errors import InvalidKey, InvalidOption, StoreUnusable
 from ..rules import lock
+from ..rules.belongings import tell
 from ..rules.outcomes import Outcome
 from ..rules.record import EMPTY, LockRecord
 from ..rules.slot import EMPTY_SLOT, Address, Slot
@@ -185,6 +186,7 @@ class MemoryConnection:
         if space is None:
             raise StoreUnusable("this connection is closed: open a new one")
         outcomes: list[Outcome] = []
+        hints: list[str] = []
         with space.mutex:
             now = self._clock()
             for command in commands:
@@ -192,7 +194,9 @@ class MemoryConnection:
                     outcomes.append(_answer(space, command, now))
                 except Exception as error:  # a bad command fails alone
                     outcomes.append(failed(command, error))
-            woken = woken_by_channel(outcomes)
+                if outcomes[-1].woken and not isinstance(command, RunCommand):
+                    hints += tell(space.runs, now, outcomes[-1].woken)
+            woken = woken_by_channel(outcomes, hints)
             told = [(watch, ids) for channel, ids in woken.items() for watch in space.watches.get(channel, ())]
         for watch, ids in told:
             watch.on_hint(ids)

@@ -24,7 +24,7 @@ class MemoryBook:
         put_lock: Callable[[str, LockRecord], None],
         slots: dict[Address, Slot],
     ) -> None:
-        self.lock, self._put_lock, self._slots = lock, put_lock, slots
+        self.lock, self.put_lock, self._slots = lock, put_lock, slots
         self._runs: dict[str, Run] = {}
         self._by_key: dict[tuple[str, str], str] = {}
         self._by_age: list[tuple[int, str]] = []
@@ -139,7 +139,7 @@ class MemoryBook:
         """Settle a lock that nobody waits for, and write it if that changed it."""
         before = self.lock(key)
         if before is not None and (after := lock.settle(before, now)[0]) is not before:
-            self._put_lock(key, after)
+            self.put_lock(key, after)
 
     def terms(self, workflow: str) -> Terms | None:
         """The limits of a workflow; None if none were ever published."""

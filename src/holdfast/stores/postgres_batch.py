@@ -64,8 +64,14 @@ class Asking(Protocol):
         """The same for the statement that is sent all the time."""
 
 
+class _Reply(msgspec.Struct, array_like=True, frozen=True):
+    now: int
+    parts: list[list[Answer]]
+    hints: tuple[str, ...] = ()
+
+
 _encoder = msgspec.json.Encoder()
-_reply = msgspec.json.Decoder(tuple[int, list[list[Answer]]])
+_reply = msgspec.json.Decoder(_Reply)
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     kind.__name__: msgspec.json.Decoder(kind)
     for kind in (
@@ -83,6 +89,7 @@ class _Held(msgspec.Struct):
 
 class _Stored(msgspec.Struct):
     record: msgspec.Raw
+    key: str = ""  # where a run has asked for it
 
 
 class _Rows(msgspec.Struct):
@@ -103,6 +110,7 @@ class Batch:
         self._tie: int | None = None
         self._late = 0.0
         self._sent = False  # whether something of this batch has been carried out already
+        self.hints: list[str] = []  # whom to tell besides those who were granted something
         self._rows: dict[int, Row] = {}  # which row a command waits for, by the identity of the command
         self._stuck_rows: set[Row] = set()  # those that were waited for in vain
 
@@ -116,6 +124,7 @@ class Batch:
         self._sent = False
         self._tie = session
         self._late = elapsed() + AT_MOST
+        self.hints = []
         self._rows.clear()
         self._stuck_rows.clear()
         try:
@@ -190,24 +199,23 @@ class Batch:
     def _outcomes(
         self, commands: Sequence[Command], places: list[int] | None, reply: bytes | None
     ) -> list[Outcome | None]:
-        now, parts = _reply.decode(reply or b"")
+        said = _reply.decode(reply or b"")
+        self.hints += said.hints
         outcomes: list[Outcome | None] = [None] * len(commands)
-        for place, (kind, body) in zip(places or (0,), chain.from_iterable(parts), strict=True):
+        for place, (kind, body) in zip(places or (0,), chain.from_iterable(said.parts), strict=True):
             if kind == "Born":
                 outcomes[place] = postgres_runs.born(commands[place], body)  # type: ignore[arg-type]  # only a start is
             elif kind != "Taken":
-                outcomes[place] = _outcome(commands[place], kind, body, now)
+                outcomes[place] = _outcome(commands[place], kind, body, said.now)
             elif (row := _taken.decode(body).row) is not None:
                 self._rows[id(commands[place])] = row
         return outcomes
 
     def _stuck(self, command: Command, *, look: bool) -> StoreContended:
-        row: Row = getattr(command, "key", "") or getattr(command, "address", "")
-        who = self._who
-        if isinstance(command, RunCommand):
-            row, who = self._rows.get(id(command)) or postgres_runs.name_of(command), self._whose_run
+        row = self._rows.get(id(command)) or _row_of(command)
         key, by = row if isinstance(row, str) else row[2], ""
-        if look and key and isinstance(row, str):
+        if look and key and (isinstance(row, str) or row[0] == "lock"):
+            who = self._whose_run if isinstance(row, str) else self._who
             found = self._session.ask(who, (self._namespace, key.encode()))
             by = f" by {found.decode()}" if found else ""
         return StoreContended(
@@ -236,7 +244,10 @@ def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[
             for turn in _turns(here, lambda place: commands[place].key):  # type: ignore[attr-defined]
                 order = sorted(turn, key=lambda place: commands[place].key)  # type: ignore[attr-defined]
                 places += order
-                parts.append(["many", [_named(commands[place], session) for place in order]])
+                sent: list[tuple[object, ...]] = [_named(commands[place], session) for place in order]
+                if order != here:  # what follows from them for runs follows in the order in which they came
+                    sent = [(*named, place) for named, place in zip(sent, order, strict=True)]
+                parts.append(["many", sent])
         elif kind in ("records", "starts"):
             for stretch in _stretches(here, lambda place: postgres_runs.names_of(commands[place])):  # type: ignore[arg-type]
                 places += stretch
@@ -264,6 +275,14 @@ def _kind(command: Command) -> str:
 def _may_need_more(command: Command) -> bool:
     """Whether a command may need more rows than its own: then it is better to know which one is in the way."""
     return isinstance(command, RunCommand) and not postgres_runs.has_one_row(command)
+
+
+def _row_of(command: Command) -> Row:
+    """The row that a command is about."""
+    if isinstance(command, RunCommand):
+        return postgres_runs.name_of(command)
+    address: Row | None = getattr(command, "address", None)
+    return address or ("lock", "", getattr(command, "key", ""))
 
 
 def _turns(places: Iterable[int], name: Callable[[int], str]) -> list[list[int]]:
@@ -356,12 +375,14 @@ def _outcome(command: Command, kind: str, body: msgspec.Raw, now: int) -> Outcom
             return command.apply(EMPTY if text == b"{}" else decode(command.key, text), now)[1]
         if kind == "Rows" and isinstance(command, ListLocks):
             return _page(command, msgspec.json.decode(body, type=_Rows).rows, now)
-        if kind == "Unreadable" and isinstance(command, LockCommand):
-            decode(command.key, bytes(msgspec.json.decode(body, type=_Stored).record))
+        if kind == "Unreadable" and isinstance(command, LockCommand | RunCommand):
+            stored = msgspec.json.decode(body, type=_Stored)
+            key: str = stored.key or getattr(command, "key", "")
+            decode(key, bytes(stored.record))
             raise RecordUnreadable(  # noqa: TRY301  (one place answers)
-                f"the stored record of the lock {command.key!r} cannot be judged. It was left untouched and the lock "
+                f"the stored record of the lock {key!r} cannot be judged. It was left untouched and the lock "
                 "is refused. It may come from a newer version, or be damaged: upgrade, or inspect it by hand.",
-                key=command.key,
+                key=key,
             )
     except Exception as error:
         return failed(command, error)

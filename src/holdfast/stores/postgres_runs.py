@@ -15,6 +15,7 @@ from ..commands import Failed
 from ..errors import RecordUnreadable
 from ..rules import run as rule
 from ..rules import run_outcomes as told
+from ..rules.asks import Ask
 from ..rules.run import Finish, NewRun, Scalar, Then
 from ..rules.slot import Swap
 from ..run_commands import (
@@ -67,7 +68,7 @@ _born = msgspec.json.Decoder(_Born)
 
 
 Row = str | tuple[str, str, str]
-"""The row of a run, by its id, or that of a slot, by its address."""
+"""The row of a run, by its id, or that of a slot, by its address; that of a lock: `("lock", "", key)`."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -82,7 +83,8 @@ def kind_of(command: RunCommand) -> str:
     Nearly all commands only add to a journal, and park or end the run perhaps. A start that knows of limits has none.
     """
     if type(command) is RecordRun:
-        simple = not command.children and command.attributes is None and command.swap is None
+        simple = not (command.children or command.asks or command.stuck) and command.attributes is None
+        simple = simple and command.swap is None
         return "records" if simple else "runs"
     if type(command) is StartRun:
         return "runs" if command.new.places or command.new.terms or command.new.priority else "starts"
@@ -149,6 +151,7 @@ def born(command: StartRun, body: msgspec.Raw) -> told.Started:
 def part(commands: Sequence[RunCommand]) -> list[object]:
     """Any commands about runs as one part, with what must be ours before the clock is read: rows, and places."""
     rows: dict[str, list[str]] = {"runs": [], "ends": [], "gives": [], "leaves": []}
+    locks: list[str] = []
     counts: dict[str, list[object]] = {"places": [], "enters": [], "publishes": []}
     for command in commands:
         if isinstance(command, RecordRun | PostEvent | ReviveRun | WatchRun):
@@ -157,6 +160,8 @@ def part(commands: Sequence[RunCommand]) -> list[object]:
                 rows["ends"].append(command.run)
             elif isinstance(command, ReviveRun):
                 counts["enters"].append(command.run)
+            if isinstance(command, RecordRun):
+                locks += [ask.key for ask in command.asks]
         elif isinstance(command, StartRun):
             if command.worker:
                 rows["gives"].append(command.worker)
@@ -170,7 +175,8 @@ def part(commands: Sequence[RunCommand]) -> list[object]:
         elif isinstance(command, DismissWorker):
             rows["leaves"].append(command.worker)
     sent = [_sent(command) for command in commands]
-    return ["runs", sent, {**rows, "counts": counts} if any(counts.values()) else rows]
+    more = {"counts": counts} if any(counts.values()) else {}
+    return ["runs", sent, rows | more | ({"locks": locks} if locks else {})]
 
 
 def _may_end(command: RunCommand) -> bool:
@@ -189,6 +195,7 @@ def _sent(command: RunCommand) -> tuple[str, object]:
         attributes = None if command.attributes is None else _text(command.attributes)
         children = [_new(child) for child in command.children]
         _check_swap(command.swap)
+        _check_asks(command.asks)
         return "RecordRun", {**msgspec.structs.asdict(command), "attributes": attributes, "children": children}
     if isinstance(command, StartRun):
         _check(command.worker)
@@ -240,6 +247,13 @@ def _listing(command: ListRuns) -> dict[str, object]:
 def _check_swap(swap: Swap | None) -> None:
     if swap is not None:
         _check(*swap.address, swap.expected, *(() if swap.value is None else (swap.value,)))
+
+
+def _check_asks(asks: Sequence[Ask]) -> None:
+    for ask in asks:
+        _check(ask.key, ask.kind)
+        if type(ask.number) is not int:
+            raise TypeError(f"{ask.number!r} is not a whole number")
 
 
 def _text(value: dict[str, Scalar] | Scalar) -> str:

@@ -16,10 +16,10 @@ from .postgres_session import BadData, Contended, LacksRights, Session
 TABLES = ("postgresql.sql", "postgresql_runs.sql")
 """What makes each version of the tables from the one before it; the first makes them from nothing."""
 VERSION = len(TABLES)
-FUNCTIONS = tuple(
-    f"postgresql_{part}.sql"
-    for part in ("tools", "rules", "slots", "run_rules", "limits", "run_commands", "short", "claims", "batch")
-)
+_PARTS = (
+    "tools", "rules", "slots", "run_rules", "belongings", "limits", "run_commands", "short", "claims", "batch",
+)  # fmt: skip
+FUNCTIONS = tuple(f"postgresql_{part}.sql" for part in _PARTS)
 """What is made anew with every version; the functions of an older one are replaced."""
 OLDEST_SERVER = 130_000
 _PLACE = "holdfast."

@@ -305,7 +305,7 @@ class PostgresConnection:
                 near.tell(self._identity, channel, None)
             raise
         if told and any(outcome.woken for outcome in outcomes):
-            for channel, ids in woken_by_channel(outcomes).items():
+            for channel, ids in woken_by_channel(outcomes, self._batch.hints).items():
                 near.tell(self._identity, channel, ids)
         return outcomes
 

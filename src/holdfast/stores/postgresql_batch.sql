@@ -29,6 +29,7 @@ DECLARE
     before jsonb;
     decided record;
     there boolean;
+    asker text;
 BEGIN
     IF op = 'Inspect' THEN
         SELECT l.record INTO before FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = name;
@@ -41,6 +42,12 @@ BEGIN
     there := FOUND;
     at := coalesce(set_time, holdfast.clock());
     decided := holdfast.apply(before, op, cmd, at);
+    IF decided.answer->1 ? 'woken' THEN
+        asker := holdfast.own_askers(ns, decided.answer->1->'woken');
+        IF asker IS NOT NULL THEN
+            RETURN holdfast.taken(asker)::jsonb;
+        END IF;
+    END IF;
     IF there AND decided.rec IS NOT NULL THEN
         UPDATE holdfast.locks AS l SET record = decided.rec, due_at = (decided.rec->>'due_at')::bigint
          WHERE l.namespace = ns AND l.key = name;
@@ -137,15 +144,16 @@ DECLARE
     places bigint[];
     born text[];
 BEGIN
-    WITH decided AS MATERIALIZED (
+    WITH weighed AS MATERIALIZED (
         SELECT c.place, c.command->1->>'key' AS name, l.key IS NOT NULL AS there,
+               CASE WHEN d.answer->1 ? 'woken' THEN holdfast.own_askers(ns, d.answer->1->'woken') END AS asker,
                c.command->>0 <> 'Inspect' AND CASE
                    WHEN l.key IS NULL THEN EXISTS (
                        SELECT FROM holdfast.locks AS o WHERE o.namespace = ns AND o.key = c.command->1->>'key')
                    -- Made by somebody else after our clock was read: not to be judged by that time.
                    WHEN live AND jsonb_typeof(l.record->'fence') = 'number' THEN
                        (l.record->>'fence')::numeric - at BETWEEN 1000 AND 2000000
-                   ELSE false END AS taken,
+                   ELSE false END AS late,
                d.rec, d.answer
           FROM jsonb_array_elements(commands) WITH ORDINALITY AS c(command, place)
           LEFT JOIN LATERAL (
@@ -157,6 +165,8 @@ BEGIN
                        SELECT o.record FROM holdfast.locks AS o WHERE o.namespace = ns AND o.key = c.command->1->>'key')
                    ELSE l.record END, c.command->>0, c.command->1, at) AS d
          WHERE simple[c.place] IS NULL
+    ), decided AS MATERIALIZED (
+        SELECT w.*, w.late OR w.asker IS NOT NULL AS taken FROM weighed AS w
     ), changed AS (
         UPDATE holdfast.locks AS l SET record = d.rec, due_at = (d.rec->>'due_at')::bigint
           FROM decided AS d
@@ -167,7 +177,8 @@ BEGIN
          WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL
             ON CONFLICT DO NOTHING RETURNING key
     )
-    SELECT jsonb_agg(coalesce(simple[n.place]::jsonb, CASE WHEN d.taken THEN '["Taken", {}]' ELSE d.answer END) ORDER BY n.place),
+    SELECT jsonb_agg(coalesce(simple[n.place]::jsonb, CASE WHEN d.asker IS NOT NULL THEN holdfast.taken(d.asker)::jsonb
+               WHEN d.taken THEN '["Taken", {}]' ELSE d.answer END) ORDER BY n.place),
            array_agg(d.name) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL),
            array_agg(d.place) FILTER (WHERE NOT d.there AND NOT d.taken AND d.rec IS NOT NULL),
            ARRAY(SELECT f.key FROM fresh AS f)
@@ -194,7 +205,8 @@ CREATE OR REPLACE FUNCTION holdfast.list_locks(ns text, cmd jsonb) RETURNS jsonb
 $$;
 
 -- Settle records that are due. What cannot be read stays due for ever, and is passed over. So is, this once, a record that
--- was written after our clock was read: its time seems to end too late, and would be cut.
+-- was written after our clock was read: its time seems to end too late, and would be cut; and what would be offered to
+-- a run whose row somebody else has.
 CREATE OR REPLACE FUNCTION holdfast.settle_due(ns text, cmd jsonb, at bigint, live boolean) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     most bigint := (cmd->>'limit')::bigint;
@@ -216,9 +228,10 @@ BEGIN
             next_key := last_key;
             EXIT;
         END IF;
+        SELECT s.rec, s.woken INTO settled FROM holdfast.settle(one.record, at) AS s;
+        CONTINUE WHEN settled.woken IS NOT NULL AND holdfast.own_askers(ns, settled.woken) IS NOT NULL;
         seen := seen + 1;
         last_key := one.key;
-        SELECT s.rec, s.woken INTO settled FROM holdfast.settle(one.record, at) AS s;
         woken := holdfast.plus(woken, settled.woken);
         IF settled.rec <> one.record THEN
             changed := changed + 1;
@@ -254,11 +267,13 @@ BEGIN
 END
 $$;
 
--- Tell those who were granted something, except those whom the caller tells itself: one notification a channel.
+-- Tell those who were granted something, except those whom the caller tells itself: one notification a channel. A run
+-- hears of it by an event.
 CREATE OR REPLACE FUNCTION holdfast.wake(ns text, woken text[], told jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('holdfast_' || md5(ns || '.' || channel), CASE WHEN octet_length(ids::text) < 7900 THEN ids::text ELSE '' END)
-       FROM (SELECT split_part(id, '.', 1) AS channel, jsonb_agg(DISTINCT id) AS ids FROM unnest(woken) AS id GROUP BY 1) AS x
+       FROM (SELECT split_part(id, '.', 1) AS channel, jsonb_agg(DISTINCT id) AS ids FROM unnest(woken) AS id
+              WHERE NOT starts_with(id, 'run:') GROUP BY 1) AS x
       WHERE NOT told ? channel;
 END
 $$;
@@ -281,12 +296,14 @@ END
 $$;
 
 -- Carry out a batch. `parts` is a list of parts in their order, each with its kind: ["one", op, command],
--- ["many", [[op, command], ...]], ["slots", [[op, command], ...]], ["starts", [[...], ...], rows],
+-- ["many", [[op, command, place], ...]], ["slots", [[op, command], ...]], ["starts", [[...], ...], rows],
 -- ["records", [[...], ...], rows], ["runs", [[op, command], ...], rows], ["ListLocks", command], ["SettleDue", command],
--- ["Cleanup", command]. `rows` names what is locked. The first part may be ["await", run] or ["await", [scope, owner, key]]:
--- wait for the row of that run or slot, holding no other.
+-- ["Cleanup", command]. `rows` names what is locked. The first part may be ["await", run], ["await", [scope, owner, key]]
+-- or ["await", ["lock", "", key]]: wait for the row of that run, slot or lock, holding no other. The `place` of a command
+-- among its neighbours may be left out where they are in order: runs that are offered something are told in that order.
 -- `at` takes the place of the clock in tests. `patience` (milliseconds) waits for a row that is taken. `told` are the
--- channels whose waiters the caller tells itself; NULL: nobody is told. Returns the time, and the answers to each part.
+-- channels whose waiters the caller tells itself; NULL: nobody is told. Returns the time, the answers to each part, and
+-- who is to be told of the events of runs that were offered a lock, if anybody.
 CREATE OR REPLACE FUNCTION holdfast.execute(ns text, parts jsonb, at bigint, patience integer, told jsonb) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -298,6 +315,8 @@ DECLARE
     step record;
     simple text[];
     woken text[] := '{}';
+    offers jsonb := '[]';
+    hints text[] := '{}';
     reply text;
     replies text[];
 BEGIN
@@ -318,7 +337,9 @@ BEGIN
             RETURN '[0,[[' || step.answer || ']]]';
         END IF;
     ELSIF parts->0->>0 = 'await' THEN
-        IF jsonb_typeof(parts->0->1) = 'array' THEN
+        IF parts->0->1->>0 = 'lock' THEN
+            PERFORM FROM holdfast.locks AS l WHERE l.namespace = ns AND l.key = parts->0->1->>2 FOR UPDATE;
+        ELSIF jsonb_typeof(parts->0->1) = 'array' THEN
             PERFORM FROM holdfast.slots AS s
               WHERE s.namespace = ns AND s.scope = parts->0->1->>0 AND s.owner = parts->0->1->>1
                 AND s.key = parts->0->1->>2 FOR UPDATE;
@@ -347,8 +368,12 @@ BEGIN
     END IF;
     at := coalesce(at, holdfast.clock());  -- when all rows are ours, so that none is judged by an earlier time than its own
     FOR part IN SELECT * FROM jsonb_array_elements(parts) LOOP
+        IF offers <> '[]' AND part->>0 <> 'many' THEN
+            hints := hints || holdfast.tell_in_order(ns, offers, at);
+            offers := '[]';
+        END IF;
         IF part->>0 = 'records' THEN
-            step := holdfast.record_many(ns, part->1, at, ours.held, ours.missed);
+            step := holdfast.record_many(ns, part->1, at, live, ours.held, ours.missed);
             replies := replies || ('[' || array_to_string(step.answers, ',') || ']');
             woken := woken || step.woken;
             ours.missed := step.missed;
@@ -387,13 +412,25 @@ BEGIN
         END CASE;
         IF answers @? '$[*][1].woken' THEN
             woken := woken || ARRAY(SELECT jsonb_array_elements_text(a->1->'woken') FROM jsonb_array_elements(answers) AS a);
+            IF answers @? '$[*][1].woken[*] ? (@ starts with "run:")' THEN
+                offers := offers || (
+                    SELECT jsonb_agg(jsonb_build_array(
+                               coalesce(part->1->(a.place::integer - 1)->2, to_jsonb(a.place)), a.answer->1->'woken'))
+                      FROM jsonb_array_elements(answers) WITH ORDINALITY AS a(answer, place)
+                     WHERE a.answer->1 ? 'woken');
+            END IF;
         END IF;
         replies := replies || answers::text;
     END LOOP;
+    IF offers <> '[]' THEN
+        hints := hints || holdfast.tell_in_order(ns, offers, at);
+    END IF;
+    woken := woken || hints;
     IF woken <> '{}' AND told IS NOT NULL THEN
         PERFORM holdfast.wake(ns, woken, told);
     END IF;
-    RETURN '[' || at || ',[' || coalesce(array_to_string(replies, ','), '') || ']]';
+    RETURN '[' || at || ',[' || coalesce(array_to_string(replies, ','), '') || ']'
+        || CASE WHEN hints = '{}' THEN ']' ELSE ',' || to_json(hints) || ']' END;
 END
 $$;
 
@@ -459,7 +496,7 @@ BEGIN
     IF set_config('lock_timeout', patience::text, true) IS NOT NULL AND current_setting('synchronous_commit') <> 'off'
         AND c->6 IS NULL AND c->5->1 IS NULL AND c->5->0 IS NOT NULL THEN
         WITH changed AS (
-            UPDATE holdfast.runs AS o SET length = o.length + 1, last = c->>3, deaths = 0
+            UPDATE holdfast.runs AS o SET length = o.length + 1, last = c->>3, deaths = 0, stuck = -1
              WHERE o.namespace = ns AND o.id = c->>0 AND o.fence = (c->>1)::bigint AND o.length = (c->>2)::bigint
                AND o.last <> c->>3 AND o.posted <= (c->>4)::bigint AND CASE o.status WHEN 'running' THEN true ELSE false END
             RETURNING o.length)

@@ -7,7 +7,9 @@
 -- Lock the rows of a batch: those of the workers that are given runs or go, those of the runs, and those of the parents
 -- of runs that may end (`held`, those that we got). Patiently in the order of their names, else those that are free; returns
 -- the names of the others. Behind them the locks of the limits by which a run comes in, or is let in when another
--- ends. The parts about runs say in the end which rows these are, and where runs that are started are counted.
+-- ends. The parts about runs say in the end which rows these are, and where runs that are started are counted. So that
+-- no lock is judged by an earlier time than its own, those that runs ask for or give back are locked here too, if they
+-- are free.
 CREATE OR REPLACE FUNCTION holdfast.take_runs(
     ns text, parts jsonb, patient boolean, OUT missed text[], OUT gone text[], OUT held text[])
 LANGUAGE plpgsql AS $$
@@ -19,6 +21,7 @@ DECLARE
     published text[] := '{}';
     places jsonb := '[]';
     counted text[] := '{}';
+    owning text[] := '{}';
     got text[];
 BEGIN
     missed := '{}';
@@ -38,7 +41,8 @@ BEGIN
     END IF;
     IF ending <> '{}' THEN
         SELECT coalesce(array_agg(r.parent) FILTER (WHERE r.parent <> ''), '{}'),
-               coalesce(array_agg(r.id) FILTER (WHERE r.places <> '[]'), '{}') INTO held, counted
+               coalesce(array_agg(r.id) FILTER (WHERE r.places <> '[]'), '{}'),
+               coalesce(array_agg(r.id) FILTER (WHERE r.locks <> '[]'), '{}') INTO held, counted, owning
           FROM holdfast.runs AS r WHERE r.namespace = ns AND r.id = ANY (ending);
         wanted := wanted || held;
     END IF;
@@ -61,7 +65,9 @@ BEGIN
     IF parts @? '$[*][2].counts' THEN
         published := ARRAY(SELECT jsonb_path_query(parts, '$[*][2].counts.publishes[*]') #>> '{}');
         places := jsonb_path_query_array(parts, '$[*][2].counts.places[*]');
-        counted := counted || ARRAY(SELECT jsonb_path_query(parts, '$[*][2].counts.enters[*]') #>> '{}');
+        got := ARRAY(SELECT jsonb_path_query(parts, '$[*][2].counts.enters[*]') #>> '{}');
+        counted := counted || got;
+        owning := owning || got;
     END IF;
     IF counted <> '{}' THEN
         places := places || (SELECT coalesce(jsonb_agg(jsonb_build_array(r.workflow, r.places)), '[]')
@@ -71,6 +77,22 @@ BEGIN
     IF places <> '[]' OR published <> '{}' THEN
         PERFORM holdfast.lock_parties(ns, places, published);
     END IF;
+    IF owning <> '{}' OR parts @? '$[*][2].locks' THEN
+        PERFORM holdfast.take_locks(
+            ns, ARRAY(SELECT jsonb_path_query(parts, '$[*][2].locks[*]') #>> '{}'), owning);
+    END IF;
+END
+$$;
+
+-- Lock the rows of these locks, and of those of these runs, as far as they are free.
+CREATE OR REPLACE FUNCTION holdfast.take_locks(ns text, keys text[], owning text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM (
+        SELECT unnest(keys) AS key
+        UNION SELECT l->>1 FROM holdfast.runs AS r CROSS JOIN LATERAL jsonb_array_elements(r.locks) AS l
+               WHERE r.namespace = ns AND r.id = ANY (owning)) AS k
+      CROSS JOIN LATERAL (
+          SELECT FROM holdfast.locks AS o WHERE o.namespace = ns AND o.key = k.key FOR UPDATE SKIP LOCKED) AS l;
 END
 $$;
 
@@ -157,25 +179,34 @@ BEGIN
 END
 $$;
 
--- End a run whose workers died over and over. Where somebody is in the way of those whom its end would let in, it is
--- for another time: it must not keep a worker from all other runs.
-CREATE OR REPLACE FUNCTION holdfast.end_poisoned(r holdfast.runs, at bigint, above holdfast.runs) RETURNS text[]
+-- End a run whose workers died over and over. Where somebody is in the way of those whom its end would let in, or of
+-- its locks, it is for another time: it must not keep a worker from all other runs.
+CREATE OR REPLACE FUNCTION holdfast.end_poisoned(
+    r holdfast.runs, at bigint, live boolean, missed text[], above holdfast.runs) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
     how text := format(
         '{"type":"RunPoisoned","message":"its worker died %s times in a row while it drove this run"}', r.deaths);
+    mind record;
+    woken text[];
 BEGIN
-    IF r.places = '[]' THEN
+    IF r.places = '[]' AND r.locks = '[]' THEN
         RETURN (holdfast.end_run(r, at, 'failed', how, above)).woken;
     END IF;
-    BEGIN
-        RETURN (holdfast.end_run(r, at, 'failed', how, above)).woken;
-    EXCEPTION
-        WHEN lock_not_available OR serialization_failure OR deadlock_detected THEN
-        UPDATE holdfast.runs AS o SET due_at = at + 1000000
-         WHERE o.namespace = r.namespace AND o.id = r.id AND o.due_at <= at;
-        RETURN '{}';
-    END;
+    mind := holdfast.ask_locks(r, '[]', true, at, live, missed);
+    IF mind.answer IS NULL THEN
+        BEGIN
+            woken := (holdfast.end_run(r, at, 'failed', how, above)).woken;
+            PERFORM holdfast.put_locks(r.namespace, mind.before, mind.freed);
+            RETURN woken || mind.heirs || holdfast.tell(r.namespace, mind.heirs, at);
+        EXCEPTION
+            WHEN lock_not_available OR serialization_failure OR deadlock_detected THEN
+            NULL;
+        END;
+    END IF;
+    UPDATE holdfast.runs AS o SET due_at = at + 1000000
+     WHERE o.namespace = r.namespace AND o.id = r.id AND o.due_at <= at;
+    RETURN '{}';
 END
 $$;
 
@@ -238,7 +269,7 @@ BEGIN
                     above := holdfast.own(ns, r.parent, missed);
                     CONTINUE WHEN above.taken;  -- another time
                     SELECT * INTO r FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = r.id;  -- as it is by now
-                    woken := woken || holdfast.end_poisoned(r, at, above.r);
+                    woken := woken || holdfast.end_poisoned(r, at, live, missed, above.r);
                     CONTINUE;
                 ELSIF r.deaths >= 2 AND r.worker <> me THEN
                     suspects := suspects - 1;
@@ -255,7 +286,7 @@ BEGIN
         END LOOP;
     END LOOP;
     answer := json_build_array('Claimed', json_build_object(
-        'claims', (SELECT coalesce(json_agg(holdfast.shown(o, NULL, true) ORDER BY f.turn), '[]')
+        'claims', (SELECT coalesce(json_agg(holdfast.shown(o, NULL, true, holdfast.held(o, at)) ORDER BY f.turn), '[]')
                      FROM unnest(found) WITH ORDINALITY AS f(id, turn)
                      JOIN holdfast.runs AS o ON o.namespace = ns AND o.id = f.id),
         'next_due', holdfast.next_due(ns, types), 'now', at, 'woken', woken))::text;
@@ -324,7 +355,7 @@ BEGIN
         ELSE
             CASE command->>0
                 WHEN 'RecordRun' THEN
-                    step := holdfast.record_run(ns, cmd, at, missed);
+                    step := holdfast.record_run(ns, cmd, at, live, missed);
                     one := step.answer;
                     told := step.woken;
                     IF starts_with(one, '["Taken"') THEN
@@ -343,7 +374,7 @@ BEGIN
                     one := step.answer;
                     told := step.woken;
                 WHEN 'ReviveRun' THEN
-                    step := holdfast.revive_run(ns, cmd, at, missed);
+                    step := holdfast.revive_run(ns, cmd, at, live, missed);
                     one := step.answer;
                     told := step.woken;
                 WHEN 'DismissWorker' THEN

@@ -170,7 +170,7 @@ BEGIN
        SET type = r.type, status = r.status, due_at = r.due_at, worker = r.worker, fence = r.fence, length = r.length,
            posted = r.posted, lives = r.lives, deaths = r.deaths, last = r.last, started_at = r.started_at,
            ended_at = r.ended_at, result = r.result, attributes = r.attributes, watchers = r.watchers,
-           priority = r.priority, arrival = r.arrival, cancelling = r.cancelling
+           priority = r.priority, arrival = r.arrival, cancelling = r.cancelling, locks = r.locks, stuck = r.stuck
      WHERE o.namespace = r.namespace AND o.id = r.id;
 END
 $$;

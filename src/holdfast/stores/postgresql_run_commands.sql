@@ -4,10 +4,10 @@
 -- about, decides, and writes last. Where a row is somebody else's at this moment it answers "Taken" with the name of
 -- that row, and has done nothing.
 
--- Add to the journal of a run that the caller drives, start its children, and park or end it. With a swap a slot is
--- written too; where somebody else has written it before, nothing is done at all.
+-- Add to the journal of a run that the caller drives, start its children, ask for locks, and park or end it. With a
+-- swap a slot is written too; where somebody else has written it before, nothing is done at all.
 CREATE OR REPLACE FUNCTION holdfast.record_run(
-    ns text, cmd jsonb, at bigint, missed text[], OUT answer text, OUT woken text[])
+    ns text, cmd jsonb, at bigint, live boolean, missed text[], OUT answer text, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
     name text := cmd->>'run';
@@ -23,6 +23,9 @@ DECLARE
     born record;
     others text[] := '{}';
     limited jsonb := '{}';
+    asking boolean := false;
+    mind record;
+    said jsonb := '[]';
     done boolean;
 BEGIN
     woken := '{}';
@@ -39,7 +42,8 @@ BEGIN
           FROM jsonb_array_elements(cmd->'children') WITH ORDINALITY AS c(child, place)
           LEFT JOIN holdfast.runs AS o ON o.namespace = ns AND o.id = c.child->>'id';
         answer := holdfast.recorded(what IS NULL OR r.status <> 'running' OR r.fence <> (cmd->>'fence')::bigint, others,
-                                    holdfast.events_of(ns, name, seen), at, woken, limited);
+                                    holdfast.events_of(ns, name, seen), at, woken, limited,
+                                    holdfast.said_before(ns, name, cmd->'asks', at));
         RETURN;
     END IF;
     IF r.id IS NULL OR r.status <> 'running' OR r.fence <> (cmd->>'fence')::bigint OR r.length <> (cmd->>'at')::bigint THEN
@@ -54,6 +58,15 @@ BEGIN
             RETURN;
         END IF;
         parent := above.r;
+    END IF;
+    IF cmd->'asks'->0 IS NOT NULL OR done AND what = 'finish' AND r.locks <> '[]' THEN
+        asking := true;
+        mind := holdfast.ask_locks(r, coalesce(cmd->'asks', '[]'), done AND what = 'finish', at, live, missed);
+        IF mind.answer IS NOT NULL THEN
+            answer := mind.answer;
+            RETURN;
+        END IF;
+        said := mind.said;
     END IF;
     IF jsonb_typeof(cmd->'swap') = 'object' THEN
         answer := holdfast.write_slot(ns, cmd->'swap', name || ':' || (cmd->>'request'));
@@ -78,17 +91,32 @@ BEGIN
         END IF;
         woken := woken || born.woken;
     END LOOP;
-    IF child IS NOT NULL THEN  -- one that came may have had it cancelled
+    IF asking THEN
+        woken := woken || mind.woken || holdfast.tell(ns, mind.woken, at);
+    END IF;
+    IF child IS NOT NULL OR asking THEN  -- a child that came may have had it cancelled, or a lock be offered to it
         SELECT * INTO r FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = name;
+        SELECT * INTO parent FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = parent.id;
         done := what IS NULL OR done AND r.posted <= seen;
     END IF;
     r.length := r.length + entries;
     r.last := cmd->>'request';
     r.deaths := CASE WHEN entries > 0 OR what IS NOT NULL THEN 0 ELSE r.deaths END;
     r.attributes := coalesce((cmd->>'attributes')::json, r.attributes);
+    r.stuck := CASE WHEN cmd->'stuck' = 'true' THEN seen ELSE -1 END;
+    IF asking THEN
+        r.locks := mind.locks;
+    END IF;
     IF done AND what = 'finish' THEN
         woken := woken || (holdfast.end_run(r, at, cmd->'then'->>'status', cmd->'then'->>'result', parent)).woken;
+        IF asking THEN
+            PERFORM holdfast.put_locks(ns, mind.before, mind.freed);
+            woken := woken || mind.heirs || holdfast.tell(ns, mind.heirs, at);
+        END IF;
     ELSE
+        IF asking THEN
+            PERFORM holdfast.put_locks(ns, mind.before, mind.asked);
+        END IF;
         IF done AND what = 'park' THEN
             r.status := 'suspended';
             r.worker := '';
@@ -96,7 +124,7 @@ BEGIN
         END IF;
         UPDATE holdfast.runs AS o
            SET length = r.length, last = r.last, deaths = r.deaths, attributes = r.attributes, status = r.status,
-               worker = r.worker, due_at = r.due_at
+               worker = r.worker, due_at = r.due_at, locks = r.locks, stuck = r.stuck
          WHERE o.namespace = ns AND o.id = name;
         IF r.worker = '' THEN
             woken := woken || holdfast.woken_by(r, at);
@@ -104,15 +132,17 @@ BEGIN
     END IF;
     answer := holdfast.recorded(
         done, others, CASE WHEN r.posted > seen THEN holdfast.events_of(ns, name, seen) ELSE '[]' END, at, woken,
-        limited);
+        limited, said);
 END
 $$;
 
 CREATE OR REPLACE FUNCTION holdfast.recorded(
-    done boolean, others text[], events json, at bigint, woken text[], limited jsonb DEFAULT '{}') RETURNS text
+    done boolean, others text[], events json, at bigint, woken text[], limited jsonb DEFAULT '{}',
+    said jsonb DEFAULT '[]') RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT json_build_array('Recorded', json_build_object(
-        'done', done, 'taken', others, 'limited', limited, 'events', events, 'now', at, 'woken', woken))::text
+        'done', done, 'taken', others, 'limited', limited, 'said', said, 'events', events, 'now', at,
+        'woken', woken))::text
 $$;
 
 CREATE OR REPLACE FUNCTION holdfast.refused(r holdfast.runs, holder text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -177,14 +207,17 @@ BEGIN
 END
 $$;
 
--- Let a run begin again after its first entries, unless somebody living drives it or its fence is new.
+-- Let a run begin again after its first entries, unless somebody living drives it or its fence is new. It gives its
+-- locks back.
 CREATE OR REPLACE FUNCTION holdfast.revive_run(
-    ns text, cmd jsonb, at bigint, missed text[], OUT answer text, OUT woken text[])
+    ns text, cmd jsonb, at bigint, live boolean, missed text[], OUT answer text, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
     mine record;
     r holdfast.runs;
     step record;
+    mind record;
+    keeping boolean;
 BEGIN
     woken := '{}';
     mine := holdfast.own(ns, cmd->>'run', missed);
@@ -202,6 +235,14 @@ BEGIN
         answer := holdfast.refused(r, holdfast.holder_of(ns, r.worker, at));
         RETURN;
     END IF;
+    keeping := r.locks <> '[]';
+    IF keeping THEN
+        mind := holdfast.ask_locks(r, '[]', true, at, live, missed);
+        IF mind.answer IS NOT NULL THEN
+            answer := mind.answer;
+            RETURN;
+        END IF;
+    END IF;
     r.length := greatest(1, least((cmd->>'keep')::bigint, r.length));
     r.worker := '';
     r.fence := greatest(r.fence + 1, at);
@@ -210,6 +251,8 @@ BEGIN
     r.result := NULL;
     r.ended_at := NULL;
     r.cancelling := false;
+    r.locks := '[]';
+    r.stuck := -1;
     r.started_at := CASE WHEN NOT (cmd->>'fresh')::boolean THEN r.started_at END;
     IF r.status IN ('queued', 'pending', 'running', 'suspended') THEN  -- it has its place, in the queue or beyond
         IF r.status <> 'queued' THEN
@@ -226,6 +269,10 @@ BEGIN
         END IF;
         r := step.r;
         woken := step.woken;
+    END IF;
+    IF keeping THEN
+        PERFORM holdfast.put_locks(ns, mind.before, mind.freed);
+        woken := woken || mind.heirs || holdfast.tell(ns, mind.heirs, at);
     END IF;
     DELETE FROM holdfast.journal AS j WHERE j.namespace = ns AND j.run = r.id AND j.number >= r.length;
     DELETE FROM holdfast.events AS e

@@ -5,8 +5,9 @@
 -- whoever decides about a run has locked its row in an earlier statement, because a statement does not see what was
 -- committed while it waited: a signal and a park that each look for the other in one statement would both come through,
 -- and nobody would wake the run. Rows are locked in this order: those of workers, then a run's, then its parent's, then
--- that of a slot which is written with a record; for that nobody waits (postgresql_slots.sql). Limits have locks of
--- their own, behind these (postgresql_limits.sql).
+-- that of a slot which is written with a record; for that nobody waits (postgresql_slots.sql), nor for those of locks
+-- that belong to a run (postgresql_belongings.sql). Limits have locks of their own, behind these
+-- (postgresql_limits.sql).
 
 -- The key of the lock with which others than engines lock a run.
 CREATE OR REPLACE FUNCTION holdfast.run_key(workflow text, run text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -107,8 +108,10 @@ BEGIN
 END
 $$;
 
--- A run with its journal, or the first entries of it, and with its inbox, if that is wanted.
-CREATE OR REPLACE FUNCTION holdfast.shown(r holdfast.runs, most bigint, inbox boolean) RETURNS json LANGUAGE plpgsql AS $$
+-- A run with its journal, or the first entries of it, and with its inbox, if that is wanted. To whom claims it, what it
+-- holds is told too.
+CREATE OR REPLACE FUNCTION holdfast.shown(r holdfast.runs, most bigint, inbox boolean, held json DEFAULT '[]')
+RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
     RETURN json_build_object(
         'run', row_to_json(r),
@@ -116,7 +119,7 @@ BEGIN
             SELECT json_agg(x.entry ORDER BY x.number)
               FROM (SELECT j.number, j.entry FROM holdfast.journal AS j WHERE j.namespace = r.namespace AND j.run = r.id
                      ORDER BY j.number LIMIT most) AS x), '[]'),
-        'events', CASE WHEN inbox THEN holdfast.events_of(r.namespace, r.id, 0) ELSE '[]' END);
+        'events', CASE WHEN inbox THEN holdfast.events_of(r.namespace, r.id, 0) ELSE '[]' END, 'held', held);
 END
 $$;
 
@@ -172,7 +175,7 @@ END
 $$;
 
 -- End a run whose row is ours, and its parent's as well (`above`); tell the parent by an event, and those who watch;
--- let in who waited for its places.
+-- let in who waited for its places. Its locks are given back by whoever asks this: one that never began has none.
 CREATE OR REPLACE FUNCTION holdfast.end_run(
     INOUT r holdfast.runs, at bigint, how text, outcome text, above holdfast.runs, OUT woken text[])
 LANGUAGE plpgsql AS $$
@@ -190,9 +193,11 @@ BEGIN
     r.due_at := NULL;
     r.deaths := 0;
     r.watchers := '{}';
+    r.locks := '[]';
+    r.stuck := -1;
     UPDATE holdfast.runs AS o
        SET status = r.status, result = r.result, ended_at = r.ended_at, worker = '', due_at = NULL, deaths = 0, watchers = '{}',
-           length = r.length, last = r.last, posted = r.posted, attributes = r.attributes
+           length = r.length, last = r.last, posted = r.posted, attributes = r.attributes, locks = '[]', stuck = -1
      WHERE o.namespace = r.namespace AND o.id = r.id;
     IF r.parent NOT IN ('', r.id) THEN
         IF above.id IS NULL THEN  -- it may have been started in this very step
@@ -295,6 +300,8 @@ BEGIN
     r.priority := coalesce((new->>'priority')::bigint, 0);
     r.arrival := 0;
     r.cancelling := false;
+    r.locks := '[]';
+    r.stuck := -1;
     step := holdfast.enter(r, at, for_worker, new->>'input');
     r := step.r;
     verdict := step.verdict;

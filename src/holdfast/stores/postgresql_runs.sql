@@ -5,7 +5,8 @@
 -- while the lock 'worker/<id>' is held. A row of `terms` holds the limits of a workflow. A row of `places` is a living
 -- run that a limit counts, or that waits there: the runs of one `party` are counted together. A row of `starts` is a
 -- start that a limit on starts counts. They are changed only by the functions of postgresql_run_rules.sql,
--- postgresql_limits.sql, postgresql_run_commands.sql, postgresql_short.sql and postgresql_claims.sql.
+-- postgresql_belongings.sql, postgresql_limits.sql, postgresql_run_commands.sql, postgresql_short.sql and
+-- postgresql_claims.sql.
 --
 -- Times are microseconds since 1970 by this server's clock. What users gave (entries, payloads, results, attributes) is
 -- JSON as text: jsonb would refuse the escape of a NUL. A record of a driven run changes nothing that is indexed, so that
@@ -47,6 +48,9 @@ CREATE TABLE holdfast.runs (
     priority   bigint NOT NULL DEFAULT 0,     -- of those who wait at a limit the highest comes first,
     arrival    bigint NOT NULL DEFAULT 0,     -- and then who came first
     cancelling boolean NOT NULL DEFAULT false,  -- whether it was told to stop
+    locks      jsonb NOT NULL DEFAULT '[]',   -- what it has or waits for: the number of each ask, and the key
+    stuck      bigint NOT NULL DEFAULT -1,    -- how many events it had seen when it last had nothing but locks to wait
+                                              -- for; else -1
     PRIMARY KEY (namespace, id)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 
@@ -70,7 +74,7 @@ CREATE TABLE holdfast.events (
     namespace text COLLATE "C" NOT NULL,
     run       text COLLATE "C" NOT NULL,
     number    bigint NOT NULL,
-    kind      text COLLATE "C" NOT NULL,  -- signal, cancel, child
+    kind      text COLLATE "C" NOT NULL,  -- signal, cancel, child, lock, deadlock
     name      text NOT NULL,
     payload   text NOT NULL,
     key       text COLLATE "C" NOT NULL,  -- of several with the same key only the first is kept; '': no key

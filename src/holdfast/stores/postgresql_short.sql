@@ -18,7 +18,8 @@
 
 -- A record by one who is alone. NULL where it is not so simple, and nothing was done: a re-send, a wrong fence, news that
 -- the driver has not seen of a run that is to park or end, a time to park until that has passed, the end of a run that
--- a limit counts. Of a run that ends and has a parent, which nothing changes, both rows are locked first.
+-- a limit counts or that has locks. Of a run that ends and has a parent, which nothing changes, both rows are locked
+-- first.
 CREATE OR REPLACE FUNCTION holdfast.record_alone(ns text, c jsonb, set_time bigint, OUT answer text, OUT woken text[])
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -37,7 +38,7 @@ DECLARE
 BEGIN
     LOOP
         UPDATE holdfast.runs AS o
-           SET length = known + entries, last = asked,
+           SET length = known + entries, last = asked, stuck = -1,
                deaths = CASE WHEN entries > 0 OR what IS NOT NULL THEN 0 ELSE o.deaths END,
                status = CASE what WHEN 'finish' THEN c->6->>1 WHEN 'park' THEN 'suspended' ELSE o.status END,
                worker = CASE WHEN what IS NULL THEN o.worker ELSE '' END,
@@ -48,6 +49,7 @@ BEGIN
            AND CASE
                    WHEN o.status <> 'running' THEN false
                    WHEN what = 'finish' THEN o.posted <= seen AND o.parent = of_parent AND o.places = '[]'
+                       AND o.locks = '[]'
                    WHEN what = 'park' THEN o.posted <= seen AND coalesce(until > coalesce(set_time, holdfast.clock()), true)
                    ELSE true END
         RETURNING o.posted, CASE what WHEN 'finish' THEN o.watchers ELSE '{}' END,
@@ -91,7 +93,8 @@ $$;
 -- Records of many runs, each run once: nearly all of them in one statement. `held` are the parents of runs that may end
 -- whose rows are ours. A run whose record has to be left is missed from there on, so that no later one overtakes it.
 CREATE OR REPLACE FUNCTION holdfast.record_many(
-    ns text, commands jsonb, at bigint, held text[], INOUT missed text[], OUT answers text[], OUT woken text[])
+    ns text, commands jsonb, at bigint, live boolean, held text[], INOUT missed text[], OUT answers text[],
+    OUT woken text[])
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     ended text[];
@@ -110,11 +113,12 @@ BEGIN
                    CASE WHEN x.c->6->>0 = 'park' THEN (x.c->6->>1)::bigint END AS until
               FROM jsonb_array_elements(commands) WITH ORDINALITY AS x(c, place)
         ), found AS MATERIALIZED (
-            SELECT a.*, x.spot FROM asked AS a CROSS JOIN LATERAL (
-                SELECT o.ctid AS spot FROM holdfast.runs AS o WHERE o.namespace = ns AND o.id = a.run LIMIT 1) AS x
+            SELECT a.*, x.spot, a.what = 'finish' AND x.locks <> '[]' AS frees FROM asked AS a CROSS JOIN LATERAL (
+                SELECT o.ctid AS spot, o.locks FROM holdfast.runs AS o
+                 WHERE o.namespace = ns AND o.id = a.run LIMIT 1) AS x
         ), changed AS (
             UPDATE holdfast.runs AS o
-               SET length = a.known + a.many, last = a.request,
+               SET length = a.known + a.many, last = a.request, stuck = -1,
                    deaths = CASE WHEN a.many > 0 OR a.what IS NOT NULL THEN 0 ELSE o.deaths END,
                    status = CASE a.what WHEN 'finish' THEN a.how WHEN 'park' THEN 'suspended' ELSE o.status END,
                    worker = CASE WHEN a.what IS NULL THEN o.worker ELSE '' END,
@@ -122,9 +126,11 @@ BEGIN
               FROM found AS a
              WHERE o.ctid = a.spot AND a.run <> ALL (missed) AND o.fence = a.fence AND o.length = a.known
                AND o.last <> a.request
+               -- Where an end frees locks, what that tells other runs comes in its turn: one by one, as they came.
+               AND (SELECT bool_or(f.frees) FROM found AS f) IS NOT TRUE
                AND CASE
                        WHEN o.status <> 'running' THEN false
-                       WHEN a.what = 'finish' THEN o.posted <= a.seen AND o.places = '[]'
+                       WHEN a.what = 'finish' THEN o.posted <= a.seen AND o.places = '[]' AND o.locks = '[]'
                            AND (o.parent = '' OR o.parent = ANY (held) AND o.parent <> ALL (missed))
                        WHEN a.what = 'park' THEN o.posted <= a.seen AND coalesce(a.until > at, true)
                        ELSE true END
@@ -158,7 +164,7 @@ BEGIN
                     'then', CASE c->6->>0
                         WHEN 'park' THEN jsonb_build_object('type', 'park', 'due_at', c->6->1)
                         WHEN 'finish' THEN jsonb_build_object('type', 'finish', 'status', c->6->1, 'result', c->6->2)
-                        END), at, missed);
+                        END), at, live, missed);
                 answers[n] := step.answer;
                 woken := woken || step.woken;
                 IF starts_with(step.answer, '["Taken"') THEN

@@ -20,8 +20,8 @@
 -- The answer is the MessagePack of {now, outcomes}; texts that are stored somewhere follow it as strings of their own,
 -- because nobody knows what is in them. An outcome is a number where the command itself tells the rest.
 --
--- No lock is written before all commands have been decided, a run as soon as its own command has been: what concerns it
--- is read from its place every time. A command that cannot be decided fails alone.
+-- No lock is written before all commands have been decided, a run as soon as its own command has been, and all locks of
+-- before with it: what concerns it is read from its place every time. A command that cannot be decided fails alone.
 -- A record that is not exactly as this version writes it is left to the client ("foreign"): it may be a newer
 -- version's, with fields that must survive. After that, a command about many keys or about runs ends the batch here, so
 -- that it sees what the client has made of it; the client sends the rest again.
@@ -57,6 +57,7 @@ local texts = {} -- key -> the text of its record as this batch leaves it; false
 local fresh = {} -- key -> whether it had no record when it was read
 local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
 local outcomes, wrote = {}, false
+local foreign, ends_here = false, false -- whether anything was left to the client, and whether it must come first
 -- Made where somebody waits:
 local was_due, dues -- key -> its place in the index of what is due as it is stored, and as it has to be; false: none
 local stored, woken -- texts that go with the answer; the attempts that were granted something
@@ -186,6 +187,9 @@ for place = 1, #batch do
     end
   end
   outcomes[place] = outcome
+  if ends_here then
+    break
+  end
 end
 
 if rest then

@@ -4,18 +4,20 @@
 -- It is made here if the fence is that of the run, the driver knows the whole journal and all that came, and this
 -- is not a record that was made already. Everything else, also every refusal, is told by redis_run_rules.lua.
 
-if operation == RECORD then
-  -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes, swap}
+if operation == RECORD and not foreign then
+  -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes, swap, asks, stuck}
   -- By the driver, who knows of everything that came, and with nothing but entries.
   local entries, seen = command[6], command[7]
   if type(key) == "string" and type(id) == "number" and type(command[5]) == "string" and type(entries) == "table"
     and #entries <= MANY and type(seen) == "number" and command[8] == nil and #command[9] == 0 and command[10] == nil
     and command[11] == nil
+    and command[12] == nil and command[13] == nil
   then
     local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
-    local found = redis.pcall("HMGET", run, "status", "fence", "last", "deaths")
+    local found = redis.pcall("HMGET", run, "status", "fence", "last", "deaths", "stuck")
     local posted = redis.pcall("LLEN", BASE .. "inbox:" .. key)
     if found[1] == "running" and found[2] == format("%.0f", id) and (found[3] or "") ~= command[5]
+      and (found[5] or "") == ""
       and type(posted) == "number" and posted <= seen and redis.pcall("LLEN", journal) == command[4]
     then
       local texts_only = true

@@ -8,19 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from .. import commands as c
 from ..errors import RecordUnreadable, StoreUnavailable
 from ..rules import lock
+from ..rules import outcomes as out
+from ..rules.asks import attempt_of
 from ..rules.outcomes import Outcome
-from ..rules.record import LockRecord, encode
+from ..rules.record import Kind, Label, LockRecord, encode
+from ..run_commands import RunCommand
 from . import redis_script as s
-from .redis_batch import Reply, Row, following, key_texts, outcome_of, pack, pack_commands, readable, reason_against
+from .redis_batch import (
+    Answer,
+    Reply,
+    Row,
+    following,
+    key_texts,
+    outcome_of,
+    pack,
+    pack_commands,
+    readable,
+    reason_against,
+    row_of,
+)
 from .shared import at_least_one, failed
 
 TRIES = 50
 """How often others may be faster. Each time one of them has done something, so this is not a matter of waiting."""
 
+QUESTIONS = 1_000
+"""How many questions about locks a command about runs may have."""
+
 Call = Callable[[bytes], Reply]
+
+_question = msgspec.json.Decoder(tuple[str, int, str, bool, Kind, int, int, int | None])
 
 
 def execute(commands: Sequence[c.Command], call: Call) -> list[Outcome]:
@@ -55,6 +77,8 @@ def _finish(commands: Sequence[c.Command], reply: Reply, call: Call, tries: int 
         command = commands[place]
         if type(answer) is not list or answer[0] not in (s.FOREIGN, s.SWEPT):
             outcomes[place] = outcome_of(command, answer, reply)
+        elif isinstance(command, RunCommand):
+            outcomes[place] = _answer_questions(command, answer, reply, call)
         elif isinstance(command, c.LockCommand):
             left.setdefault(command.key, []).append(place)
             texts[command.key] = reply.texts[answer[2]]
@@ -118,6 +142,62 @@ def _replace(rows: Iterable[Row], call: Call) -> list[bool]:
     """Write each of these if nobody has changed it meanwhile."""
     batch = list(rows)
     return [answer == s.REPLACED for answer in call(pack(batch)).answers] if batch else []
+
+
+def _answer_questions(command: RunCommand, answer: Answer, reply: Reply, call: Call) -> Outcome:
+    """A command about runs has come to locks that are not ours. Send it again with what the rules say about them."""
+    rows: list[Row] = []
+    while len(rows) < QUESTIONS:
+        rows.append(_decided(reply.texts[answer[3]], reply.texts[answer[2]], reply.now))
+        reply = call(pack([*rows, row_of(command)]))
+        answer = reply.answers[-1]
+        if type(answer) is not list or answer[0] != s.FOREIGN:
+            return outcome_of(command, answer, reply)
+    lost = StoreUnavailable("others changed a lock each time before this could. Nothing was changed.")
+    return c.Failed(error=lost)
+
+
+def _decided(question: bytes, text: bytes, now: int) -> Row:
+    """What becomes of a lock when a run takes it or gives it back; without a text of before: it cannot be read."""
+    run, number, key, give, kind, permits, weight, ttl = _question.decode(question)
+    before, attempt = readable(key, text), attempt_of(run, number)
+    if isinstance(before, RecordUnreadable):
+        return s.DECIDED, question.decode(), None
+    if give:
+        after, outcome = lock.abandon(before, now, id=attempt, ttl=0)
+    else:
+        label = Label(name=f"run {run}")
+        after, outcome = lock.acquire(
+            before,
+            now,
+            id=attempt,
+            label=label,
+            kind=kind,
+            permits=permits,
+            weight=weight,
+            ttl=ttl,
+            queue=True,
+            waiter_ttl=None,
+        )
+    changed = encode(after).decode() if after is not before else None
+    return s.DECIDED, question.decode(), text.decode(), changed, after.due_at, _said(outcome)
+
+
+def _said(outcome: Outcome) -> Row:
+    """An outcome as the script tells it, as far as a run is told of it."""
+    match outcome:
+        case out.Granted():
+            return s.GRANTED, outcome.woken, outcome.token, outcome.floor
+        case out.Queued():
+            return s.QUEUED, outcome.woken
+        case out.Abandoned():
+            return s.ABANDONED, outcome.woken
+        case out.Mismatch():
+            return s.MISMATCH, outcome.woken, outcome.found
+        case out.TooHeavy():
+            return s.TOO_HEAVY, outcome.woken
+        case _:
+            return s.GONE, outcome.woken
 
 
 def _settle_due(command: c.SettleDue, call: Call) -> Outcome:

@@ -95,7 +95,7 @@ local function settle_due(command)
     told = joined(told, more)
     changes_made = changes_made + (after ~= before and 1 or 0)
   end
-  tell(told)
+  offer(told)
   return { SWEPT, told, #keys, changes_made, following, NOBODY }
 end
 
@@ -140,7 +140,7 @@ local function replace(command)
   end
   save(key, after)
   dues[key] = command[5] or false
-  tell(command[6])
+  offer(command[6])
   return REPLACED
 end
 
@@ -151,10 +151,15 @@ end
 
 local OF_MANY = { [9] = list_locks, [10] = settle_due, [11] = clean_up, [14] = replace, [15] = look_at_due }
 
-return function(command)
+local function answer(command)
   local do_it = OF_MANY[command[1]]
   if do_it then
     return do_it(command)
   end
   return decide_one(command)
 end
+
+return {
+  answer = answer, read = read, write = write, look = look, acquire = acquire, abandon = abandon, settle = settle,
+  living = living, floor_of = floor_of,
+}

@@ -4,7 +4,8 @@
 -- Three commands come with every hand-over: somebody begins to wait, the holder gives it to the first who waits, and
 -- that one confirms what it was offered. Here they are answered, like those of redis.lua, by looking at the text of the
 -- record alone: it must be a lock with one permit, all of it as this version writes it, and nothing in it may have been
--- ended by time, so that no settle would find anything to do before.
+-- ended by time, so that no settle would find anything to do before. What a run is offered goes the long way: it hears
+-- of it by an event.
 
 if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)) then
   local HELD = '^{"fence":([1-9]%d*),"version":([1-9]%d*),"holders":%[(){"id":"([^%c"\\\128-\255]*)","label":({"name":"'
@@ -51,7 +52,9 @@ if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)
     if simple and not dues then
       was_due, dues, stored, woken = {}, {}, {}, {}
     end
-    if simple and operation == RELEASE and count > 0 and token == command[4] then
+    if simple and operation == RELEASE and count > 0 and token == command[4]
+      and sub(first, 1, 4) ~= "run:"
+    then
       fence = fence < now and now or fence + 1
       holders = format('{"id":"%s","label":%s,"token":%.0f,"since":%.0f,"ttl":%.0f,"expires_at":%.0f,"offered":true}',
         first, first_label, fence, now, first_ttl, first_ends)

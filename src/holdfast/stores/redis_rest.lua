@@ -6,7 +6,7 @@
 
 rest = (function()
   local INDEX, SLOT, WAKE = KEYS[1], BASE .. "slot:", BASE .. "wake:"
-  local INSPECT, FIRST_OF_MANY, LAST_OF_MANY, READ_SLOT, SWAP_SLOT, FIRST_OF_RUNS = 8, 9, 11, 12, 13, 21
+  local INSPECT, FIRST_OF_MANY, LAST_OF_MANY, READ_SLOT, SWAP_SLOT, DECIDED, FIRST_OF_RUNS = 8, 9, 11, 12, 13, 16, 21
   local NOT_HELD, FOREIGN, BAD, UNREADABLE, SEEN = 4, 30, 31, 32, 33
   local CHUNK = MANY
   local NOBODY = {}
@@ -17,7 +17,9 @@ rest = (function()
     was_due, dues, stored, woken = {}, {}, {}, {}
   end
   local slots_read, slots_changed = {}, {} -- name -> the slot, and how to write it
-  local foreign, left = false, {} -- whether anything was left to the client, and the keys of it
+  local left = {} -- the keys of what was left to the client
+  local decided = {} -- what the client says to questions of an earlier batch: see redis_belongings.lua
+  local trail = {} -- how to put back what the command that is being decided has made of locks
   local problem
 
   -- The server's refusal without the place in the script, which old servers put before it; nil: it has not refused.
@@ -53,6 +55,7 @@ rest = (function()
   end
 
   local function save(key, text, record)
+    trail[#trail + 1] = { key, texts[key], records[key], changes[key], dues[key] }
     texts[key], records[key] = text, record
     if not changes[key] then
       changes[key] = true
@@ -65,9 +68,28 @@ rest = (function()
     return #stored
   end
 
+  -- Take back what a command has made of locks before it failed.
+  local function put_back()
+    for place = #trail, 1, -1 do
+      local key, was_changed = trail[place][1], trail[place][4]
+      texts[key], records[key], dues[key] = trail[place][2], trail[place][3], trail[place][5]
+      if not was_changed then
+        changes[key], changed[#changed] = nil, nil
+      end
+    end
+    trail = {}
+  end
+
+  local function is_of_run(id)
+    return sub(id, 1, 4) == "run:"
+  end
+
+  -- Whom to wake in the end. A run hears of what it is offered by an event instead.
   local function tell(ids)
     for _, id in ipairs(ids) do
-      woken[#woken + 1] = id
+      if not is_of_run(id) then
+        woken[#woken + 1] = id
+      end
     end
   end
 
@@ -166,7 +188,7 @@ rest = (function()
     for _, write_slot in pairs(slots_changed) do
       write_slot()
     end
-    changed, changes, slots_changed = {}, {}, {}
+    changed, changes, slots_changed, trail = {}, {}, {}, {}
   end
 
   local function publish()
@@ -189,7 +211,25 @@ rest = (function()
 
   -- Deciding
 
-  local rules, slots, runs
+  local rules, slots, runs, make_runs
+
+  -- Tell those who were offered something by a command about locks: runs in this very step.
+  local function offer(ids)
+    local of_runs = {}
+    for _, id in ipairs(ids) do
+      if is_of_run(id) then
+        of_runs[#of_runs + 1] = id
+      end
+    end
+    if #of_runs > 0 then
+      if foreign then
+        error({ wait = true }, 0) -- what came before must have been written
+      end
+      runs = runs or make_runs()
+      tell(runs.offered(of_runs))
+    end
+    tell(ids)
+  end
 
   local function make_rules()
     --@include redis_record.lua
@@ -206,7 +246,7 @@ rest = (function()
     return slots
   end
 
-  local function make_runs()
+  make_runs = function()
     --@include redis_runs.lua
   end
 
@@ -214,9 +254,12 @@ rest = (function()
     local operation = command[1]
     if operation >= FIRST_OF_RUNS then
       runs = runs or make_runs()
-      return runs(command)
+      return runs.answer(command)
     elseif operation == READ_SLOT or operation == SWAP_SLOT then
       return all_slots().answer(command)
+    elseif operation == DECIDED then -- {16, question, before, after, due_at, outcome}
+      decided[command[2] .. (command[3] or "")] = command
+      return DECIDED
     elseif operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY then
       flush()
     elseif operation <= INSPECT then
@@ -230,7 +273,7 @@ rest = (function()
       return text and { SEEN, NOBODY, keep(text) } or SEEN
     end
     rules = rules or make_rules()
-    return rules(command)
+    return rules.answer(command)
   end
 
   -- The outcome; nil: the batch ends here.
@@ -239,14 +282,23 @@ rest = (function()
     if foreign and (operation >= FIRST_OF_RUNS or (operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY)) then
       return nil
     end
+    if #trail > 0 then
+      trail = {}
+    end
     local done, outcome = pcall(decide, command)
     if done then
       return outcome
     end
+    put_back()
     if type(outcome) == "table" then
       if outcome.server then
         problem = outcome.server
         return nil
+      elseif outcome.wait then
+        return nil
+      elseif outcome.question then
+        ends_here = true
+        return { FOREIGN, NOBODY, keep(outcome.foreign), keep(outcome.question) }
       elseif outcome.unreadable then
         return { UNREADABLE, NOBODY, outcome.unreadable, outcome.what or false, outcome.name or false }
       elseif outcome.foreign then

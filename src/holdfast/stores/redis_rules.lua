@@ -1,8 +1,9 @@
 -- The rules of every lock: rules/lock.py, line by line. Put into redis_rest.lua, whose names it uses.
 --
 -- Read rules/lock.py for what they mean; this says only how they are done here. A rule is given a record and returns
--- the next one and the outcome, whose second place tells who was granted something by it; one that changes nothing returns the very record that it was given. A hand-over is
--- always made (`offers`): a look without one is for people, and the client itself takes it.
+-- the next one and the outcome, whose second place tells who was granted something by it; one that changes nothing
+-- returns the very record that it was given. A hand-over is always made (`offers`): a look without one is for people,
+-- and the client itself takes it.
 
 local MAX_TOMBSTONES = 64
 local RETENTION = 7 * 86400 * 1000000
@@ -407,6 +408,6 @@ local function decide_one(command)
   local before = read(key)
   local after, outcome = RULES[command[1]](before, command)
   write(key, before, after)
-  tell(outcome[2])
+  offer(outcome[2])
   return outcome
 end

@@ -149,7 +149,7 @@ local function candidates(becomes, named, free, limit)
   return ids
 end
 
--- Decide about one run. Returns it if it is the worker's now, and whether it used up a suspect's place.
+-- Decide about one run. Returns it if it is the worker's now, what it holds, and whether it used up a suspect's place.
 local function take(id, worker, becomes, spare, told)
   local run = run_of(id)
   if not run then -- somebody has removed it by hand
@@ -171,11 +171,12 @@ local function take(id, worker, becomes, spare, told)
     postpone(run)
     return nil
   end
+  local holds = text_in(run, "locks") ~= "" and stories.all_belongings().held(run) or NOBODY
   local taken = claimed(run, worker, kind)
   if taken ~= run then
     save_run(taken)
   end
-  return taken, suspect
+  return taken, holds, suspect
 end
 
 -- {22, worker, {type, becomes, ...}, limit, suspects, runs}
@@ -189,13 +190,13 @@ local function claim(command)
   if not works(worker) then
     return WORKER_GONE
   end
-  local free, told, found = bury(worker), {}, {}
+  local free, told, found, holdings = bury(worker), {}, {}, {}
   for _, id in ipairs(candidates(becomes, named, free, limit)) do
     if #found >= limit then
       break
     end
     local so_far = #saves + #writes
-    local done, run, suspect = pcall(take, id, worker, becomes, suspects > 0 or #named > 0, told)
+    local done, run, holds, suspect = pcall(take, id, worker, becomes, suspects > 0 or #named > 0, told)
     if not done then
       -- It, its parent or its lock cannot be read. Whoever has named it is told; and nothing of it is left half done.
       if type(run) ~= "table" or not run.unreadable or #named > 0 or #saves + #writes > so_far then
@@ -203,20 +204,20 @@ local function claim(command)
       end
       put_off(becomes, id)
     elseif run then
-      found[#found + 1] = run
+      found[#found + 1], holdings[#found + 1] = run, holds
       suspects = suspect and suspects - 1 or suspects
     end
   end
-  return { CLAIMED, told, found, kinds }
+  return { CLAIMED, told, found, kinds, holdings }
 end
 
 -- With what the worker needs to go on; read after the claims have been written.
 local function tell_claims(outcome)
   local start, found = #stored, outcome[3]
-  for _, run in ipairs(found) do
+  for place, run in ipairs(found) do
     local entries = ask(run.id, "LRANGE", JOURNAL .. run.id, "0", "-1")
     local events = run_of(run.id).posted > 0 and events_after(run.id, 0) or NOBODY
-    keep(cmsgpack.pack({ run.fields, run.id, run.length, run.posted, entries, events }))
+    keep(cmsgpack.pack({ run.fields, run.id, run.length, run.posted, entries, events, outcome[5][place] }))
   end
   return { CLAIMED, outcome[2], start, #found, next_due(outcome[4]) }
 end

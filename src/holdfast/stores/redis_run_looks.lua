@@ -10,7 +10,7 @@ local function seen_run(run, history)
   local id = run.id
   local entries = ask(id, "LRANGE", JOURNAL .. id, "0", history and "-1" or "0")
   local place = keep(cmsgpack.pack({
-    run.fields, id, run.length, run.posted, entries, history and events_after(id, 0) or NOBODY,
+    run.fields, id, run.length, run.posted, entries, history and events_after(id, 0) or NOBODY, NOBODY,
   }))
   local is_driven, ends = lives(text_in(run, "worker"))
   return { RUN_SEEN, NOBODY, place, driver_of(run), is_driven and ends }

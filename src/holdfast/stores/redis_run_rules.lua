@@ -8,7 +8,7 @@ local PARK, FINISH = 1, 2
 local CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
 local ADMITTED, UNKNOWN = { "admit", "", "", 0, false }, { "reject", "", "", 0, false }
 
-local limits, all_admitting
+local limits, belongings, all_admitting
 
 local function make_limits()
   --@include redis_limits.lua
@@ -124,8 +124,17 @@ local function posted(run, body, key, cancels)
   return save_run(after)
 end
 
--- End a run; tell its parent by an event, and those who watch it; let in who waited for its places.
+local function all_belongings()
+  belongings = belongings or make_belongings(add, wake, posted)
+  return belongings
+end
+
+-- End a run: tell its parent and those who watch it, let in who waited for its places, give back its locks.
 local function finish(run, status, result)
+  local has_locks = text_in(run, "locks") ~= ""
+  if has_locks then
+    all_belongings().check(run)
+  end
   local watchers, parent_id = text_in(run, "watchers"), text_in(run, "parent")
   local told = watchers ~= "" and add({}, json_in(run.id, watchers)) or {}
   local counts = text_in(run, "places") ~= "" and run.fields.status ~= "queued"
@@ -142,8 +151,10 @@ local function finish(run, status, result)
   end
   save_run(altered(run, {
     status = status, result = result, ended_at = NOW, worker = "", due_at = "", deaths = "", watchers = "",
+    locks = run.fields.locks and "", stuck = run.fields.stuck and "",
   }))
-  return counts and all_admitting().promote_beside(run, terms, told) or told
+  told = counts and all_admitting().promote_beside(run, terms, told) or told
+  return has_locks and add(told, belongings.give_back(run)) or told
 end
 
 -- Tell a living run to stop. One of which no code has run ends at once.
@@ -267,7 +278,7 @@ local function check_record(entries, ending, attributes)
   end
 end
 
-local function recorded_again(run, fence, seen, ending, children)
+local function recorded_again(run, fence, seen, ending, children, asks)
   local taken, limited = {}, {}
   for _, new in ipairs(children) do
     local known = run_of(text_of(new[1]))
@@ -278,19 +289,20 @@ local function recorded_again(run, fence, seen, ending, children)
     end
   end
   local done = not ending or run.fields.status ~= "running" or number_in(run, "fence") ~= fence
-  return { RECORDED, NOBODY, done, taken, kept_events(run.id, seen), limited }
+  local said = asks and all_belongings().said_before(run.id, asks) or NOBODY
+  return { RECORDED, NOBODY, done, taken, kept_events(run.id, seen), limited, said }
 end
 
--- {23, run, fence, at, request, entries, seen, ending, children, attributes, swap}: what nearly every record is has been
--- done in redis.lua already. With a swap a slot is written too, or nothing at all.
+-- {23, run, fence, at, request, entries, seen, ending, children, attributes, swap, asks, stuck}: what nearly every
+-- record is has been done in redis.lua already. With a swap a slot is written too, or nothing at all.
 local function record(command)
   local id, fence, at = text_of(command[2]), whole(command[3], -MAX, MAX), whole(command[4], -MAX, MAX)
   local request, entries, seen = text_of(command[5]), command[6], whole(command[7], -MAX, MAX)
-  local ending, children, attributes = command[8], command[9], command[10]
+  local ending, children, attributes, asks = command[8], command[9], command[10], command[12]
   check_record(entries, ending, attributes)
   local run = run_of(id)
   if run and text_in(run, "last") == request then
-    return recorded_again(run, fence, seen, ending, children)
+    return recorded_again(run, fence, seen, ending, children, asks)
   elseif not run or run.fields.status ~= "running" or number_in(run, "fence") ~= fence or run.length ~= at then
     return refused(run or false)
   end
@@ -317,7 +329,16 @@ local function record(command)
       limited[#limited + 1] = { new[1], verdict or ADMITTED }
     end
   end
-  run = run_of(id) -- a child that came may have had it cancelled
+  local said = NOBODY
+  if asks then
+    local offered
+    said, fields.locks, offered = all_belongings().ask(run, asks)
+    add(add(told, offered), belongings.tell(offered))
+  end
+  if command[13] or run.fields.stuck then
+    fields.stuck = command[13] and digits(seen) or ""
+  end
+  run = run_of(id) -- a child that came may have had it cancelled, or a lock may be offered to it
   local after, done = altered(run, fields), not ending or run.posted <= seen
   after.length = run.length + #entries
   if ending and done and ending[1] == FINISH then
@@ -328,13 +349,20 @@ local function record(command)
   else
     save_run(after)
   end
-  return { RECORDED, told, done, taken, run.posted > seen and kept_events(id, seen), limited }
+  return { RECORDED, told, done, taken, run.posted > seen and kept_events(id, seen), limited, said }
 end
 
 -- ------------------------------------------------------------------------------------------ again
 
 -- An event is forgotten: its place stays, its key is free.
 local function forget_event(id, number)
+  for _, event in ipairs(arrivals[id] or NOBODY) do
+    if event.number == number then
+      return later(function()
+        put("LSET", INBOX .. id, digits(number - 1), "")
+      end)
+    end
+  end
   local text = ask(id, "LINDEX", INBOX .. id, digits(number - 1))
   if not text or text == "" then
     return
@@ -363,6 +391,7 @@ local function revive(command)
     ended_at = "", started_at = command[7] and "" or run.fields.started_at,
   })
   after.fields.result, after.fields.cancelling, after.length = nil, nil, length
+  after.fields.locks, after.fields.stuck = nil, nil
   local told, verdict
   if text_in(run, "places") ~= "" and not LIVES[run.fields.status] then
     after, verdict, told = all_admitting().enter(after, "", true)
@@ -375,8 +404,11 @@ local function revive(command)
     end
     told = wake(save_run(after))
   end
+  if text_in(run, "locks") ~= "" then
+    told = add(add({}, told), all_belongings().give_back(run))
+  end
   for _, number in ipairs(command[6]) do
-    if whole(number, -MAX, MAX) >= 1 and number <= run.posted then
+    if whole(number, -MAX, MAX) >= 1 and number <= run_of(id).posted then
       forget_event(id, number)
     end
   end
@@ -429,6 +461,6 @@ end
 
 return {
   [21] = start_run, [23] = record, [24] = post, [25] = revive, [33] = enlist, [35] = publish_terms,
-  [36] = see_terms, all_limits = all_limits,
+  [36] = see_terms, all_limits = all_limits, all_belongings = all_belongings,
   add = add, wake = wake, claimed = claimed, buried = buried, finish = finish,
 }

@@ -30,8 +30,9 @@ local LIVES = { queued = true, pending = true, running = true, suspended = true 
 local ENDS = { completed = true, failed = true, cancelled = true, timed_out = true }
 local NUMBERS = {
   "created_at", "due_at", "fence", "lives", "deaths", "started_at", "ended_at", "priority", "arrival",
+  "stuck",
 }
-local TEXTS_OF_JSON = { "attributes", "watchers", "places" }
+local TEXTS_OF_JSON = { "attributes", "watchers", "places", "locks" }
 -- A lock with one confirmed holder whose time runs, and with nothing after it: nearly every worker's lease.
 local LEASE = '"holders":%[{"id":"([^%c"\\\128-\255]*)","label":{[^{}]*},"token":%d+,"since":%d+,"ttl":(%d+),'
   .. '"expires_at":(%d+)}%]}$'
@@ -338,6 +339,10 @@ end
 
 local stories, claims, looks
 
+local function make_belongings(add, wake, posted)
+  --@include redis_belongings.lua
+end
+
 local function make_stories()
   --@include redis_run_rules.lua
 end
@@ -369,7 +374,7 @@ local function story_of(operation)
   return claims[operation]
 end
 
-return function(command)
+local function answer(command)
   begin()
   local outcome = story_of(command[1])(command)
   commit()
@@ -381,3 +386,14 @@ return function(command)
   end
   return outcome
 end
+
+-- Runs were offered something by a command about locks. Returns whom to tell of that.
+local function offered(attempts)
+  begin()
+  stories = stories or make_stories()
+  local told = stories.all_belongings().tell(attempts)
+  commit()
+  return told
+end
+
+return { answer = answer, offered = offered }

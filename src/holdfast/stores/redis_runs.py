@@ -7,7 +7,7 @@ script never takes it apart. Numbers go as numbers, whole and below 2^53, or the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -17,8 +17,10 @@ from ..commands import Command
 from ..errors import RecordUnreadable
 from ..rules import run_outcomes as out
 from ..rules.admission import ADMITTED, Place, Terms, Verdict
+from ..rules.asks import Ask, Said
 from ..rules.outcomes import Outcome
-from ..rules.run import Event, NewRun, Park, Run, Scalar, Then, Worker, workflow_of
+from ..rules.record import Kind
+from ..rules.run import Event, Locks, NewRun, Park, Run, Scalar, Then, Worker, workflow_of
 from ..rules.slot import Swap
 from . import redis_script as s
 from .redis_keys import run_key_name, slot_name
@@ -34,9 +36,13 @@ _worker = msgspec.json.Decoder(Worker)
 _attributes = msgspec.json.Decoder(dict[str, Scalar])
 _names = msgspec.json.Decoder(tuple[str, ...])
 _places = msgspec.json.Decoder(tuple[Place, ...])
+_locks = msgspec.json.Decoder(Locks)
 _terms = msgspec.json.Decoder(Terms)
 _run = msgspec.msgpack.Decoder(tuple[dict[str, str], str, int, int])
-_claim = msgspec.msgpack.Decoder(tuple[dict[str, str], str, int, int, tuple[str, ...], tuple[str, ...]])
+_claim = msgspec.msgpack.Decoder(
+    tuple[dict[str, str], str, int, int, tuple[str, ...], tuple[str, ...], tuple[tuple[int, int], ...]]
+)
+_KINDS = frozenset(get_args(Kind))
 _texts = msgspec.msgpack.Decoder(tuple[str, ...])
 
 
@@ -85,6 +91,14 @@ def _swap(swap: Swap) -> Row:
     return slot_name(swap.address), swap.expected, swap.version, swap.value
 
 
+def _ask(ask: Ask) -> Row:
+    if ask.kind not in _KINDS:
+        raise ValueError(f"there is no kind of lock {ask.kind!r}")
+    if ask.give:
+        return ask.number, ask.key, True
+    return ask.number, ask.key, False, ask.kind, ask.permits, ask.weight, ask.ttl
+
+
 def _record(command: r.RecordRun) -> Row:
     row = (
         s.RECORD_RUN,
@@ -98,7 +112,10 @@ def _record(command: r.RecordRun) -> Row:
         [_new(child) for child in command.children],
         None if command.attributes is None else _scalars(command.attributes),
     )
-    return row if command.swap is None else (*row, _swap(command.swap))
+    if command.swap is None and not command.asks and not command.stuck:
+        return row
+    swap = None if command.swap is None else _swap(command.swap)
+    return *row, swap, [_ask(ask) for ask in command.asks] or None, command.stuck or None
 
 
 def _claim_runs(command: r.ClaimRuns) -> Row:
@@ -190,6 +207,8 @@ def _made(fields: dict[str, str], id: str, length: int, posted: int) -> Run:
             priority=int(get("priority") or 0),
             arrival=int(get("arrival") or 0),
             cancelling=bool(get("cancelling")),
+            locks=_locks.decode(text) if (text := get("locks")) else (),
+            stuck=int(get("stuck") or -1),
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise RecordUnreadable(
@@ -208,8 +227,9 @@ def _run_at(place: int, texts: Texts) -> Run:
 
 
 def _claim_at(place: int, texts: Texts) -> out.Claim:
-    fields, name, length, posted, entries, events = _claim.decode(texts[place])
-    return out.Claim(run=_made(fields, name, length, posted), entries=entries, events=tuple(map(_event.decode, events)))
+    fields, name, length, posted, entries, events, held = _claim.decode(texts[place])
+    run = _made(fields, name, length, posted)
+    return out.Claim(run=run, entries=entries, events=tuple(map(_event.decode, events)), held=held)
 
 
 def _events_at(place: int | bool, texts: Texts) -> tuple[Event, ...]:  # noqa: FBT001  (false is the script's None)
@@ -244,6 +264,10 @@ def _claimed(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:
     return out.Claimed(claims=claims, next_due=due, now=now, woken=tuple(answer[1]))
 
 
+def _said(number: int, what: Any, token: int, floor: int, found: str) -> Said:
+    return Said(number=number, what=what, token=token, floor=floor, found=found)
+
+
 def _recorded(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:
     if answer == s.RECORDED:
         return out.Recorded(done=True, events=(), now=now)
@@ -251,6 +275,7 @@ def _recorded(_: Command, answer: Answer, texts: Texts, now: int) -> Outcome:
         done=answer[2],
         taken=tuple(answer[3]),
         limited={name: _verdict(verdict) for name, verdict in answer[5]},
+        said=tuple(_said(*said) for said in answer[6]),
         events=_events_at(answer[4], texts),
         now=now,
         woken=tuple(answer[1]),

@@ -65,9 +65,11 @@ local function settle_lease(worker)
   ends = tonumber(ends)
   if text and not (ends and ends > now and ends <= now + tonumber(ttl)) then
     rules = rules or make_rules()
-    local done, reason = pcall(rules, { 7, key })
-    if not done and not (type(reason) == "table" and reason.foreign) then
-      error(reason, 0)
+    local done, record = pcall(rules.read, key)
+    if done then
+      rules.write(key, record, (rules.settle(record)))
+    elseif not (type(record) == "table" and record.foreign) then
+      error(record, 0)
     end
   end
 end

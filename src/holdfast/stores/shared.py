@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from ..commands import Command, Failed, Listed
 from ..errors import HoldfastError, RecordUnreadable
 from ..rules import lock
+from ..rules.asks import MARK
 from ..rules.outcomes import Outcome
 from ..rules.record import LockRecord
 from ..rules.slot import client_of
@@ -60,11 +62,12 @@ def end_of_prefix(prefix: str) -> str | None:
     return None
 
 
-def woken_by_channel(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Who was granted by these steps, in order and once each, by the channel that hears of it."""
+def woken_by_channel(outcomes: Sequence[Outcome], hints: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Who was granted by these steps, and who else is to be told, once each, by the channel that hears of it."""
     channels: dict[str, list[str]] = {}
-    for attempt in dict.fromkeys(_woken(outcomes)):
-        channels.setdefault(client_of(attempt), []).append(attempt)
+    for attempt in dict.fromkeys(chain(_woken(outcomes), hints)):
+        if not attempt.startswith(MARK):  # a run hears of it by an event
+            channels.setdefault(client_of(attempt), []).append(attempt)
     return channels
 
 

@@ -198,10 +198,10 @@ class SqliteConnection:
                 break
         else:
             return self._read(commands)
-        outcomes = self._write(commands)
+        outcomes, hints = self._write(commands)
         for outcome in outcomes:
             if outcome.woken:
-                self._post.tell(woken_by_channel(outcomes))
+                self._post.tell(woken_by_channel(outcomes, hints))
                 break
         return outcomes
 
@@ -210,23 +210,23 @@ class SqliteConnection:
         self._handle.close()
         self._turn = None
 
-    def _write(self, commands: Sequence[Command]) -> list[Outcome]:
+    def _write(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[str]]:
         deadline = elapsed() + self._patience
         turn = self._turn
         if turn is None:
             raise StoreUnusable("this connection is closed: open a new one")
         try:
             turn.take(self, urgent=self._urgent, deadline=deadline)
-            while (outcomes := self._transact(commands, deadline)) is None:
+            while (done := self._transact(commands, deadline)) is None:
                 pause(urgent=self._urgent)
             turn.give(self)
         except BaseException:  # an interrupt may have come in the middle of the giving, too
             turn.give(self)
             raise
-        return outcomes
+        return done
 
-    def _transact(self, commands: Sequence[Command], deadline: float) -> list[Outcome] | None:
-        """One transaction; None if a program that takes no turns is in the way and there is time to try again."""
+    def _transact(self, commands: Sequence[Command], deadline: float) -> tuple[list[Outcome], list[str]] | None:
+        """One transaction, and whom else to tell; None if a program that takes no turns is in the way for now."""
         with self._handle.active:
             try:
                 db = self._handle.ready()
@@ -242,7 +242,7 @@ class SqliteConnection:
                     db.execute("COMMIT" if batch.changed else "ROLLBACK")
                 except sqlite3.Error as error:
                     raise store_error(error, self._path, ambiguous=batch.changed) from error
-                return outcomes
+                return outcomes, batch.hints
             finally:
                 self._handle.tidy()
 

@@ -21,11 +21,12 @@ import msgspec
 from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, Renew, SettleDue, SlotCommand, Swept
 from ..errors import RecordUnreadable
 from ..rules import lock
+from ..rules.asks import MARK
 from ..rules.outcomes import Outcome, Renewed
 from ..rules.record import EMPTY, Kind, LockRecord, decode, encode
 from ..run_commands import RunCommand
 from .shared import at_least_one, end_of_prefix, failed, listed
-from .sqlite_runs import run_runs
+from .sqlite_runs import run_runs, tell_runs
 from .sqlite_slots import run_slots
 
 FEW_KEYS = 8
@@ -112,11 +113,12 @@ _TEXT_BY_KEY = msgspec.json.Decoder(dict[str, str])
 class Batch:
     """The commands of one transaction, and the time at which all of them happen."""
 
-    __slots__ = ("_db", "_namespace", "_now", "changed")
+    __slots__ = ("_db", "_namespace", "_now", "changed", "hints")
 
     def __init__(self, db: sqlite3.Connection, namespace: str, now: int) -> None:
         self._db, self._namespace, self._now = db, namespace, now
         self.changed = False
+        self.hints: list[str] = []  # whom to tell besides those who were granted something
 
     def run(self, commands: Sequence[Command]) -> list[Outcome]:
         """Answer each command at its own place. What was asked of many keys sees all that came before it."""
@@ -189,6 +191,7 @@ class Batch:
             outcomes[place] = outcome
         if written:
             self._save(list(written.values()))
+            self._tell(outcomes)
         return outcomes  # type: ignore[return-value]  # every place is filled by now
 
     def _run_one(self, command: LockCommand) -> Outcome:
@@ -205,7 +208,14 @@ class Batch:
         if row is not None:
             self.changed = True
             self._db.execute(SAVE, row)
+            self._tell((outcome,))
         return outcome
+
+    def _tell(self, outcomes: Sequence[Outcome | None]) -> None:
+        """Runs that were offered something hear of it in the same step."""
+        woken = [one for outcome in outcomes if outcome is not None for one in outcome.woken if one.startswith(MARK)]
+        if woken:
+            self.hints += tell_runs(self._db, self._namespace, self._now, woken)
 
     def _save(self, rows: Sequence[tuple[str, str, str, int | None]]) -> None:
         self.changed = True
@@ -311,7 +321,9 @@ class Batch:
         if written:
             self._save(written)
         following = found[limit - 1][0] if len(found) > limit else None
-        return Swept(seen=len(found[:limit]), changed=len(written), next=following, woken=woken)
+        swept = Swept(seen=len(found[:limit]), changed=len(written), next=following, woken=woken)
+        self._tell((swept,))
+        return swept
 
     def _clean_up(self, command: Cleanup) -> Swept:
         rows, following = self._page(command.after, command.limit)

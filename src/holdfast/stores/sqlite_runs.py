@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import RecordUnreadable
 from ..rules import lock
+from ..rules.belongings import tell
 from ..rules.outcomes import Outcome
 from ..rules.record import LockRecord, decode, encode
 from ..rules.run import LONG_AGO, Event, Run, Worker
@@ -69,12 +70,17 @@ OWNED = "SELECT record FROM runs INDEXED BY runs_worker WHERE namespace = ? AND 
 WORKERS = "SELECT worker FROM workers WHERE namespace = ?"
 ENLIST = "INSERT OR REPLACE INTO workers (namespace, id, worker) VALUES (?, ?, ?)"
 DISMISS = "DELETE FROM workers WHERE namespace = ? AND id = ?"
-SETTLE = "UPDATE locks SET record = ?3, due_at = ?4 WHERE namespace = ?1 AND key = ?2"
+PUT_LOCK = (
+    "INSERT INTO locks (namespace, key, record, due_at) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = excluded.due_at"
+)
 LOCK = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
 CENSUS = (
     "SELECT type, count(*) FROM runs "
     "WHERE namespace = ? AND status IN ('queued', 'pending', 'running', 'suspended') GROUP BY type"
 )
+CENSUS_KIB = 512
+"""How much of the file stays in memory while all runs are counted: nobody looks at them again soon."""
 ROWS_AT_ONCE = 200
 """Each may have a value of the largest size, and SQLite takes no text beyond a thousand million bytes."""
 
@@ -107,6 +113,14 @@ def run_runs(
     finally:
         db.execute("RELEASE runs")
     return outcomes, book.changed
+
+
+def tell_runs(db: sqlite3.Connection, namespace: str, now: int, woken: Sequence[str]) -> tuple[str, ...]:
+    """Runs that were offered a lock hear of it. Returns whom to tell of that."""
+    book = SqliteBook(db, namespace)
+    hints = tell(book, now, woken)
+    book.flush()
+    return hints
 
 
 class SqliteBook(SqliteLimits):
@@ -286,13 +300,17 @@ class SqliteBook(SqliteLimits):
             self._locks[key] = None if found is None else decode(key, found[0])
         return self._locks[key]
 
+    def put_lock(self, key: str, record: LockRecord) -> None:
+        """Write the record of a lock."""
+        self.changed = True
+        self._locks[key] = record
+        self._db.execute(PUT_LOCK, (self._namespace, key, encode(record).decode(), record.due_at))
+
     def settle(self, key: str, now: int) -> None:
         """Settle a lock that nobody waits for, and write it if that changed it."""
         before = self.lock(key)
         if before is not None and (after := lock.settle(before, now)[0]) is not before:
-            self.changed = True
-            self._locks[key] = after
-            self._db.execute(SETTLE, (self._namespace, key, encode(after).decode(), after.due_at))
+            self.put_lock(key, after)
 
     def slot(self, address: Address) -> Slot:
         """A state slot; empty if it was never written."""
@@ -322,7 +340,11 @@ class SqliteBook(SqliteLimits):
     def census(self) -> dict[str, int]:
         """The number of living runs of each type."""
         self.flush()
-        return dict(self._db.execute(CENSUS, (self._namespace,)).fetchall())
+        before = self._db.execute("PRAGMA cache_size").fetchone()[0]
+        self._db.execute(f"PRAGMA cache_size = -{CENSUS_KIB}")
+        counts = dict(self._db.execute(CENSUS, (self._namespace,)).fetchall())
+        self._db.execute(f"PRAGMA cache_size = {before}")
+        return counts
 
 
 def _indexed(run: Run) -> tuple[Any, ...]:

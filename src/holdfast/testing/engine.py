@@ -10,18 +10,23 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..client import BaseClient
+from ..commands import Command
 from ..errors import InvalidOption
 from ..events import Events
+from ..held import Held
 from ..observe import LoggingSink
 from ..rules.run_outcomes import Outlook
-from ..run_commands import RunsOutlook
+from ..run_commands import RecordRun, RunsOutlook
 from ..stores import open_store
 from ..values import MAX_TTL_SECONDS, MICROSECONDS, Duration, seconds
 from ..workflow.context import StepCall
 from ..workflow.definition import Step, Workflow
 from ..workflow.driver import Driver
 from ..workflow.engine import Engine, at_rest
+from ..workflow.host import Answer
 from ..workflow.worker import Worker
 
 MANY = 1_000
@@ -73,6 +78,15 @@ class _Worker(Worker):
     def body_of(self, call: StepCall) -> Callable[..., Any]:
         """The function of a step, or what the test has put in its place."""
         return self.mocks.get(call.name, call.function)
+
+    def send(self, command: Command, answer: Answer) -> None:
+        """Send a command. A lock with a lease lives on while its run is driven, however far time is moved."""
+        if isinstance(command, RecordRun) and command.asks:
+            command = replace(command, asks=tuple(replace(ask, ttl=None) for ask in command.asks))
+        super().send(command, answer)
+
+    def renew(self, held: Held, keeper: object) -> None:
+        """Nothing ends it here."""
 
     async def next_moment(self) -> int | None:
         """When time brings something next: to a driver, or to a run that waits to begin again."""

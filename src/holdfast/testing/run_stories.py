@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from .. import commands as c
 from .. import run_commands as r
 from ..rules import run as rule
+from ..rules.belongings import tell
 from ..rules.outcomes import Granted, Outcome
 from ..rules.record import EMPTY, LockRecord
 from ..rules.run import Event, Finish, NewRun, Park, Run, Scalar, Then
@@ -46,6 +47,7 @@ class RunModel:
         record, outcome = command.apply(self.records.get(command.key, EMPTY), now)
         if record is not EMPTY:
             self.records[command.key] = record
+        tell(self.book, now, outcome.woken)
         return outcome
 
 
@@ -157,7 +159,7 @@ class RunStoryteller:
             ]
         )
 
-    def _record(self) -> c.Command:
+    def _record(self) -> r.RecordRun:
         pick = self.random
         run = self.known.get(pick.choice(self.ids)) or Run(id="nobody", type="order", created_at=0)
         return r.RecordRun(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -52,7 +52,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was when somebody looked. `holder` is the worker that drives it, if one lives."""
+    """A run as it was when somebody looked. `holder` is the worker that drives it, `locks` what it has or waits for."""
 
     id: str
     workflow: str
@@ -66,6 +66,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     attributes: dict[str, Scalar]
     holder: str | None = None
+    locks: tuple[str, ...] = ()
     entries: int = 0
     result: Any = None
     error: j.Failure | None = None
@@ -211,7 +212,7 @@ class Asking(Starting):
 
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     """How many entries a run keeps that goes on or begins anew, which events it forgets, which children do so too."""
-    cancels = [event.number for event in claim.events if event.kind == "cancel"]
+    cancels = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
     if restart:
         read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
@@ -237,7 +238,20 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
             break
         if isinstance(entry, j.CancelAsked):
             keep = place
-    return keep + 1, tuple(cancels), children
+    return _before_open_locks(entries, keep) + 1, tuple(cancels), children
+
+
+def _before_open_locks(entries: Sequence[j.AnyEntry], keep: int) -> int:
+    """How many of these entries a run keeps that has no lock any more: those before a block that had not ended."""
+    open_since: dict[int, int] = {}
+    for place, entry in enumerate(entries[:keep]):
+        if isinstance(entry, j.LockGranted):
+            open_since[entry.number] = place
+        elif isinstance(entry, j.LockGiven | j.LockLost):
+            open_since.pop(entry.number, None)
+        elif isinstance(entry, j.BegunAgain):
+            open_since.clear()
+    return min(open_since.values(), default=keep)
 
 
 def wanted_runs(
@@ -285,6 +299,7 @@ def info(run: Run, holder: str = "") -> RunInfo:
         idempotency_key=run.key or None,
         attributes=run.attributes,
         holder=holder or None,
+        locks=tuple(key for _, key in run.locks),
         entries=run.length,
         result=msgspec.json.decode(run.result or "null") if completed else None,
         error=j.read_failure(run.result or "") if failed else None,

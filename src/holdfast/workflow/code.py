@@ -15,6 +15,7 @@ from ..codec import decode_value, output_of
 from ..errors import HoldfastError, NonDeterminismError, NotInWorkflow, WorkflowFailed
 from ..rules.run import End, Event, NewRun, Run, Scalar
 from . import journal as j
+from .belongings import Belongings
 from .context import Context, SlotWork, StepCall
 from .definition import Workflow, current_context
 from .failures import step_failed
@@ -23,6 +24,8 @@ from .loop import WorkflowLoop
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
 MOST_KNOCKS = 1_000
+OF_LOCKS = ("lock", "deadlock")
+"""Events that only say that a lock is to be asked for again."""
 
 
 class RunLeft(BaseException):
@@ -40,6 +43,9 @@ class Effects(Protocol):
 
     def cancel_child(self, id: str) -> None:
         """A child is to be told to stop."""
+
+    def noted(self, entry: j.AnyEntry) -> None:
+        """The code has done something that goes into the journal."""
 
 
 class Code:
@@ -72,6 +78,7 @@ class Code:
         self.taken: dict[str, j.Failure] = {}  # children that could not be started: their ids are others'
         self._children: dict[str, NewRun] = {}  # those that are not known to have ended
         self._stopped: set[str] = set()  # those that were told to stop
+        self.belongings = Belongings(self)
 
     # -- for the driver ---------------------------------------------------------------------------------
 
@@ -82,7 +89,8 @@ class Code:
         start = again[-1] + 1 if again else 0
         self.loop.now = self._beginning(entries)
         self.attempt = 1 + len(again)
-        self.inbox = {event.number: event for event in events}
+        self.belongings = Belongings(self)
+        self.inbox = {event.number: event for event in events if event.kind not in OF_LOCKS}
         self._begin(texts[0])
         for place in range(start, len(entries)):
             self.deliver(entries[place])
@@ -119,7 +127,7 @@ class Code:
         """Whether the code has ended."""
         return self.root is None or self.root.done()
 
-    def deliver(self, entry: j.AnyEntry) -> None:
+    def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
         """Let the code have it, and run until it is quiet again."""
         self.loop.now = max(self.loop.now, entry.at)
         match entry:
@@ -153,6 +161,8 @@ class Code:
                 self._child_ended(entry)
             case j.CancelAsked():
                 self._cancelled(entry)
+            case j.LockGranted() | j.LockRefused() | j.LockLost() | j.LockGiven():
+                self._about_lock(entry)
             case _:
                 raise self._differs(f"an entry {type(entry).__name__} follows", "nothing of the kind")
         self.loop.run_until_quiet()
@@ -186,6 +196,18 @@ class Code:
             return first
         ends = round(timer.when() * 1_000_000)
         return ends if first is None else min(first, ends)
+
+    @property
+    def waits_for_locks_only(self) -> bool:
+        """Whether nothing can bring it on but a lock, or a word from outside that it has not asked for."""
+        return (
+            any(place.waits for place in self.belongings.places.values())
+            and not self.done
+            and not self.calls
+            and not self.loop.timers
+            and not self._signal_waits
+            and not self._child_waits
+        )
 
     def refuse_child(self, id: str, why: HoldfastError) -> None:
         """There is no such child: its id is that of another run, or a limit keeps it out."""
@@ -273,6 +295,10 @@ class Code:
             self._stopped.add(id)
             self._effects.cancel_child(id)
 
+    def note(self, entry: j.AnyEntry) -> None:
+        """Something that the code did goes into the journal."""
+        self._effects.noted(entry)
+
     def set_attributes(self, attributes: dict[str, Scalar]) -> None:
         """Written with the next record."""
         self.check()
@@ -321,6 +347,20 @@ class Code:
             traceback=failure.traceback,
         )
         _resolve(future, None, error)
+
+    def _about_lock(self, entry: j.LockGranted | j.LockRefused | j.LockLost | j.LockGiven) -> None:
+        match entry:
+            case j.LockGranted():
+                instead, what = self.belongings.granted(entry), f"the lock {entry.key!r} was granted"
+            case j.LockRefused():
+                instead, what = self.belongings.refused(entry), "a lock was refused"
+            case j.LockGiven():
+                instead, what = self.belongings.given(entry.number), "a lock was given back"
+            case _:
+                self.belongings.lost(entry.number)
+                return
+        if instead:
+            raise self._differs(what, instead)
 
     def _cancelled(self, entry: j.CancelAsked) -> None:
         self.inbox.pop(entry.event, None)

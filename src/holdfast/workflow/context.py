@@ -22,6 +22,7 @@ from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context
 from .limits import places_of
+from .locks import Locking
 from .starting import checked_attributes
 from .state import RunStates
 
@@ -116,7 +117,7 @@ class ChildHandle(Generic[O]):
         return value
 
 
-class Context:
+class Context(Locking):
     """The context of one run."""
 
     def __init__(self, code: Code, *, seed: str) -> None:

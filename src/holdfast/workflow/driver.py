@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from .._platform import elapsed
 from ..codec import encode_value
 from ..errors import HoldfastError, InvalidValue, RunExists, StoreUnavailable, WorkflowFailed
 from ..rules.outcomes import Outcome
@@ -24,10 +25,11 @@ from ..rules.run import End, Event, Finish, Park, Run, Then
 from ..rules.run_outcomes import Claim, Recorded, Refused
 from ..run_commands import PostEvent, RecordRun
 from . import journal as j
-from .code import Code
+from .code import OF_LOCKS, Code
 from .context import SlotWork, StepCall
 from .definition import Workflow
 from .failures import failure_of
+from .holding import Holding
 from .host import Host
 from .limits import exceeded
 from .slots import Slots
@@ -56,6 +58,8 @@ class Driver:
         self._code = Code(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
         self._steps = Steps(host, claim.run.id, self._step_reported, self._flush)
         self._slots = Slots(host, self._steps)
+        self._holding = Holding(host, claim.run, self._deliver_made)
+        self._sent = 0.0  # when the record that is under way was sent
         self._seen = claim.run.posted
         self._fresh: list[str] = []  # delivered, and not yet on their way to the store
         self._delivered = self._durable = claim.run.length
@@ -81,6 +85,9 @@ class Driver:
         except Exception as error:  # whatever it is: the run has failed, and is not left in the air
             self._fail(error)
         code.replaying = False
+        self._holding.belongings = code.belongings
+        if self.end is None:
+            self._holding.begin(claim.held, claim.events)
         for call in code.calls.values():
             self.called(call)
         self._busy = False
@@ -91,7 +98,10 @@ class Driver:
         for event in events:
             if event.number > self._seen:
                 self._seen = event.number
-                self._code.inbox[event.number] = event
+                if event.kind in OF_LOCKS:
+                    self._holding.hear(event)
+                else:
+                    self._code.inbox[event.number] = event
         self._advance()
 
     def tick(self) -> None:
@@ -139,8 +149,8 @@ class Driver:
         return replace(self.run, status=self.end.status, result=self.end.result)
 
     def park(self) -> None:
-        """Leave the run to nobody until something is due."""
-        if self.idle:
+        """Leave the run to nobody until something is due; one that has a lock with a lease stays where it is."""
+        if self.idle and not self._holding.leased:
             self.end = Park(self.next_time())
             self._flush()
 
@@ -164,6 +174,7 @@ class Driver:
         self._words.clear()
         self._backlog.clear()
         self._transactions.clear()
+        self._holding.leave()
         self._code.over = True
         self.host.later(0, self._code.leave)  # in a callback of its own: the workflow's loop runs in no task
         self.rested.set()
@@ -185,7 +196,21 @@ class Driver:
         word = PostEvent(run=id, event=Event(kind="cancel", key=f"cancelled by {self.run.id}"))
         self._words.append((self._delivered, word))
 
+    def noted(self, entry: j.AnyEntry) -> None:
+        """What the code did goes into the journal with the next record."""
+        self._fresh.append(j.encode_entry(entry))
+        self._delivered += 1
+
     # -- going on ---------------------------------------------------------------------------------------
+
+    def _deliver_made(self, make: Callable[[], j.AnyEntry | None]) -> None:
+        """Deliver what this makes when it can be delivered; it may make nothing then."""
+
+        def deliver() -> None:
+            if (entry := make()) is not None:
+                self._deliver_new(entry)
+
+        self._deliver_when_free(deliver)
 
     def _deliver_new(self, entry: j.AnyEntry) -> None:
         """Deliver something that is not in the journal yet; it goes there with the next record."""
@@ -276,6 +301,7 @@ class Driver:
             if deadline is not None and again_at >= deadline:  # its time is for all its attempts together
                 self.end = Finish("timed_out", j.write_failure(failure))
                 return
+            self._code.belongings.give_all()
             self._fresh.append(j.encode_entry(j.BegunAgain(at=now, again_at=again_at, error=failure)))
             self.end = Park(again_at)
         else:
@@ -290,6 +316,7 @@ class Driver:
         self._delivered = self._durable + (len(self._recording.entries) if self._recording is not None else 0)
         self._words = deque((0, word) for _, word in self._words)  # they are said all the same
         self._code.unstarted.clear()
+        self._code.belongings.asks.clear()  # what it has ends with it
         self._code.attributes = None
         self.end = Finish("failed", j.write_failure(failure_of(error)))
 
@@ -376,7 +403,8 @@ class Driver:
 
     def _wants_record(self) -> bool:
         code = self._code
-        return bool(self._fresh or code.unstarted or code.attributes is not None or self._ends)
+        asks = code.belongings.asks
+        return bool(self._fresh or code.unstarted or asks or code.attributes is not None or self._ends)
 
     @property
     def _ends(self) -> bool:
@@ -434,6 +462,10 @@ class Driver:
         entries, self._fresh = tuple(self._fresh), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None
+        asks = tuple(code.belongings.asks.values())
+        code.belongings.asks.clear()
+        self._holding.given(asks)
+        self._sent = elapsed()
         self._recording = RecordRun(
             run=self.run.id,
             fence=self.run.fence,
@@ -444,8 +476,16 @@ class Driver:
             then=self.end if self._ends else None,
             children=children,
             attributes=attributes,
+            asks=asks,
+            stuck=self._stuck,
         )
         self.host.send(self._recording, self._answered)
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether nothing but locks can bring the run on."""
+        others = self._effects or self._words or self._unanswered or self._transactions or self._steps.running
+        return not others and not isinstance(self.end, Finish) and self._code.waits_for_locks_only
 
     def _answered(self, answer: Outcome | HoldfastError) -> None:
         command = self._recording
@@ -483,4 +523,7 @@ class Driver:
             self._code.refuse_child(child, RunExists(f"there is another run with the id {child!r}"))
         for child, verdict in answer.limited.items():
             self._code.refuse_child(child, exceeded(f"the child {child!r}", verdict))
+        self._holding.said(answer.said, self._sent)
+        if command.stuck and any(said.what == "queued" for said in answer.said):
+            self.host.stuck(self.run.id)
         self.hear(answer.events)

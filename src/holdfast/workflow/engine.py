@@ -355,7 +355,9 @@ class Engine(AsyncQuestions):
     async def sweep(self, limit: int = SWEEP) -> int:
         """Drive what is due, once, until each run waits or ends; returns how many. For cron and serverless."""
         _, worker = self._open()
-        drivers = await worker.claim(limit=checked_count(limit, what="limit"))
+        checked_count(limit, what="limit")
+        await worker.see_to_all_locks()
+        drivers = await worker.claim(limit=limit)
         await asyncio.gather(*(at_rest(driver) for driver in drivers))
         for driver in drivers:
             driver.park()

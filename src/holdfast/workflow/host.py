@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..commands import Command
 from ..errors import HoldfastError
+from ..held import Held
 from ..rules.outcomes import Outcome
 from ..run_commands import RecordRun
 
@@ -59,6 +60,21 @@ class Host(Protocol):
 
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""
+
+    def renew(self, held: Held, keeper: object) -> None:
+        """Renew a lock of a run from now on, as long as `keeper` is there."""
+
+    def renew_no_more(self, held: Held) -> None:
+        """Renew it no more; it is not given back."""
+
+    def elsewhere(self, call: Callable[[], None]) -> None:
+        """Call this on the event loop; for those who are on another thread."""
+
+    def is_gone(self, run: str) -> bool:
+        """Whether this run is not driven here any more."""
+
+    def stuck(self, run: str) -> None:
+        """A run waits for nothing but locks: see whether that can ever end."""
 
     def wake_at(self, driver: Driver, due: int | None) -> None:
         """Let the driver tick at this moment on the store's clock, and at no other; None: at none."""

@@ -7,7 +7,7 @@ place. `at` is the moment of the delivery on the store's clock, and the time of 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -91,6 +91,35 @@ class CancelAsked(Entry, frozen=True, tag="cancel", kw_only=True):
     event: int
 
 
+class LockGranted(Entry, frozen=True, tag="lock", kw_only=True):
+    """The run got the lock that it asked for by this number."""
+
+    number: int
+    key: str
+    token: int
+    floor: int
+
+
+class LockRefused(Entry, frozen=True, tag="no-lock", kw_only=True):
+    """The run cannot have the lock that it asked for by this number."""
+
+    number: int
+    why: Literal["deadlock", "mismatch", "too_heavy"]
+    detail: str = ""
+
+
+class LockLost(Entry, frozen=True, tag="lock-lost", kw_only=True):
+    """The run has lost a lock: its lease ran out, or it was taken from it by force."""
+
+    number: int
+
+
+class LockGiven(Entry, frozen=True, tag="lock-given", kw_only=True):
+    """The run has given a lock back. Nothing is delivered by it: it tells where its block ended."""
+
+    number: int
+
+
 class BegunAgain(Entry, frozen=True, tag="again", kw_only=True):
     """The workflow has failed and begins again: what was before counts no more. It goes on at `again_at`."""
 
@@ -98,7 +127,21 @@ class BegunAgain(Entry, frozen=True, tag="again", kw_only=True):
     error: Failure
 
 
-AnyEntry = Begun | StepDone | StepLost | Attempted | TimerEnded | Signalled | ChildEnded | CancelAsked | BegunAgain
+AnyEntry = (
+    Begun
+    | StepDone
+    | StepLost
+    | Attempted
+    | TimerEnded
+    | Signalled
+    | ChildEnded
+    | CancelAsked
+    | LockGranted
+    | LockRefused
+    | LockLost
+    | LockGiven
+    | BegunAgain
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)

@@ -64,7 +64,10 @@ class Runs(Telling):
 
     @pytest.fixture(autouse=True)
     def _only_with_workflows(self, request: pytest.FixtureRequest, _one_store_a_test: None) -> None:
-        if request.function.__qualname__.startswith(("Runs.", "Limits.")) and not self.store.capabilities.workflows:
+        if (
+            request.function.__qualname__.startswith(("Runs.", "Limits.", "Belongings."))
+            and not self.store.capabilities.workflows
+        ):
             pytest.skip("this store has no workflows")
 
     def hire(self, worker: str = "w.1", *types: str, seconds: float = 60) -> str:

@@ -1,0 +1,162 @@
+"""The locks of a run that is driven here: what the store said of them, and keeping those that have a lease.
+
+A lock without a lease needs nobody to keep it. One with a lease is in the care of the client's keeper while the run is
+driven, which does not depend on the event loop; when it is lost, that is delivered to the run's code.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from .._platform import elapsed
+from ..commands import Renew
+from ..errors import HoldfastError, StoreUnavailable
+from ..held import Held
+from ..rules.asks import Ask, Said, attempt_of
+from ..rules.outcomes import Outcome, Renewed
+from ..rules.run import Event, Run
+from . import journal as j
+from .belongings import Belongings, Place
+from .host import Host
+
+RETRY_SECONDS = 0.2
+"""How long the first renewal of a lock waits that found the store away."""
+
+
+class Holding:
+    """The locks of one run, for its driver. What is to be delivered goes through `deliver`."""
+
+    def __init__(self, host: Host, run: Run, deliver: Callable[[Callable[[], j.AnyEntry | None]], None]) -> None:
+        self._host, self._run, self._deliver = host, run, deliver
+        self._leased: dict[int, Held] = {}
+        self.belongings: Belongings
+
+    @property
+    def leased(self) -> bool:
+        """Whether it has a lock that must be kept."""
+        return bool(self._leased)
+
+    def begin(self, held: Sequence[tuple[int, int]], events: Sequence[Event]) -> None:
+        """After a replay: tell what is lost, and ask for what is waited for, by the same numbers as before."""
+        tokens = dict(held)
+        self.belongings.replayed(self._run.locks)
+        for number, place in self.belongings.places.items():
+            if place.lease is None or place.lease.lost:
+                continue
+            if tokens.get(number) != place.lease.token:
+                self._lost(place)
+            elif place.ask.ttl is not None:
+                self._renew(place)
+        for event in events:
+            if event.kind == "deadlock":
+                self.hear(event)
+
+    def hear(self, event: Event) -> None:
+        """A lock is offered to the run, or it is part of a circle: ask again, to have it or to know that it is not."""
+        place = self.belongings.places.get(int(event.name))
+        if place is not None and place.waits:
+            if event.kind == "deadlock":
+                place.deadlock = event.payload
+            self.belongings.asks[place.ask.number] = place.ask
+
+    def said(self, said: Sequence[Said], sent: float) -> None:
+        """The store has answered asks that were sent at that moment."""
+        for one in said:
+            place = self.belongings.places.get(one.number)
+            if place is None or not place.waits:
+                continue
+            if one.what == "unknown":
+                self.belongings.asks[one.number] = place.ask
+            elif one.what == "granted":
+                self._deliver(partial(self._granted, place, one, sent))
+            elif one.what != "queued" or place.deadlock:
+                self._deliver(partial(self._refused, place, one))
+
+    def leave(self) -> None:
+        """The run is driven here no more: its locks stay its own, and nobody here renews them."""
+        for held in self._leased.values():
+            self._host.renew_no_more(held)
+        self._leased.clear()
+
+    def given(self, asks: Sequence[Ask]) -> None:
+        """These are being given back: they are not kept any more."""
+        for one in asks:
+            if one.give and (held := self._leased.pop(one.number, None)) is not None:
+                self._host.renew_no_more(held)
+
+    def _granted(self, place: Place, said: Said, sent: float) -> j.AnyEntry | None:
+        if not place.waits:
+            return None
+        if place.ask.ttl is not None:
+            self._keep(place, said.token, said.floor, sent)
+        return j.LockGranted(
+            at=self._host.now(), number=said.number, key=place.ask.key, token=said.token, floor=said.floor
+        )
+
+    def _refused(self, place: Place, said: Said) -> j.AnyEntry | None:
+        if not place.waits:
+            return None
+        ask = place.ask
+        if said.what == "mismatch":
+            detail = f"it is a {said.found}, and {ask.kind} was asked for"
+            return j.LockRefused(at=self._host.now(), number=ask.number, why="mismatch", detail=detail)
+        if said.what == "too_heavy":
+            detail = f"{ask.weight} of {ask.permits} permits were asked for"
+            return j.LockRefused(at=self._host.now(), number=ask.number, why="too_heavy", detail=detail)
+        detail = msgspec.json.decode(place.deadlock, type=str)
+        return j.LockRefused(at=self._host.now(), number=ask.number, why="deadlock", detail=detail)
+
+    # -- leases -----------------------------------------------------------------------------------------
+
+    def _keep(self, place: Place, token: int, floor: int, sent: float) -> None:
+        """Have it renewed from now on."""
+        ask = place.ask
+        assert ask.ttl is not None  # noqa: S101
+        held = self._leased[ask.number] = Held(
+            key=ask.key,
+            id=attempt_of(self._run.id, ask.number),
+            owner=f"run {self._run.id}",
+            token=token,
+            floor=floor,
+            ttl=ask.ttl,
+            sent=sent,
+            expires_at=0,
+        )
+        this = weakref.ref(self)
+
+        def over(held: Held) -> None:
+            holding = this()
+            if holding is not None and held.state == "lost":
+                holding._host.elsewhere(partial(holding._lost, place))  # noqa: SLF001
+
+        held.when_over(over)
+        self._host.renew(held, self)
+
+    def _renew(self, place: Place) -> None:
+        """The first time in this life: nobody here knows how long it still has."""
+        ask, lease = place.ask, place.lease
+        if lease is None or self.belongings.places.get(ask.number) is not place:
+            return
+        sent = elapsed()
+
+        def answered(outcome: Outcome | HoldfastError) -> None:
+            if self.belongings.places.get(ask.number) is not place or self._host.is_gone(self._run.id):
+                return
+            if isinstance(outcome, Renewed):
+                self._keep(place, lease.token, lease.floor, sent)
+            elif isinstance(outcome, StoreUnavailable):
+                self._host.later(RETRY_SECONDS, lambda: self._renew(place))
+            else:
+                self._lost(place)
+
+        command = Renew(key=ask.key, id=attempt_of(self._run.id, ask.number), token=lease.token, ttl=ask.ttl)
+        self._host.send(command, answered)
+
+    def _lost(self, place: Place) -> None:
+        self._leased.pop(place.ask.number, None)
+        if self.belongings.places.get(place.ask.number) is place:
+            self._deliver(lambda: j.LockLost(at=self._host.now(), number=place.ask.number))

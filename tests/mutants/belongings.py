@@ -1,0 +1,184 @@
+"""Mutants of the locks that belong to runs: what is taken behind the fence, who is told, what is given back."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+HERE = "tests/stores/test_conformance.py::TestMemory::"
+ENGINE = "tests/workflows/test_locks_of_runs.py::"
+RULE = "rules/belongings.py"
+
+BELONGINGS = [
+    Mutant(
+        "a run that is offered a lock is not told",
+        RULE,
+        '                hints += post(book, now, run, Event(kind="lock", name=str(number))).woken\n',
+        "                pass\n",
+        (HERE + "test_who_comes_later_waits_in_order_and_is_offered_it_by_an_event",),
+    ),
+    Mutant(
+        "a lock that becomes free outside tells no run",
+        "stores/memory.py",
+        "                    hints += tell(space.runs, now, outcomes[-1].woken)\n",
+        "                    pass\n",
+        (HERE + "test_a_client_and_a_run_exclude_each_other",),
+    ),
+    Mutant(
+        "the end of a run keeps its locks",
+        "rules/admitting.py",
+        "    return woken + give_back(book, now, run)\n",
+        "    return woken\n",
+        (HERE + "test_the_end_of_a_run_gives_everything_back",),
+    ),
+    Mutant(
+        "a run that begins again keeps its locks",
+        "rules/runs.py",
+        "    woken += give_back(book, now, before)\n",
+        "",
+        (HERE + "test_a_run_that_begins_again_gives_everything_back",),
+    ),
+    Mutant(
+        "what a run waits for ends as that of a client does",
+        RULE,
+        "            waiter_ttl=None,\n",
+        "            waiter_ttl=10_000_000,\n",
+        (HERE + "test_a_run_waits_without_a_sign_of_life",),
+    ),
+    Mutant(
+        "what is only offered counts as held",
+        RULE,
+        " and not holder.offered",
+        "",
+        (HERE + "test_a_claim_tells_what_the_run_still_holds",),
+    ),
+    Mutant(
+        "a claim does not tell what is held",
+        "rules/runs.py",
+        "held=held(book, now, run)",
+        "held=()",
+        (HERE + "test_a_claim_tells_what_the_run_still_holds",),
+    ),
+    Mutant(
+        "asks are carried out before the fence is looked at",
+        "rules/runs.py",
+        "    if before is None or not rule.may_record(before, fence=fence, at=at):\n        return Refused(",
+        "    if before is None or not rule.may_record(before, fence=fence, at=at):\n"
+        "        if before is not None:\n            ask(book, now, before, asks)\n        return Refused(",
+        (HERE + "test_a_driver_that_is_not_the_driver_takes_nothing",),
+    ),
+    Mutant(
+        "a lock that was given back stays in the list of the run",
+        RULE,
+        "            has.pop(one.number, None)\n",
+        "            pass\n",
+        (HERE + "test_two_asks_of_one_run_exclude_each_other",),
+    ),
+    Mutant(
+        "a run is stuck for ever once it was",
+        "rules/run.py",
+        "        stuck=seen if stuck else -1,\n",
+        "        stuck=seen if stuck else run.stuck,\n",
+        (HERE + "test_a_record_tells_whether_the_run_has_nothing_but_locks_to_wait_for",),
+    ),
+]
+
+OF_THE_ENGINE = [
+    Mutant(
+        "a lock is not asked for again after a crash",
+        "workflow/belongings.py",
+        "            if place.waits:\n                self.asks[number] = place.ask\n",
+        "            pass\n",
+        (ENGINE + "test_a_waiting_run_is_parked_and_woken_when_its_turn_has_come[memory]",),
+    ),
+    Mutant(
+        "a block that is left does not give its lock back",
+        "workflow/locks.py",
+        "        self._code.belongings.give(block.place)\n",
+        "",
+        (ENGINE + "test_two_tasks_of_one_run_exclude_each_other[memory]",),
+    ),
+    Mutant(
+        "who waits no longer stays in the queue",
+        "workflow/belongings.py",
+        "        except BaseException:\n            self.give(place)\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        (ENGINE + "test_a_wait_may_have_an_end[memory]",),
+    ),
+    Mutant(
+        "a lock that was lost while nobody drove the run is taken for held",
+        "workflow/holding.py",
+        "            if tokens.get(number) != place.lease.token:\n",
+        "            if False:\n",
+        (ENGINE + "test_one_that_is_lost_while_nobody_drives_the_run_is_delivered_as_lost[sqlite-None]",),
+    ),
+    Mutant(
+        "nobody renews a lock with a lease",
+        "workflow/holding.py",
+        "        self._host.renew(held, self)\n",
+        "",
+        (ENGINE + "test_a_lock_with_a_lease_is_kept_while_its_run_is_driven[memory]",),
+    ),
+    Mutant(
+        "a run with a lease is parked",
+        "workflow/driver.py",
+        "        if self.idle and not self._holding.leased:\n",
+        "        if self.idle:\n",
+        (ENGINE + "test_a_lock_with_a_lease_is_kept_while_its_run_is_driven[memory]",),
+    ),
+    Mutant(
+        "a retry keeps what the run did in a block that it has lost",
+        "workflow/asking.py",
+        "    return min(open_since.values(), default=keep)\n",
+        "    return keep\n",
+        (ENGINE + "test_a_retry_of_a_run_that_failed_inside_takes_the_lock_anew[memory]",),
+    ),
+    Mutant(
+        "who can still go on counts as stuck",
+        "workflow/code.py",
+        "            and not self._signal_waits\n",
+        "",
+        (ENGINE + "test_who_waits_for_a_signal_as_well_is_not_stuck[memory]",),
+    ),
+    Mutant(
+        "a run that is parked is not stuck any more",
+        "workflow/driver.py",
+        "not isinstance(self.end, Finish) and self._code.waits_for_locks_only",
+        "not self.end and self._code.waits_for_locks_only",
+        (ENGINE + "test_those_of_a_circle_who_are_parked_are_part_of_it[memory]",),
+    ),
+    Mutant(
+        "a deadlock is never looked for",
+        "workflow/driver.py",
+        "            self.host.stuck(self.run.id)\n",
+        "            pass\n",
+        (ENGINE + "test_a_run_that_waits_for_itself_is_told[memory]",),
+    ),
+    Mutant(
+        "the oldest of a circle is told",
+        "workflow/deadlock.py",
+        "    victim = max(circle",
+        "    victim = min(circle",
+        (ENGINE + "test_the_youngest_of_those_who_wait_for_each_other_is_told[memory]",),
+    ),
+    Mutant(
+        "nobody settles what a dead process held",
+        "workflow/worker.py",
+        "        self._settle_at = elapsed() + POLL_SECONDS\n        await self.ask(SettleDue())\n",
+        "        self._settle_at = elapsed() + POLL_SECONDS\n",
+        (ENGINE + "test_a_run_behind_a_process_that_died_goes_on_although_nobody_speaks[memory]",),
+    ),
+    Mutant(
+        "the sweep looks for no deadlock",
+        "workflow/worker.py",
+        "            self.stuck(run)\n        return page.next",
+        "            pass\n        return page.next",
+        (ENGINE + "test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep[memory]",),
+    ),
+    Mutant(
+        "a circle is believed although it has changed",
+        "workflow/deadlock.py",
+        " or await _read(ask, [run]) != graph",
+        "",
+        ("tests/workflows/test_deadlock.py::test_what_has_changed_between_two_looks_is_not_believed",),
+    ),
+]

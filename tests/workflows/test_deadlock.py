@@ -1,0 +1,114 @@
+"""The search for circles of waiting runs, on what was read: who is part of one, and who only seems to be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.commands import Inspect
+from holdfast.rules.asks import attempt_of
+from holdfast.rules.outcomes import Seen
+from holdfast.rules.record import Holder, Label, LockRecord, Waiter
+from holdfast.rules.run import Run
+from holdfast.rules.run_outcomes import Claim, Posted, RunSeen
+from holdfast.run_commands import PostEvent, SeeRun
+from holdfast.workflow.deadlock import Graph, circle_of, resolve
+
+ME = Label(name="me")
+
+
+def run(name, *locks, **more):
+    return Run(id=name, type="t", created_at=more.pop("age", 1), locks=locks, **({"stuck": 0} | more))
+
+
+def lock(holders, waiters, *, permits=1, weight=1, expires_at=None):
+    return LockRecord(
+        permits=permits,
+        holders=tuple(Holder(id=who, label=ME, token=7, since=1, ttl=None, expires_at=expires_at) for who in holders),
+        waiters=tuple(Waiter(id=who, label=ME, since=1, ttl=None, expires_at=None, weight=weight) for who in waiters),
+    )
+
+
+def of(name, number):
+    return attempt_of(name, number)
+
+
+RUNS = {"x": run("x", (1, "a"), (2, "b")), "y": run("y", (1, "b"), (2, "a"))}
+LOCKS = {"a": lock([of("x", 1)], [of("y", 2)]), "b": lock([of("y", 1)], [of("x", 2)])}
+
+
+def circle(runs, locks, first="x"):
+    return sorted({wait.run.id for wait in circle_of(Graph(runs, locks), first)})
+
+
+def test_two_who_wait_for_each_other():
+    assert circle(RUNS, LOCKS) == ["x", "y"]
+
+
+def test_one_who_waits_behind_a_circle_is_no_part_of_it():
+    runs = RUNS | {"z": run("z", (1, "a"))}
+    locks = LOCKS | {"a": lock([of("x", 1)], [of("y", 2), of("z", 1)])}
+    assert circle(runs, locks, "z") == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"stuck": -1}, {"posted": 1}, {"status": "completed"}], ids=["not stuck", "an event", "ended"]
+)
+def test_one_who_can_go_on_breaks_the_circle(changed):
+    assert circle(RUNS | {"y": replace(RUNS["y"], **changed)}, LOCKS) == []
+
+
+def test_a_process_or_a_lease_in_the_way_breaks_the_circle():
+    assert circle(RUNS, LOCKS | {"b": lock(["4f.1"], [of("x", 2)])}) == []
+    assert circle(RUNS, LOCKS | {"b": lock([of("y", 1)], [of("x", 2)], expires_at=99)}) == []
+
+
+def test_of_a_semaphore_every_holder_must_be_in_the_circle():
+    runs = RUNS | {"z": run("z", (1, "b"), stuck=-1)}
+    both = lock([of("y", 1), of("z", 1)], [of("x", 2)], permits=2)
+    assert circle(runs, LOCKS | {"b": both}) == []
+    waiting = {"a": lock([of("x", 1)], [of("y", 2), of("z", 2)]), "b": both}
+    assert circle(runs | {"z": run("z", (1, "b"), (2, "a"))}, waiting) == ["x", "y", "z"]
+
+
+def test_those_before_it_are_in_the_way_only_where_there_would_be_room():
+    """A process that waits before it does not make a full lock free; but where permits are left, it may go away."""
+    full = lock([of("y", 1)], ["4f.1", of("x", 2)])
+    assert circle(RUNS, LOCKS | {"b": full}) == ["x", "y"]
+    room = lock([of("y", 1)], ["4f.1", of("x", 2)], permits=2)
+    assert circle(RUNS, LOCKS | {"b": room}) == []
+
+
+class Store:
+    """Answers looks, and keeps what is posted."""
+
+    def __init__(self, looks=None):
+        self.posted, self.looks = [], 0
+        self.changes = looks
+
+    async def __call__(self, command):
+        if isinstance(command, SeeRun):
+            self.looks += 1
+            found = RUNS[command.run]
+            if self.changes is not None and self.looks > self.changes:
+                found = replace(found, length=9)
+            return RunSeen(claim=Claim(run=found, entries=(), events=()), holder="", expires_at=None, now=1)
+        if isinstance(command, Inspect):
+            return Seen(record=LOCKS[command.key], now=1)
+        assert isinstance(command, PostEvent)
+        self.posted.append((command.run, command.event.kind, command.event.name))
+        return Posted(number=1, fresh=True, run=RUNS[command.run])
+
+
+def test_the_youngest_is_told_of_what_it_waits_for():
+    store = Store()
+    assert asyncio.run(resolve(store, "x")) == "y"
+    assert store.posted == [("y", "deadlock", "2")]
+
+
+def test_what_has_changed_between_two_looks_is_not_believed():
+    store = Store(looks=2)
+    assert asyncio.run(resolve(store, "x")) == ""
+    assert store.posted == []
