@@ -703,7 +703,7 @@ def test_where_nobody_can_listen_the_head_of_a_queue_looks_from_time_to_time(url
 class TestByTheServersClock(StoreConformance):
     """The suite again, by the clock that people live by."""
 
-    histories = 60
+    histories = 20
     processes = True
 
     def url(self, folder):

@@ -19,9 +19,9 @@ from holdfast.testing import StoreConformance
 from holdfast.testing.asking import ManualClock, acquire, release
 from holdfast.testing.stories import Model, Storyteller
 from holdfast.testing.suite.base import Suite
+from holdfast.testing.suite.belongings import Belongings
 from holdfast.testing.suite.crowds import Crowds
 from holdfast.testing.suite.histories import Histories
-from holdfast.testing.suite.limits import Limits
 from providers import PROVIDERS, redis_layout
 from waiting import eventually
 
@@ -50,7 +50,7 @@ class TestValkeyByItsOwnClock(OwnClock, StoreConformance):
     histories = 20
 
 
-class TestRedisByItsOwnClock(OwnClock, Histories, Crowds, Limits):
+class TestRedisByItsOwnClock(OwnClock, Histories, Crowds, Belongings):
     """What an old server might do otherwise: read its clock, and then write."""
 
     kind = "redis"
