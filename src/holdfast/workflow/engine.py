@@ -356,7 +356,7 @@ class Engine(AsyncQuestions):
         """Drive what is due, once, until each run waits or ends; returns how many. For cron and serverless."""
         _, worker = self._open()
         checked_count(limit, what="limit")
-        await worker.see_to_all_locks()
+        await worker.patrol.whole_round()
         drivers = await worker.claim(limit=limit)
         await asyncio.gather(*(at_rest(driver) for driver in drivers))
         for driver in drivers:

@@ -21,14 +21,13 @@ from typing import Any
 
 from .._platform import elapsed
 from ..client import BaseClient
-from ..commands import Command, ListLocks, Page, SettleDue
+from ..commands import Command
 from ..errors import HoldfastError, LeaseLost, LockTimeout, StoreError
 from ..held import Held
 from ..keeper import Kept
 from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import FAILURES, STALLS, checked_terms
-from ..rules.asks import asker_of
 from ..rules.outcomes import Outcome
 from ..rules.run import SUSPECT, Park, Run, worker_key
 from ..rules.run_outcomes import (
@@ -47,10 +46,10 @@ from ..runners import run_async
 from ..stores.contract import Joinable
 from ..values import MICROSECONDS
 from .context import StepCall
-from .deadlock import resolve
 from .definition import Workflow
 from .driver import Driver
 from .host import Answer
+from .patrol import Patrol
 from .slots import Turns
 from .transacting import transact
 
@@ -58,10 +57,6 @@ POLL_SECONDS = 1.0
 """How often a worker looks by itself, for what it was not told of."""
 RESYNC = MICROSECONDS
 """The store's clock as known here is corrected when it is this far off."""
-SWEEP_SECONDS = 10.0
-"""How often a worker looks at a page of locks for runs that wait for each other; most often they find that out."""
-PAGES = 100
-"""How many pages of locks somebody who comes seldom looks at, at most."""
 CLAIMED_AT_ONCE = 1_000
 HINT = ".run/"
 SOONEST_PARKING = 0.01
@@ -105,10 +100,7 @@ class Worker:
         self._tending: asyncio.Task[None] | None = None
         self._recover = recover
         self._draining = False
-        self._settle_at = 0.0
-        self._sweep_at = elapsed() + SWEEP_SECONDS
-        self._swept = ""  # the key after which the next page of locks begins
-        self._searches: dict[str, asyncio.Task[None]] = {}
+        self.patrol = Patrol(self.ask, lambda run: self.emit("deadlock_detected", run=run, worker=name))
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -152,8 +144,7 @@ class Worker:
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.gather(self._tending, return_exceptions=True)
-        for search in self._searches.values():
-            search.cancel()
+        self.patrol.stop()
         deadline = elapsed() + grace
         while self.drivers and elapsed() < deadline:
             for driver in list(self.drivers.values()):
@@ -231,7 +222,7 @@ class Worker:
         if not self.id:
             await self._enlist()
         await self._compare()
-        await self._see_to_locks()
+        await self.patrol.round()
         if not self._recover:
             return POLL_SECONDS
         return await self._claim_due()
@@ -300,35 +291,6 @@ class Worker:
         self._strangers = strangers
         if lost:
             await self.claim(limit=len(lost), runs=lost)
-
-    async def _see_to_locks(self) -> None:
-        """End what time has ended and somebody waits for; page by page, look for runs that wait for each other."""
-        if elapsed() < self._settle_at:
-            return
-        self._settle_at = elapsed() + POLL_SECONDS
-        await self.ask(SettleDue())
-        if elapsed() >= self._sweep_at:
-            self._sweep_at = elapsed() + SWEEP_SECONDS
-            self._swept = await self._see_to_page(self._swept)
-
-    async def see_to_all_locks(self) -> None:
-        """The same at once, for one who comes seldom."""
-        await self.ask(SettleDue())
-        after = ""
-        for _ in range(PAGES):
-            after = await self._see_to_page(after)
-            await asyncio.gather(*self._searches.values())
-            if not after:
-                break
-
-    async def _see_to_page(self, after: str) -> str:
-        """Look at a page of locks. Returns where the next one begins."""
-        page = await self.ask(ListLocks(after=after))
-        assert isinstance(page, Page)  # noqa: S101
-        waiters = (waiter.id for item in page.items if item.record is not None for waiter in item.record.waiters)
-        for run in dict.fromkeys(asker[0] for one in waiters if (asker := asker_of(one)) is not None):
-            self.stuck(run)
-        return page.next or ""
 
     def _park_later(self, seconds: float) -> None:
         """Look in so many seconds for what has waited for long, unless that is going to happen anyway."""
@@ -463,18 +425,7 @@ class Worker:
 
     def stuck(self, run: str) -> None:
         """See whether a run that waits for nothing but locks can ever go on."""
-        if run not in self._searches:
-            self._searches[run] = self._loop.create_task(self._search(run))
-
-    async def _search(self, run: str) -> None:
-        try:
-            victim = await resolve(self.ask, run)
-            if victim:
-                self.emit("deadlock_detected", run=victim, worker=self._name)
-        except HoldfastError as error:
-            _log.info("the worker %s could not look for a deadlock: %s", self._name, error)
-        finally:
-            self._searches.pop(run, None)
+        self.patrol.search(run)
 
     def wake_at(self, driver: Driver, due: int | None) -> None:
         """Wake the driver when time alone brings it something."""
