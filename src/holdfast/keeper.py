@@ -110,6 +110,7 @@ class Kept:
         "handle",
         "held",
         "interval",
+        "lent",
         "max_failures",
         "max_stall",
         "neglected",
@@ -128,8 +129,10 @@ class Kept:
         pulse: Pulse | None,
         since: float,
         handle: Callable[[], object | None],
+        lent: bool = False,
     ) -> None:
         self.held = held
+        self.lent = lent  # it is somebody else's, and only renewed here: not given back when the client is closed
         self.interval = interval
         self.max_failures = max_failures
         self.max_stall = max_stall
@@ -243,7 +246,7 @@ class Keeper:
         """Renew this lease until it ends. Once its client is being closed it is given back, and that is raised."""
         self._kept[kept.held.id] = kept
         if self.retired:
-            self._refuse(kept.held)
+            self._refuse(kept)
         self._lively = True
         self.start()
         if min(kept.renew_at, kept.held.deadline) < self._wake_at:
@@ -274,15 +277,17 @@ class Keeper:
             self._lose(kept, reason)
 
     def retire(self) -> list[Held]:
-        """Take nothing more into care; what is there is the caller's to give back."""
+        """Take nothing more into care; what is there and the client's own is the caller's to give back."""
         self.retired = True  # first: whoever comes from here on sees it, whoever came before is in the list
-        return self.kept()
+        return [kept.held for kept in list(self._kept.values()) if not kept.lent]
 
-    def _refuse(self, held: Held) -> NoReturn:
+    def _refuse(self, kept: Kept) -> NoReturn:
         """A grant that came while its client was being closed: nobody would watch over it."""
+        held = kept.held
         self.drop(held)
         held.lose("its client was closed")
-        self._commands.enqueue((Abandon(key=held.key, id=held.id, ttl=held.ttl),))
+        if not kept.lent:
+            self._commands.enqueue((Abandon(key=held.key, id=held.id, ttl=held.ttl),))
         raise ClientClosed(f"the client was closed while {held.key!r} was taken: it was given back")
 
     def soon(self, errand: Callable[[], None]) -> None:

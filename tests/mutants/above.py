@@ -413,7 +413,7 @@ ABOVE = [
     Mutant(
         "a keeper that has retired takes a lease into care",
         "keeper.py",
-        "        if self.retired:\n            self._refuse(kept.held)\n",
+        "        if self.retired:\n            self._refuse(kept)\n",
         "",
         (LOCKS + "test_a_grant_that_comes_while_its_client_is_closed_is_given_back",),
     ),

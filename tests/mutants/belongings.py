@@ -82,6 +82,16 @@ BELONGINGS = [
     ),
 ]
 
+BELONGINGS += [
+    Mutant(
+        "a run that was granted something is stuck all the same",
+        "rules/runs.py",
+        'stuck=stuck and all(one.what in ("queued", "given") for one in said)',
+        "stuck=stuck",
+        (HERE + "test_a_run_that_was_granted_something_is_not_stuck",),
+    ),
+]
+
 OF_THE_ENGINE = [
     Mutant(
         "a lock is not asked for again after a crash",
@@ -114,7 +124,7 @@ OF_THE_ENGINE = [
     Mutant(
         "nobody renews a lock with a lease",
         "workflow/holding.py",
-        "        self._host.renew(held, self)\n",
+        "        self._renewed[ask.number] = self._host.renew(held, self)\n",
         "",
         (ENGINE + "test_a_lock_with_a_lease_is_kept_while_its_run_is_driven[memory]",),
     ),
@@ -128,8 +138,8 @@ OF_THE_ENGINE = [
     Mutant(
         "a retry keeps what the run did in a block that it has lost",
         "workflow/asking.py",
-        "    return min(open_since.values(), default=keep)\n",
-        "    return keep\n",
+        "        if not open_since:\n",
+        "        if True:\n",
         (ENGINE + "test_a_retry_of_a_run_that_failed_inside_takes_the_lock_anew[memory]",),
     ),
     Mutant(
@@ -147,6 +157,48 @@ OF_THE_ENGINE = [
         (ENGINE + "test_those_of_a_circle_who_are_parked_are_part_of_it[memory]",),
     ),
     Mutant(
+        "a run that hears something does not say again that it is stuck",
+        "workflow/driver.py",
+        "self._stuck and self._stuck_at != self._seen",
+        "False",
+        (ENGINE + "test_a_signal_that_nobody_waits_for_does_not_hide_a_circle[memory]",),
+    ),
+    Mutant(
+        "a client that is closed gives back what belongs to runs",
+        "keeper.py",
+        " if not kept.lent]",
+        "]",
+        (ENGINE + "test_a_client_that_is_closed_gives_back_nothing_of_a_run",),
+    ),
+    Mutant(
+        "a run that has just been claimed is parked in spite of its lease",
+        "workflow/holding.py",
+        "        return any(\n            place.ask.ttl is not None",
+        "        return bool(self._renewed) and any(\n            place.ask.ttl is not None",
+        (ENGINE + "test_a_sweep_does_not_park_a_run_that_has_a_lock_with_a_lease[sqlite]",),
+    ),
+    Mutant(
+        "a retry keeps the beginning of a block whose end it forgets",
+        "workflow/asking.py",
+        "        keep = min(open_since.values())\n",
+        "        return min(open_since.values())\n",
+        (ENGINE + "test_a_retry_begins_before_all_blocks_whose_end_it_forgets[memory]",),
+    ),
+    Mutant(
+        "when one has given way the others are not looked at again",
+        "workflow/patrol.py",
+        "            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, other)\n",
+        "            pass\n",
+        (ENGINE + "test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too[memory]",),
+    ),
+    Mutant(
+        "a run is not told that its lock was taken by force",
+        "locks/admin.py",
+        "            if asker is not None:  # nobody renews the lock of a run: it is told to look\n",
+        "            if False:\n",
+        (ENGINE + "test_a_run_whose_lock_was_taken_by_force_is_told_while_it_is_driven[memory]",),
+    ),
+    Mutant(
         "a deadlock is never looked for",
         "workflow/driver.py",
         "            self.host.stuck(self.run.id)\n",
@@ -158,7 +210,7 @@ OF_THE_ENGINE = [
         "workflow/deadlock.py",
         "    victim = max(circle",
         "    victim = min(circle",
-        (ENGINE + "test_the_youngest_of_those_who_wait_for_each_other_is_told[memory]",),
+        (ENGINE + "test_the_youngest_of_those_who_wait_for_each_other_is_told[memory-None]",),
     ),
     Mutant(
         "nobody settles what a dead process held",
@@ -170,14 +222,14 @@ OF_THE_ENGINE = [
     Mutant(
         "the sweep looks for no deadlock",
         "workflow/patrol.py",
-        "            self.search(run)\n        return page.next",
-        "            pass\n        return page.next",
+        "                self.search(asker[0])\n",
+        "                pass\n",
         (ENGINE + "test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep[memory]",),
     ),
     Mutant(
         "a circle is believed although it has changed",
         "workflow/deadlock.py",
-        " or await _read(ask, [run]) != graph",
+        " or await _read(ask, run) != graph",
         "",
         ("tests/workflows/test_deadlock.py::test_what_has_changed_between_two_looks_is_not_believed",),
     ),

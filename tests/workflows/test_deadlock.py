@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from holdfast.rules.record import Holder, Label, LockRecord, Waiter
 from holdfast.rules.run import Run
 from holdfast.rules.run_outcomes import Claim, Posted, RunSeen
 from holdfast.run_commands import PostEvent, SeeRun
-from holdfast.workflow.deadlock import Graph, circle_of, resolve
+from holdfast.workflow.deadlock import Found, resolve
 
 ME = Label(name="me")
 
@@ -39,8 +40,33 @@ RUNS = {"x": run("x", (1, "a"), (2, "b")), "y": run("y", (1, "b"), (2, "a"))}
 LOCKS = {"a": lock([of("x", 1)], [of("y", 2)]), "b": lock([of("y", 1)], [of("x", 2)])}
 
 
+class Store:
+    """Answers looks, and keeps what is posted. From the look `changes` on, runs have changed."""
+
+    def __init__(self, runs=RUNS, locks=LOCKS, *, changes=None):
+        self.runs, self.locks, self.changes = runs, locks, changes
+        self.posted, self.looks = [], 0
+
+    async def __call__(self, command):
+        if isinstance(command, SeeRun):
+            self.looks += 1
+            found = self.runs[command.run]
+            if self.changes is not None and self.looks > self.changes:
+                found = replace(found, length=9)
+            return RunSeen(claim=Claim(run=found, entries=(), events=()), holder="", expires_at=None, now=1)
+        if isinstance(command, Inspect):
+            return Seen(record=self.locks[command.key], now=1)
+        assert isinstance(command, PostEvent)
+        fresh = command.run not in [run for run, *_ in self.posted]
+        self.posted.append((command.run, command.event.kind, command.event.name, command.event.payload))
+        return Posted(number=1, fresh=fresh, run=self.runs[command.run])
+
+
 def circle(runs, locks, first="x"):
-    return sorted({wait.run.id for wait in circle_of(Graph(runs, locks), first)})
+    """Who is in the circle that is told to the youngest of it."""
+    store = Store(runs, locks)
+    asyncio.run(resolve(store, first))
+    return sorted(set(re.findall("([a-z]) has [^;]* waits for", "".join(payload for *_, payload in store.posted))))
 
 
 def test_two_who_wait_for_each_other():
@@ -60,9 +86,9 @@ def test_one_who_can_go_on_breaks_the_circle(changed):
     assert circle(RUNS | {"y": replace(RUNS["y"], **changed)}, LOCKS) == []
 
 
-def test_a_process_or_a_lease_in_the_way_breaks_the_circle():
+def test_a_process_in_the_way_breaks_the_circle_and_a_lease_does_not():
     assert circle(RUNS, LOCKS | {"b": lock(["4f.1"], [of("x", 2)])}) == []
-    assert circle(RUNS, LOCKS | {"b": lock([of("y", 1)], [of("x", 2)], expires_at=99)}) == []
+    assert circle(RUNS, LOCKS | {"b": lock([of("y", 1)], [of("x", 2)], expires_at=99)}) == ["x", "y"], "it is renewed"
 
 
 def test_of_a_semaphore_every_holder_must_be_in_the_circle():
@@ -81,34 +107,28 @@ def test_those_before_it_are_in_the_way_only_where_there_would_be_room():
     assert circle(RUNS, LOCKS | {"b": room}) == []
 
 
-class Store:
-    """Answers looks, and keeps what is posted."""
-
-    def __init__(self, looks=None):
-        self.posted, self.looks = [], 0
-        self.changes = looks
-
-    async def __call__(self, command):
-        if isinstance(command, SeeRun):
-            self.looks += 1
-            found = RUNS[command.run]
-            if self.changes is not None and self.looks > self.changes:
-                found = replace(found, length=9)
-            return RunSeen(claim=Claim(run=found, entries=(), events=()), holder="", expires_at=None, now=1)
-        if isinstance(command, Inspect):
-            return Seen(record=LOCKS[command.key], now=1)
-        assert isinstance(command, PostEvent)
-        self.posted.append((command.run, command.event.kind, command.event.name))
-        return Posted(number=1, fresh=True, run=RUNS[command.run])
-
-
-def test_the_youngest_is_told_of_what_it_waits_for():
+def test_the_youngest_is_told_of_what_it_waits_for_once():
     store = Store()
-    assert asyncio.run(resolve(store, "x")) == "y"
-    assert store.posted == [("y", "deadlock", "2")]
+    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=True, others=["x"])
+    ((*told, payload),) = store.posted
+    assert told == ["y", "deadlock", "2"]
+    assert payload == "\"x has 'a' and waits for 'b'; y has 'b' and waits for 'a'\""
+    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=False, others=["x"])
 
 
 def test_what_has_changed_between_two_looks_is_not_believed():
-    store = Store(looks=2)
-    assert asyncio.run(resolve(store, "x")) == ""
+    store = Store(changes=2)
+    assert asyncio.run(resolve(store, "x")) is None
     assert store.posted == []
+
+
+def test_a_key_that_is_closed_for_a_while_opens_by_itself():
+    closed = replace(LOCKS["b"], closed_until=99)
+    assert circle(RUNS, LOCKS | {"b": closed}) == []
+
+
+def test_a_crowd_behind_one_who_can_go_on_costs_three_looks():
+    runs = {f"r{n}": run(f"r{n}", (1, "k")) for n in range(500)} | {"h": run("h", (1, "k"), stuck=-1)}
+    store = Store(runs, {"k": lock([of("h", 1)], [of(f"r{n}", 1) for n in range(500)])})
+    assert asyncio.run(resolve(store, "r499")) is None
+    assert store.looks == 2

@@ -10,16 +10,19 @@ import pytest
 from holdfast import (
     AsyncClient,
     DeadlockDetected,
+    Engine,
     InvalidOption,
     KindMismatch,
     LeaseLost,
     LockTimeout,
     Retry,
     WorkflowFailed,
+    WouldDeadlock,
     guard,
     workflow,
 )
 from holdfast.testing import TestEngine
+from holdfast.workflow import patrol
 
 
 async def until(true, within=10.0):
@@ -380,13 +383,14 @@ def test_two_tasks_of_one_run_exclude_each_other(url, engine_on, played, story):
 # -- waiting for each other -----------------------------------------------------------------------------------
 
 
-def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, played):
+@pytest.mark.parametrize("lease", [None, "1 minute"])
+def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, played, lease):
     @workflow(name="pair")
     async def pair(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0], scope="global"):
+        async with ctx.mutex(keys[0], scope="global", lease=lease):
             await ctx.wait_for_signal("go")
             try:
-                async with ctx.mutex(keys[1], scope="global"):
+                async with ctx.mutex(keys[1], scope="global", lease=lease):
                     return "both"
             except DeadlockDetected as error:
                 return f"{error.key}: {error}"
@@ -403,8 +407,7 @@ def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, p
             results = [await handle.result() for handle in handles]
         assert results[0] == "both"
         assert results[1].startswith("a: waiting for 'a'")
-        assert "one waits for 'b'" in results[1]
-        assert "two waits for 'a'" in results[1]
+        assert "one has 'a' and waits for 'b'; two has 'b' and waits for 'a'" in results[1]
         assert "deadlock_detected" in events
 
     played(told)
@@ -468,19 +471,74 @@ def test_a_circle_of_three_in_two_engines_is_found(url, engine_on, played):
     played(told)
 
 
-def test_a_run_that_waits_for_itself_is_told(url, engine_on, played):
+def test_a_task_that_asks_again_for_what_it_has_is_refused_at_once(url, engine_on, played):
+    @workflow(name="twice")
+    async def twice(ctx, kind: str) -> str:
+        lock = ctx.mutex("a") if kind == "mutex" else ctx.rwlock("b").read()
+        async with lock:
+            try:
+                async with ctx.mutex("a") if kind == "mutex" else ctx.rwlock("b").write():
+                    return "in"
+            except WouldDeadlock:
+                return "told"
+
+    async def told():
+        async with engine_on(url, [twice]) as engine:
+            for kind in ("mutex", "rwlock"):
+                assert await (await engine.start(twice, kind)).result() == "told"
+
+    played(told)
+
+
+def test_a_run_that_waits_for_itself_is_told(url, engine_on, played, monkeypatch):
+    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
+
     @workflow(name="twice")
     async def twice(ctx, _none: None) -> str:
+        async def inner():
+            async with ctx.mutex("a"):
+                return "in"
+
         async with ctx.mutex("a"):
             try:
-                async with ctx.mutex("a"):
-                    return "in"
+                return await asyncio.create_task(inner())
             except DeadlockDetected:
                 return "told"
 
     async def told():
         async with engine_on(url, [twice]) as engine:
             assert await (await engine.start(twice)).result() == "told"
+
+    played(told)
+
+
+def test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too(url, engine_on, played, monkeypatch):
+    """The oldest has a mutex that five readers want, and wants what they read: all of them must give way."""
+    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
+
+    @workflow(name="both")
+    async def both(ctx, what: str) -> str:
+        reads = what == "reads"
+        doc, mutex = ctx.rwlock("doc"), ctx.mutex("m")
+        async with doc.read() if reads else mutex:
+            await ctx.wait_for_signal("go")
+            async with mutex if reads else doc.write():
+                return "both"
+
+    async def told():
+        async with engine_on(url, [both]) as engine, AsyncClient(url) as hf:
+            handles = [await engine.start(both, "writes")]
+            await asyncio.sleep(0.01)
+            handles += [await engine.start(both, "reads") for _ in range(5)]
+            await until(lambda: inside(hf))
+            for handle in handles:
+                await handle.signal("go")
+            ends = [await asyncio.gather(handle.result(), return_exceptions=True) for handle in handles]
+        assert ends[0] == ["both"]
+        assert sum("DeadlockDetected" in str(end) for end in ends) == 5
+
+    async def inside(hf):
+        return len((await hf.locks.inspect("workflow/both/doc")).holders) == 5
 
     played(told)
 
@@ -583,6 +641,31 @@ def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_swee
     played(told)
 
 
+def test_a_signal_that_nobody_waits_for_does_not_hide_a_circle(url, engine_on, played):
+    @workflow(name="pair")
+    async def pair(ctx, keys: list[str]) -> str:
+        async with ctx.mutex(keys[0]):
+            await ctx.wait_for_signal("go")
+            try:
+                async with ctx.mutex(keys[1]):
+                    return "both"
+            except DeadlockDetected:
+                return "told"
+
+    async def told():
+        async with engine_on(url, [pair], park_after=300) as engine, AsyncClient(url) as hf:
+            one = await engine.start(pair, [*"ab"])
+            await asyncio.sleep(0.01)
+            two = await engine.start(pair, [*"ba"])
+            await two.signal("go")
+            await waits(hf, "workflow/pair/a")
+            await two.signal("whatever")
+            await one.signal("go")
+            assert [await handle.result() for handle in (two, one)] == ["told", "both"]
+
+    played(told)
+
+
 # -- leases -----------------------------------------------------------------------------------------------------
 
 
@@ -623,6 +706,85 @@ def test_a_run_is_told_that_its_lock_with_a_lease_was_lost(url, engine_on, playe
             await until(lambda: held(hf))
             await hf.locks.force_release("a", reason="a test")
             assert await handle.result() == "lost"
+
+    async def held(hf):
+        info = await hf.locks.inspect("a")
+        return info is not None and info.holders
+
+    played(told)
+
+
+def test_a_run_whose_lock_was_taken_by_force_is_told_while_it_is_driven(url, engine_on, played, story):
+    @workflow(name="forced")
+    async def forced(ctx, _none: None) -> str:
+        try:
+            async with ctx.mutex("a", scope="global"):
+                await ctx.step("enter", story.enter, "in")
+                await ctx.wait_for_signal("never")
+        except LeaseLost:
+            return "lost"
+        return "kept"
+
+    async def told():
+        async with engine_on(url, [forced]) as engine, AsyncClient(url) as hf:
+            handle = await engine.start(forced)
+            await until(lambda: entered())
+            await hf.locks.force_release("a", reason="a test")
+            assert await handle.result() == "lost"
+
+    async def entered():
+        return story.said
+
+    played(told)
+
+
+def test_a_client_that_is_closed_gives_back_nothing_of_a_run(tmp_path, played):
+    """The engine is on a client of its own, which goes away first, as it does at the end of a process."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+
+    @workflow(name="leased")
+    async def leased(ctx, _none: None) -> None:
+        async with ctx.mutex("a", scope="global", lease="1 minute"):
+            await ctx.wait_for_signal("go")
+
+    async def told():
+        async with AsyncClient(url) as hf:
+            mine = AsyncClient(url)
+            engine = Engine(mine, workflows=[leased], worker_ttl=5, grace=1)
+            await engine.open()
+            handle = await engine.start(leased)
+            await until(lambda: held(hf))
+            await mine.close()
+            await engine.close()
+            assert (await hf.locks.inspect("a")).holders[0].owner == f"run {handle.id}"
+
+    async def held(hf):
+        info = await hf.locks.inspect("a")
+        return info is not None and info.holders
+
+    played(told)
+
+
+def test_a_sweep_does_not_park_a_run_that_has_a_lock_with_a_lease(url, engine_on, played):
+    if url.startswith("memory"):
+        pytest.skip("what is in memory ends with the engine")
+
+    @workflow(name="leased")
+    async def leased(ctx, _none: None) -> str:
+        async with ctx.mutex("a", scope="global", lease=1):
+            return await ctx.wait_for_signal("go")
+
+    async def told():
+        async with engine_on(url, [leased]) as engine, AsyncClient(url) as hf:
+            run = (await engine.start(leased)).id
+            await until(lambda: held(hf))
+        async with engine_on(url, [leased], recover=False) as engine, AsyncClient(url) as hf:
+            await engine.sweep()
+            await asyncio.sleep(1.5)
+            assert (await hf.locks.inspect("a")).holders
+            await engine.signal(run, "go", "kept")
+            await engine.sweep()
+            assert await engine.handle(run).result(timeout=10) == "kept"
 
     async def held(hf):
         info = await hf.locks.inspect("a")
@@ -729,6 +891,35 @@ def test_a_retry_of_a_run_that_failed_inside_takes_the_lock_anew(url, engine_on,
             await engine.retry(handle.id)
             assert await handle.result() == story.tokens[1] > story.tokens[0]
         assert story.said == ["before", "in", "in"]
+
+    played(told)
+
+
+def test_a_retry_begins_before_all_blocks_whose_end_it_forgets(url, engine_on, played, story):
+    """One block ended while another was open, in which the run failed: what is kept must know of neither."""
+    broken = [True]
+
+    @workflow(name="overlap")
+    async def overlap(ctx, _none: None) -> str:
+        first = ctx.mutex("a", scope="global")
+        await first.__aenter__()
+        async with ctx.mutex("b", scope="global"):
+            await first.__aexit__(None, None, None)
+            await ctx.step("work", work)
+        return "done"
+
+    def work():
+        if broken.pop():
+            broken.append(False)
+            raise ValueError("not yet")
+
+    async def told():
+        async with engine_on(url, [overlap]) as engine:
+            handle = await engine.start(overlap)
+            with pytest.raises(WorkflowFailed, match="not yet"):
+                await handle.result()
+            await engine.retry(handle.id)
+            assert await handle.result() == "done"
 
     played(told)
 

@@ -131,7 +131,7 @@ def release(settings: Settings, key: str, reason: str, *, yes: bool) -> None:
         return
     for holder in put_out:
         say(f"{who(holder)} was put out of {key} after {length(holder.age)} (token {holder.token}).")
-    say("It learns of it with its next renewal, and works until then.")
+    say("It learns of it with its next renewal, a run by a message, and works until then.")
 
 
 def _confirmed(hf: Client, key: str) -> bool:

@@ -203,6 +203,9 @@ def _show(found: RunInfo, claim: Claim) -> None:
         say(f"  driven by {found.holder}, fence {run.fence}")
     elif found.status == "running":
         say("  nobody drives it: its worker is dead, and the next one takes it over")
+    if found.status == "queued":
+        limits = ", ".join(f"{place.limit} {place.key}".strip() for place in run.places)
+        say(f"  waits to be let in by its limits: {limits}")
     if found.due_at is not None:
         say(f"  sleeps until {moment(found.due_at)}, unless something comes")
     if run.deaths:

@@ -11,7 +11,10 @@ from ..commands import Cleanup, ForceRelease, Inspect, ListLocks, Page, Swept
 from ..errors import InvalidOption
 from ..flows import Flow, Submit, send
 from ..rules import outcomes as out
+from ..rules.asks import asker_of
 from ..rules.record import EMPTY, Holder, LockRecord, Waiter
+from ..rules.run import Event
+from ..run_commands import PostEvent
 from ..runners import run, run_async
 from ..values import MICROSECONDS, checked_key
 
@@ -168,6 +171,9 @@ class BaseLocks:
         self._client.events.emit(
             "force_released", key=key, by=by, reason=reason, holders=[str(holder.label) for holder in done.holders]
         )
+        for asker in (asker_of(holder.id) for holder in done.holders):
+            if asker is not None:  # nobody renews the lock of a run: it is told to look
+                yield from send(PostEvent(run=asker[0], event=Event(kind="lock", name=str(asker[1]))))
         return tuple(_holder(holder, done.now) for holder in done.holders)
 
     def _cleanup(self) -> Flow[int]:

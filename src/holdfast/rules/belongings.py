@@ -45,16 +45,21 @@ def give_back(book: Book, now: int, run: Run) -> tuple[str, ...]:
     """Give back everything that a run has or waits for. Returns whom to tell."""
     woken: tuple[str, ...] = ()
     for number, key in run.locks:
-        woken += _carried_out(book, now, run.id, Ask(number=number, key=key, give=True)).woken
+        with suppress(RecordUnreadable):  # it is refused to everybody, and left as it is
+            woken += _carried_out(book, now, run.id, Ask(number=number, key=key, give=True)).woken
     return woken + tell(book, now, woken)
 
 
 def held(book: Book, now: int, run: Run) -> tuple[tuple[int, int], ...]:
-    """Which of its asks a run holds at this moment, each with its token. What is only offered is not held yet."""
-    found = []
+    """Which of its asks a run holds at this moment, each with its token.
+
+    What is only offered is not held yet, and what cannot be read is not known to be.
+    """
+    found: list[tuple[int, int]] = []
     for number, key in run.locks:
-        record, _ = lock.settle(book.lock(key) or EMPTY, now, offers=False)
-        found += [(number, holder.token) for holder in record.holders if _is(holder, run.id, number)]
+        with suppress(RecordUnreadable):
+            record, _ = lock.settle(book.lock(key) or EMPTY, now, offers=False)
+            found += [(number, holder.token) for holder in record.holders if _is(holder, run.id, number)]
     return tuple(found)
 
 

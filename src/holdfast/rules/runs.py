@@ -2,7 +2,7 @@
 
 A book is how a store shows its runs, journals, inboxes, workers and locks within one atomic step. Memory and SQLite are
 books; a store that has a native form of these stories must be equal to them on random histories. Every story decides
-first and writes afterwards, so one that fails has changed nothing.
+first and writes afterwards; a store undoes what one that fails has written.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def record(
         attributes=attributes,
         request=request,
         locks=locks,
-        stuck=stuck,
+        stuck=stuck and all(one.what in ("queued", "given") for one in said),  # who was answered goes on
     )
     if done and isinstance(then, Finish):
         woken += finish(book, now, after, then)

@@ -103,7 +103,9 @@ BEGIN
     r.last := cmd->>'request';
     r.deaths := CASE WHEN entries > 0 OR what IS NOT NULL THEN 0 ELSE r.deaths END;
     r.attributes := coalesce((cmd->>'attributes')::json, r.attributes);
-    r.stuck := CASE WHEN cmd->'stuck' = 'true' THEN seen ELSE -1 END;
+    r.stuck := CASE WHEN cmd->'stuck' = 'true' AND NOT EXISTS (  -- who was answered goes on
+                             SELECT FROM jsonb_array_elements(said) AS s WHERE s->>'what' NOT IN ('queued', 'given'))
+                    THEN seen ELSE -1 END;
     IF asking THEN
         r.locks := mind.locks;
     END IF;

@@ -91,17 +91,19 @@ end
 
 -- ------------------------------------------------------------------------------------------ the stories
 
+-- Call this, unless something in it cannot be read: that is passed over.
+local function try(what, ...)
+  local done, found = pcall(what, ...)
+  if not done and not (type(found) == "table" and found.unreadable) then
+    error(found, 0)
+  end
+  return done and found or nil
+end
+
 -- Runs that were offered something hear of it by an event. Returns whom to tell of that. One that is damaged must not
 -- keep others from giving back what they have.
 local function tell_runs(attempts)
   local hints = {}
-  local function try(what, thing)
-    local done, found = pcall(what, thing)
-    if not done and not (type(found) == "table" and found.unreadable) then
-      error(found, 0)
-    end
-    return done and found or nil
-  end
   for _, attempt in ipairs(attempts) do
     local number, id = match(attempt, "^run:(%-?%d+):(.*)$")
     local run = id and try(run_of, id)
@@ -175,11 +177,12 @@ local function said_before(id, asks)
   return said
 end
 
--- Which of its asks a run holds at this moment: {number, token}. What is only offered is not held yet.
+-- Which of its asks a run holds at this moment: {number, token}. What is only offered is not held yet, and what cannot
+-- be read is not known to be.
 local function held_by_run(run)
   local found = {}
   for _, pair in ipairs(locks_of(run)) do
-    local token = look_for(run.id, pair[1], pair[2])
+    local token = try(look_for, run.id, pair[1], pair[2])
     if token then
       found[#found + 1] = { pair[1], token }
     end
@@ -187,23 +190,18 @@ local function held_by_run(run)
   return found
 end
 
--- Whether all that a run has can be given back; said before anything is changed.
-local function check_locks(run)
-  for _, pair in ipairs(locks_of(run)) do
-    record_for(run.id, { pair[1], pair[2], true })
-  end
-end
-
--- Give back everything that a run has or waits for. Returns whom to tell.
+-- Give back everything that a run has or waits for. Returns whom to tell. A lock that cannot be read is refused to
+-- everybody, and left as it is.
 local function give_back(run)
   local told = {}
   for _, pair in ipairs(locks_of(run)) do
-    add(told, carried_out(run.id, { pair[1], pair[2], true })[2])
+    local outcome = try(carried_out, run.id, { pair[1], pair[2], true })
+    add(told, outcome and outcome[2] or NOBODY)
   end
   return add(told, tell_runs(told))
 end
 
 return {
-  ask = ask_for, said_before = said_before, held = held_by_run, check = check_locks, give_back = give_back,
+  ask = ask_for, said_before = said_before, held = held_by_run, give_back = give_back,
   tell = tell_runs,
 }

@@ -132,9 +132,6 @@ end
 -- End a run: tell its parent and those who watch it, let in who waited for its places, give back its locks.
 local function finish(run, status, result)
   local has_locks = text_in(run, "locks") ~= ""
-  if has_locks then
-    all_belongings().check(run)
-  end
   local watchers, parent_id = text_in(run, "watchers"), text_in(run, "parent")
   local told = watchers ~= "" and add({}, json_in(run.id, watchers)) or {}
   local counts = text_in(run, "places") ~= "" and run.fields.status ~= "queued"
@@ -154,7 +151,7 @@ local function finish(run, status, result)
     locks = run.fields.locks and "", stuck = run.fields.stuck and "",
   }))
   told = counts and all_admitting().promote_beside(run, terms, told) or told
-  return has_locks and add(told, belongings.give_back(run)) or told
+  return has_locks and add(told, all_belongings().give_back(run)) or told
 end
 
 -- Tell a living run to stop. One of which no code has run ends at once.
@@ -335,8 +332,12 @@ local function record(command)
     said, fields.locks, offered = all_belongings().ask(run, asks)
     add(add(told, offered), belongings.tell(offered))
   end
-  if command[13] or run.fields.stuck then
-    fields.stuck = command[13] and digits(seen) or ""
+  local stays = command[13]
+  for _, one in ipairs(said) do -- who was answered goes on
+    stays = stays and (one[2] == "queued" or one[2] == "given")
+  end
+  if stays or run.fields.stuck then
+    fields.stuck = stays and digits(seen) or ""
   end
   run = run_of(id) -- a child that came may have had it cancelled, or a lock may be offered to it
   local after, done = altered(run, fields), not ending or run.posted <= seen

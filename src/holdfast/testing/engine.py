@@ -85,8 +85,9 @@ class _Worker(Worker):
             command = replace(command, asks=tuple(replace(ask, ttl=None) for ask in command.asks))
         super().send(command, answer)
 
-    def renew(self, held: Held, keeper: object) -> None:
+    def renew(self, held: Held, keeper: object) -> Callable[[], None]:  # noqa: ARG002
         """Nothing ends it here."""
+        return lambda: None
 
     async def next_moment(self) -> int | None:
         """When time brings something next: to a driver, or to a run that waits to begin again."""

@@ -242,16 +242,22 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
 
 
 def _before_open_locks(entries: Sequence[j.AnyEntry], keep: int) -> int:
-    """How many of these entries a run keeps that has no lock any more: those before a block that had not ended."""
-    open_since: dict[int, int] = {}
-    for place, entry in enumerate(entries[:keep]):
-        if isinstance(entry, j.LockGranted):
-            open_since[entry.number] = place
-        elif isinstance(entry, j.LockGiven | j.LockLost):
-            open_since.pop(entry.number, None)
-        elif isinstance(entry, j.BegunAgain):
-            open_since.clear()
-    return min(open_since.values(), default=keep)
+    """How many of these entries a run keeps that has no lock any more: those before a block that had not ended.
+
+    With what is cut off then, the end of another block may be cut off, too.
+    """
+    while True:
+        open_since: dict[int, int] = {}
+        for place, entry in enumerate(entries[:keep]):
+            if isinstance(entry, j.LockGranted):
+                open_since[entry.number] = place
+            elif isinstance(entry, j.LockGiven | j.LockLost):
+                open_since.pop(entry.number, None)
+            elif isinstance(entry, j.BegunAgain):
+                open_since.clear()
+        if not open_since:
+            return keep
+        keep = min(open_since.values())
 
 
 def wanted_runs(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeadlockDetected, HoldfastError, KindMismatch, LeaseLost, NeverFits
+from ..errors import DeadlockDetected, HoldfastError, KindMismatch, LeaseLost, NeverFits, WouldDeadlock
 from ..rules.asks import Ask
 from . import journal as j
 
@@ -71,8 +71,6 @@ class Block:
         self._cancelling = task.cancelling()
         self._fired = False
         lease._block = self  # noqa: SLF001
-        if lease.lost:  # between the grant and the first line
-            self.fire()
 
     def fire(self) -> None:
         """Cancel the task."""
@@ -92,10 +90,11 @@ class Block:
 class Place:
     """One ask, until it is given back. Its future is the grant."""
 
-    __slots__ = ("ask", "deadlock", "future", "lease")
+    __slots__ = ("ask", "deadlock", "future", "lease", "task")
 
     def __init__(self, ask: Ask, future: asyncio.Future[RunLease]) -> None:
         self.ask, self.future = ask, future
+        self.task = asyncio.current_task()
         self.lease: RunLease | None = None
         self.deadlock = ""  # what is known of a circle that it is part of
 
@@ -121,8 +120,9 @@ class Belongings:
         if code.over:
             await code.out()
         code.check()
+        ask = Ask(number=self._count + 1, **wanted)
+        self._check_again(ask)
         self._count += 1
-        ask = Ask(number=self._count, **wanted)
         place = self.places[ask.number] = Place(ask, code.loop.create_future())
         if not code.replaying:
             self.asks[ask.number] = ask
@@ -132,6 +132,16 @@ class Belongings:
             self.give(place)
             raise
         return place
+
+    def _check_again(self, ask: Ask) -> None:
+        """A task that is inside and asks again would wait for itself, or behind those who wait for it."""
+        task = asyncio.current_task()
+        for place in self.places.values():
+            if place.lease is not None and place.task is task and place.ask.key == ask.key and ask.kind != "semaphore":
+                raise WouldDeadlock(
+                    f"this task of the run is inside {ask.key!r} already and would wait for itself: leave it first, or "
+                    "pass the lease on"
+                )
 
     def give(self, place: Place) -> None:
         """Give it back, or wait no longer. On the way out of a process nothing is given: it is the run's."""

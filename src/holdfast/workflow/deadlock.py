@@ -8,7 +8,7 @@ counts only if nothing of it has changed in between. While they are stuck, only 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from ..rules.asks import asker_of, attempt_of
 from ..rules.outcomes import Outcome, Seen
 from ..rules.record import LockRecord
 from ..rules.run import Event, Run
-from ..rules.run_outcomes import RunSeen
+from ..rules.run_outcomes import Posted, RunSeen
 from ..run_commands import PostEvent, SeeRun
 
 MOST_RUNS = 1_000
@@ -28,7 +28,7 @@ Asking = Callable[[Command], Awaitable[Outcome]]
 
 
 class Wait(NamedTuple):
-    """A stuck run, what it waits for by which ask, and the runs that are in its way; None: somebody else is, too."""
+    """What a stuck run waits for, by which ask, and the runs that are in its way; None: somebody else is, or time."""
 
     run: Run
     key: str
@@ -38,65 +38,59 @@ class Wait(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """What was read."""
+    """What was read: a run, all that it waits for, at once or behind others, and nobody of them can go on."""
 
     runs: dict[str, Run]
     locks: dict[str, LockRecord]
+    waits: dict[str, list[Wait]]
 
 
-async def resolve(ask: Asking, run: str) -> str:
-    """Look for a circle that keeps this run from going on, and tell the youngest of it. Returns whom; empty: none."""
-    graph = await _read(ask, [run])
+class Found(NamedTuple):
+    """A circle: who was told of it, whether that is news, and who else is stuck there."""
+
+    told: str
+    fresh: bool
+    others: list[str]
+
+
+async def resolve(ask: Asking, run: str) -> Found | None:
+    """Look for a circle that keeps this run from going on, and tell the youngest of it."""
+    graph = await _read(ask, run)
+    if graph is None or await _read(ask, run) != graph:
+        return None
     circle = circle_of(graph, run)
-    if not circle or await _read(ask, [run]) != graph:
-        return ""
     victim = max(circle, key=lambda wait: (wait.run.created_at, wait.run.id, wait.number))
     payload = msgspec.json.encode(_told(circle)).decode()
     event = Event(
         kind="deadlock", name=str(victim.number), payload=payload, key=f"deadlock/{victim.number}/{victim.since}"
     )
-    await ask(PostEvent(run=victim.run.id, event=event))
-    return victim.run.id
+    posted = await ask(PostEvent(run=victim.run.id, event=event))
+    others = [name for name in graph.runs if name != victim.run.id]
+    return Found(victim.run.id, isinstance(posted, Posted) and posted.fresh, others)
 
 
 def circle_of(graph: Graph, run: str) -> list[Wait]:
-    """The waits of those who wait for each other, and whom this run waits for."""
-    waits = {name: _waits(graph, one) for name, one in graph.runs.items() if _is_stuck(one)}
-    waits = {name: found for name, found in waits.items() if found}
-    while True:  # who waits for somebody who can go on can go on, too
-        free = [
-            name
-            for name, found in waits.items()
-            if any(wait.behind is None or not wait.behind <= waits.keys() for wait in found)
-        ]
-        if not free:
-            break
-        for name in free:
-            del waits[name]
-    ahead = {name: frozenset().union(*(wait.behind or () for wait in found)) for name, found in waits.items()}
-    circle = [name for name in _reached(ahead, [run]) if name in ahead and name in _reached(ahead, ahead[name])]
-    return [wait for name in circle for wait in waits[name]]
+    """The waits of those who wait for each other; a run that only waits behind them is not among them."""
+    ahead = {name: frozenset().union(*(wait.behind or () for wait in found)) for name, found in graph.waits.items()}
+    circle = [name for name in _reached(ahead, [run]) if name in _reached(ahead, ahead[name])]
+    return [wait for name in circle for wait in graph.waits[name]]
 
 
-def _is_stuck(run: Run) -> bool:
-    return run.living and run.stuck >= 0 and run.stuck == run.posted
-
-
-def _waits(graph: Graph, run: Run) -> list[Wait]:
-    """What a stuck run waits for, and who is in its way: the holders; those before it only if they leave it no room."""
+def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[Wait]:
+    """What a stuck run waits for, and who is in its way: the holders; those before it, where there would be room."""
     found = []
-    for number, key in run.locks:
-        record, attempt = graph.locks.get(key), attempt_of(run.id, number)
+    for number, key in run.locks if _is_stuck(run) else ():
+        record, attempt = locks.get(key), attempt_of(run.id, number)
         ids = [] if record is None else [waiter.id for waiter in record.waiters]
         if record is None or attempt not in ids:
             continue
         place = ids.index(attempt)
         me = record.waiters[place]
-        mortal = any(holder.expires_at is not None for holder in record.holders)  # time will end it
         room = record.permits - sum(holder.weight for holder in record.holders)
         ahead = [holder.id for holder in record.holders] + (ids[:place] if me.weight <= room else [])
         askers = [asker_of(one) for one in ahead]
-        behind = None if mortal or None in askers else frozenset(asker[0] for asker in askers if asker is not None)
+        known = frozenset(asker[0] for asker in askers if asker is not None)
+        behind = None if record.closed_until or None in askers else known
         found.append(Wait(run, key, number, me.since, behind))
     return found
 
@@ -107,30 +101,46 @@ def _reached(ahead: dict[str, frozenset[str]], first: Iterable[str]) -> list[str
         name = left.pop()
         if name not in found:
             found[name] = None
-            left += ahead.get(name, ())
+            left += ahead[name]
     return list(found)
 
 
 def _told(circle: list[Wait]) -> str:
-    return ", ".join(f"{wait.run.id} waits for {wait.key!r}" for wait in sorted(circle, key=lambda one: one.run.id))
+    """Who has what and waits for what."""
+    waited = {(wait.run.id, wait.key) for wait in circle}
+    told = []
+    for wait in sorted(circle, key=lambda one: (one.run.id, one.number)):
+        has = [repr(key) for _, key in wait.run.locks if (wait.run.id, key) not in waited]
+        told.append(f"{wait.run.id}{' has ' + ', '.join(has) + ' and' if has else ''} waits for {wait.key!r}")
+    return "; ".join(told)
 
 
-async def _read(ask: Asking, first: list[str]) -> Graph:
-    """All stuck runs that this one waits for, whether at once or behind others, and the locks of these."""
-    graph = Graph({}, {})
-    left = first
-    while left and len(graph.runs) < MOST_RUNS:
+async def _read(ask: Asking, run: str) -> Graph | None:
+    """All that a run waits for. None as soon as one of them can go on: then so can, in the end, all who wait for it."""
+    graph = Graph({}, {}, {})
+    left = [run]
+    while left:
+        if len(graph.runs) + len(left) > MOST_RUNS:
+            return None
         seen = await asyncio.gather(*(ask(SeeRun(run=name)) for name in left))
         runs = [one.claim.run for one in seen if isinstance(one, RunSeen) and one.claim is not None]
-        graph.runs.update({run.id: run for run in runs})
-        keys = {key for run in runs if _is_stuck(run) for _, key in run.locks} - graph.locks.keys()
+        if len(runs) < len(left) or not all(_is_stuck(one) for one in runs):
+            return None
+        keys = sorted({key for one in runs for _, key in one.locks} - graph.locks.keys())
         looks = await asyncio.gather(*(ask(Inspect(key=key)) for key in keys))
         for key, look in zip(keys, looks, strict=True):
             if isinstance(look, Seen) and look.record is not None:
                 graph.locks[key] = look.record
-        there = [graph.locks[key] for key in keys if key in graph.locks]
-        ids = [holder.id for record in there for holder in record.holders]
-        ids += [waiter.id for record in there for waiter in record.waiters]
-        named = dict.fromkeys(asker[0] for one in ids if (asker := asker_of(one)) is not None)
-        left = [name for name in named if name not in graph.runs]
+        behind: dict[str, None] = {}
+        for one in runs:
+            waits = waits_of(one, graph.locks)
+            if not waits or any(wait.behind is None for wait in waits):
+                return None
+            graph.runs[one.id], graph.waits[one.id] = one, waits
+            behind |= {name: None for wait in waits for name in sorted(wait.behind or ())}
+        left = [name for name in behind if name not in graph.runs]
     return graph
+
+
+def _is_stuck(run: Run) -> bool:
+    return run.living and run.stuck >= 0 and run.stuck == run.posted

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from .._platform import elapsed
 from ..codec import encode_value
 from ..errors import HoldfastError, InvalidValue, RunExists, StoreUnavailable, WorkflowFailed
 from ..rules.outcomes import Outcome
-from ..rules.run import End, Event, Finish, Park, Run, Then
+from ..rules.run import End, Event, Finish, Park, Run, Then, workflow_of
 from ..rules.run_outcomes import Claim, Recorded, Refused
 from ..run_commands import PostEvent, RecordRun
 from . import journal as j
@@ -29,7 +30,7 @@ from .code import OF_LOCKS, Code
 from .context import SlotWork, StepCall
 from .definition import Workflow
 from .failures import failure_of
-from .holding import Holding
+from .holding import Holding, Make
 from .host import Host
 from .limits import exceeded
 from .slots import Slots
@@ -58,8 +59,9 @@ class Driver:
         self._code = Code(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
         self._steps = Steps(host, claim.run.id, self._step_reported, self._flush)
         self._slots = Slots(host, self._steps)
-        self._holding = Holding(host, claim.run, self._deliver_made)
+        self._holding = Holding(host, claim.run, self._deliver_made, self._advance)
         self._sent = 0.0  # when the record that is under way was sent
+        self._stuck_at = claim.run.stuck  # the events that it had seen when it last said that it is stuck; else -1
         self._seen = claim.run.posted
         self._fresh: list[str] = []  # delivered, and not yet on their way to the store
         self._delivered = self._durable = claim.run.length
@@ -203,14 +205,14 @@ class Driver:
 
     # -- going on ---------------------------------------------------------------------------------------
 
-    def _deliver_made(self, make: Callable[[], j.AnyEntry | None]) -> None:
-        """Deliver what this makes when it can be delivered; it may make nothing then."""
+    def _deliver_made(self, made: Sequence[Make]) -> None:
+        """Deliver what these make when it can be delivered, one after the other; some may make nothing then."""
+        self._backlog += [partial(self._deliver_if_made, make) for make in made]
+        self._advance()
 
-        def deliver() -> None:
-            if (entry := make()) is not None:
-                self._deliver_new(entry)
-
-        self._deliver_when_free(deliver)
+    def _deliver_if_made(self, make: Make) -> None:
+        if (entry := make()) is not None:
+            self._deliver_new(entry)
 
     def _deliver_new(self, entry: j.AnyEntry) -> None:
         """Deliver something that is not in the journal yet; it goes there with the next record."""
@@ -363,6 +365,7 @@ class Driver:
         self._busy = True
         call.attempts += 1
         self._records += 1
+        self._stuck_at = -1
         record = RecordRun(
             run=self.run.id,
             fence=self.run.fence,
@@ -403,8 +406,8 @@ class Driver:
 
     def _wants_record(self) -> bool:
         code = self._code
-        asks = code.belongings.asks
-        return bool(self._fresh or code.unstarted or asks or code.attributes is not None or self._ends)
+        wants = self._fresh or code.unstarted or code.belongings.asks or code.attributes is not None or self._ends
+        return bool(wants) or (bool(code.belongings.places) and self._stuck and self._stuck_at != self._seen)
 
     @property
     def _ends(self) -> bool:
@@ -479,6 +482,7 @@ class Driver:
             asks=asks,
             stuck=self._stuck,
         )
+        self._stuck_at = self._seen if self._recording.stuck else -1
         self.host.send(self._recording, self._answered)
 
     @property
@@ -522,8 +526,9 @@ class Driver:
         for child in answer.taken:
             self._code.refuse_child(child, RunExists(f"there is another run with the id {child!r}"))
         for child, verdict in answer.limited.items():
-            self._code.refuse_child(child, exceeded(f"the child {child!r}", verdict))
+            workflow = next((new.type for new in command.children if new.id == child), child)
+            self._code.refuse_child(child, exceeded(workflow_of(workflow), verdict))
         self._holding.said(answer.said, self._sent)
-        if command.stuck and any(said.what == "queued" for said in answer.said):
+        if command.stuck:
             self.host.stuck(self.run.id)
         self.hear(answer.events)

@@ -24,21 +24,38 @@ from .belongings import Belongings, Place
 from .host import Host
 
 RETRY_SECONDS = 0.2
-"""How long the first renewal of a lock waits that found the store away."""
+"""How long the first renewal of a lock waits that found the store away, and an ask of which nothing is known."""
+
+_KINDS = {
+    "item": "a mutex",
+    "semaphore": "a semaphore",
+    "rw": "a read-write lock",
+    "hold": "a hold",
+    "lease": "a lease",
+}
+
+Make = Callable[[], j.AnyEntry | None]
+"""Makes what is to be delivered, at the moment when it can be; None: it is too late for it."""
 
 
 class Holding:
-    """The locks of one run, for its driver. What is to be delivered goes through `deliver`."""
+    """The locks of one run, for its driver. What is to be delivered goes through `deliver`, in its order."""
 
-    def __init__(self, host: Host, run: Run, deliver: Callable[[Callable[[], j.AnyEntry | None]], None]) -> None:
-        self._host, self._run, self._deliver = host, run, deliver
-        self._leased: dict[int, Held] = {}
+    def __init__(
+        self, host: Host, run: Run, deliver: Callable[[Sequence[Make]], None], again: Callable[[], None]
+    ) -> None:
+        self._host, self._run, self._deliver, self._again = host, run, deliver, again
+        self._renewed: dict[int, Callable[[], None]] = {}  # how to end the renewal of each
+        self._left = False
         self.belongings: Belongings
 
     @property
     def leased(self) -> bool:
-        """Whether it has a lock that must be kept."""
-        return bool(self._leased)
+        """Whether it has a lock that must be renewed."""
+        return any(
+            place.ask.ttl is not None and place.lease is not None and not place.lease.lost
+            for place in self.belongings.places.values()
+        )
 
     def begin(self, held: Sequence[tuple[int, int]], events: Sequence[Event]) -> None:
         """After a replay: tell what is lost, and ask for what is waited for, by the same numbers as before."""
@@ -50,43 +67,55 @@ class Holding:
             if tokens.get(number) != place.lease.token:
                 self._lost(place)
             elif place.ask.ttl is not None:
-                self._renew(place)
+                self._look(place)
         for event in events:
             if event.kind == "deadlock":
                 self.hear(event)
 
     def hear(self, event: Event) -> None:
-        """A lock is offered to the run, or it is part of a circle: ask again, to have it or to know that it is not."""
+        """Something is to be known of a lock. It is offered, or the run is in a circle: ask again. It is lost: look."""
         place = self.belongings.places.get(int(event.name))
-        if place is not None and place.waits:
+        if place is None:
+            return
+        if place.waits:
             if event.kind == "deadlock":
                 place.deadlock = event.payload
             self.belongings.asks[place.ask.number] = place.ask
+        elif place.lease is not None and not place.lease.lost and event.kind == "lock":
+            self._look(place)
 
     def said(self, said: Sequence[Said], sent: float) -> None:
         """The store has answered asks that were sent at that moment."""
+        made: list[Make] = []
         for one in said:
             place = self.belongings.places.get(one.number)
             if place is None or not place.waits:
                 continue
             if one.what == "unknown":
-                self.belongings.asks[one.number] = place.ask
+                self._host.later(RETRY_SECONDS, partial(self._ask_again, place))
             elif one.what == "granted":
-                self._deliver(partial(self._granted, place, one, sent))
+                made.append(partial(self._granted, place, one, sent))
             elif one.what != "queued" or place.deadlock:
-                self._deliver(partial(self._refused, place, one))
+                made.append(partial(self._refused, place, one))
+        self._deliver(made)
 
     def leave(self) -> None:
         """The run is driven here no more: its locks stay its own, and nobody here renews them."""
-        for held in self._leased.values():
-            self._host.renew_no_more(held)
-        self._leased.clear()
+        self._left = True
+        for stop in self._renewed.values():
+            stop()
+        self._renewed.clear()
 
     def given(self, asks: Sequence[Ask]) -> None:
         """These are being given back: they are not kept any more."""
         for one in asks:
-            if one.give and (held := self._leased.pop(one.number, None)) is not None:
-                self._host.renew_no_more(held)
+            if one.give and (stop := self._renewed.pop(one.number, None)) is not None:
+                stop()
+
+    def _ask_again(self, place: Place) -> None:
+        if not self._left and place.waits and self.belongings.places.get(place.ask.number) is place:
+            self.belongings.asks[place.ask.number] = place.ask
+            self._again()
 
     def _granted(self, place: Place, said: Said, sent: float) -> j.AnyEntry | None:
         if not place.waits:
@@ -102,7 +131,7 @@ class Holding:
             return None
         ask = place.ask
         if said.what == "mismatch":
-            detail = f"it is a {said.found}, and {ask.kind} was asked for"
+            detail = f"{_KINDS.get(said.found, said.found)}, and not {_KINDS[ask.kind]}"
             return j.LockRefused(at=self._host.now(), number=ask.number, why="mismatch", detail=detail)
         if said.what == "too_heavy":
             detail = f"{ask.weight} of {ask.permits} permits were asked for"
@@ -116,7 +145,7 @@ class Holding:
         """Have it renewed from now on."""
         ask = place.ask
         assert ask.ttl is not None  # noqa: S101
-        held = self._leased[ask.number] = Held(
+        held = Held(
             key=ask.key,
             id=attempt_of(self._run.id, ask.number),
             owner=f"run {self._run.id}",
@@ -134,22 +163,23 @@ class Holding:
                 holding._host.elsewhere(partial(holding._lost, place))  # noqa: SLF001
 
         held.when_over(over)
-        self._host.renew(held, self)
+        self._renewed[ask.number] = self._host.renew(held, self)
 
-    def _renew(self, place: Place) -> None:
-        """The first time in this life: nobody here knows how long it still has."""
+    def _look(self, place: Place) -> None:
+        """See whether the run still has it; and one with a lease, of which nobody here knows how long, is renewed."""
         ask, lease = place.ask, place.lease
-        if lease is None or self.belongings.places.get(ask.number) is not place:
+        if self._left or lease is None or self.belongings.places.get(ask.number) is not place:
             return
         sent = elapsed()
 
         def answered(outcome: Outcome | HoldfastError) -> None:
-            if self.belongings.places.get(ask.number) is not place or self._host.is_gone(self._run.id):
+            if self._left or self.belongings.places.get(ask.number) is not place:
                 return
             if isinstance(outcome, Renewed):
-                self._keep(place, lease.token, lease.floor, sent)
+                if ask.ttl is not None and ask.number not in self._renewed:
+                    self._keep(place, lease.token, lease.floor, sent)
             elif isinstance(outcome, StoreUnavailable):
-                self._host.later(RETRY_SECONDS, lambda: self._renew(place))
+                self._host.later(RETRY_SECONDS, partial(self._look, place))
             else:
                 self._lost(place)
 
@@ -157,6 +187,6 @@ class Holding:
         self._host.send(command, answered)
 
     def _lost(self, place: Place) -> None:
-        self._leased.pop(place.ask.number, None)
-        if self.belongings.places.get(place.ask.number) is place:
-            self._deliver(lambda: j.LockLost(at=self._host.now(), number=place.ask.number))
+        self._renewed.pop(place.ask.number, None)
+        if not self._left and self.belongings.places.get(place.ask.number) is place:
+            self._deliver([lambda: j.LockLost(at=self._host.now(), number=place.ask.number)])

@@ -61,17 +61,11 @@ class Host(Protocol):
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""
 
-    def renew(self, held: Held, keeper: object) -> None:
-        """Renew a lock of a run from now on, as long as `keeper` is there."""
-
-    def renew_no_more(self, held: Held) -> None:
-        """Renew it no more; it is not given back."""
+    def renew(self, held: Held, keeper: object) -> Callable[[], None]:
+        """Renew a lock of a run from now on, as long as `keeper` is there. What is returned ends that."""
 
     def elsewhere(self, call: Callable[[], None]) -> None:
         """Call this on the event loop; for those who are on another thread."""
-
-    def is_gone(self, run: str) -> bool:
-        """Whether this run is not driven here any more."""
 
     def stuck(self, run: str) -> None:
         """A run waits for nothing but locks: see whether that can ever end."""

@@ -25,7 +25,7 @@ MAX_LIMIT = 1_000_000
 MAX_PRIORITY = 2**31 - 1
 
 
-class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
+class Concurrency(msgspec.Struct, frozen=True):
     """At most `max` runs at a time: of the workflow, or with `key` of those whose key is the same.
 
     `key` is a path into the input ("customer.id"), or a function of the input. `on_excess` is what happens to a start

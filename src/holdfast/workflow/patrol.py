@@ -14,12 +14,16 @@ from .._platform import elapsed
 from ..commands import ListLocks, Page, SettleDue
 from ..errors import HoldfastError
 from ..rules.asks import asker_of
-from .deadlock import Asking, resolve
+from .deadlock import Asking, Found, resolve
 
 SETTLE_SECONDS = 1.0
 """How often locks whose time is over are looked for."""
-PAGE_SECONDS = 10.0
+PAGE_SECONDS = 3.0
 """How often a page of locks is looked at for runs that wait for each other; most often they find that out."""
+AGAIN_SECONDS = 0.1
+"""When one has given way, others may still wait for each other: how soon that is looked at."""
+TRIES = 20
+"""How often it is looked at whether one that was told has given way."""
 PAGES = 100
 """How many pages somebody who comes seldom looks at, at most."""
 
@@ -34,7 +38,10 @@ class Patrol:
         self._settle_at = 0.0
         self._page_at = elapsed() + PAGE_SECONDS
         self._after = ""  # the key after which the next page begins
-        self._searches: dict[str, asyncio.Task[None]] = {}
+        self._wanted: dict[str, None] = {}  # the runs from which circles are to be looked for
+        self._tries: dict[str, int] = {}
+        self._searching: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def round(self) -> None:
         """Do what is to be done by now."""
@@ -52,35 +59,55 @@ class Patrol:
         after = ""
         for _ in range(PAGES):
             after = await self._look_at_page(after)
-            await asyncio.gather(*self._searches.values())
+            if self._searching is not None:
+                await self._searching
             if not after:
                 break
 
     def search(self, run: str) -> None:
-        """See whether a run that waits for nothing but locks can ever go on."""
-        if run not in self._searches:
-            self._searches[run] = asyncio.get_running_loop().create_task(self._resolve(run))
+        """See whether a run that waits for nothing but locks can ever go on. One after the other is looked at."""
+        if self._stopped:
+            return
+        self._wanted[run] = None
+        if self._searching is None:
+            self._searching = asyncio.get_running_loop().create_task(self._search())
 
     def stop(self) -> None:
         """Look no more."""
-        for search in self._searches.values():
-            search.cancel()
+        self._stopped = True
+        if self._searching is not None:
+            self._searching.cancel()
 
     async def _look_at_page(self, after: str) -> str:
-        """Look at a page of locks. Returns where the next one begins."""
+        """Look at a page of locks. Those in a circle hold what others wait for. Returns where the next page begins."""
         page = await self._ask(ListLocks(after=after))
         assert isinstance(page, Page)  # noqa: S101
-        waiters = (waiter.id for item in page.items if item.record is not None for waiter in item.record.waiters)
-        for run in dict.fromkeys(asker[0] for one in waiters if (asker := asker_of(one)) is not None):
-            self.search(run)
+        waited_for = [item.record for item in page.items if item.record is not None and item.record.waiters]
+        for asker in (asker_of(holder.id) for record in waited_for for holder in record.holders):
+            if asker is not None:
+                self.search(asker[0])
         return page.next or ""
 
-    async def _resolve(self, run: str) -> None:
+    async def _search(self) -> None:
         try:
-            told = await resolve(self._ask, run)
-            if told:
-                self._found(told)
-        except HoldfastError as error:
-            _log.info("a deadlock could not be looked for: %s", error)
+            while self._wanted:
+                run = next(iter(self._wanted))
+                del self._wanted[run]
+                try:
+                    self._search_again(run, await resolve(self._ask, run))
+                except HoldfastError as error:
+                    _log.info("a deadlock could not be looked for: %s", error)
         finally:
-            self._searches.pop(run, None)
+            self._searching = None
+
+    def _search_again(self, run: str, found: Found | None) -> None:
+        """When one gives way, others of the circle may be in another one."""
+        tries = 0 if found is None or found.fresh else self._tries.get(run, 0) + 1
+        self._tries.pop(run, None)
+        if found is None or tries > TRIES:
+            return
+        if found.fresh:
+            self._found(found.told)
+        for other in found.others:
+            self._tries[other] = tries
+            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, other)

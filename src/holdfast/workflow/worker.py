@@ -393,8 +393,8 @@ class Worker:
         """Tell the outside."""
         self._client.events.emit(event, **fields)
 
-    def renew(self, held: Held, keeper: object) -> None:
-        """Have a lock of a run renewed by the client's keeper."""
+    def renew(self, held: Held, keeper: object) -> Callable[[], None]:
+        """Have a lock of a run renewed by the client's keeper; closing the client does not give it back."""
         length = held.ttl / MICROSECONDS
         works = self._client.works
         works.keeper.keep(
@@ -406,22 +406,20 @@ class Worker:
                 pulse=works.pulse(),
                 since=elapsed(),
                 handle=weakref.ref(keeper),
+                lent=True,
             )
         )
 
-    def renew_no_more(self, held: Held) -> None:
-        """Renew it no more."""
-        if held.end():
-            self._client.works.keeper.drop(held)
+        def stop() -> None:
+            held.end()
+            works.keeper.drop(held)
+
+        return stop
 
     def elsewhere(self, call: Callable[[], None]) -> None:
         """Call this on the event loop; from any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call)
-
-    def is_gone(self, run: str) -> bool:
-        """Whether this run is not driven here any more."""
-        return run not in self.drivers
 
     def stuck(self, run: str) -> None:
         """See whether a run that waits for nothing but locks can ever go on."""

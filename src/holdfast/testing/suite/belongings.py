@@ -271,6 +271,30 @@ class Belongings(Limits):
         self.wants(self.claim(runs=("a",))[0], then=Finish("completed", "1"))
         assert self.run_seen("a").stuck == -1
 
+    def test_a_run_that_was_granted_something_is_not_stuck(self) -> None:
+        self.hire()
+        (run,) = self.begun("a")
+        self.ask(acquire("other"), out.Granted)
+        said = self.wants(run, take(1), take(2, "other"), stuck=True).said
+        assert [one.what for one in said] == ["granted", "queued"]
+        assert self.run_seen("a").stuck == -1
+        self.wants(run, give(1), stuck=True)
+        assert self.run_seen("a").stuck == 0
+
+    def test_a_lock_that_cannot_be_read_keeps_nobody_from_being_claimed_or_from_ending(self) -> None:
+        self.hire()
+        a, b, d = self.begun("a", "b", "d")
+        held = self.wants(a, take(1, "good"), take(2, "bad"), then=Park(0)).said[0].token
+        self.wants(b, take(1, "bad"))
+        self.wants(d, then=Park(0))
+        if not self.plant(self.address, "default", "bad", '{"fence":"many"}'):
+            pytest.skip("plant() puts nothing into this store: where it keeps its records as text, override plant()")
+        claimed = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed)
+        assert {claim.run.id: claim.held for claim in claimed.claims} == {"a": ((1, held),), "d": ()}
+        assert self.wants(b, then=Finish("completed", "1")).done
+        assert self.wants(claimed.claims[0].run, then=Finish("completed", "1")).done
+        assert self.holders("good") == []
+
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     def test_a_random_history_of_belongings_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
