@@ -3,7 +3,7 @@
 PYTHON ?= python3
 
 # Most tests wait, for a process or for time to pass.
-WORKERS ?= 3
+WORKERS ?= 4
 
 VENV := .venv
 PY := $(VENV)/bin/python
