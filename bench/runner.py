@@ -100,7 +100,7 @@ async def in_line(engine: Any, queued: Any) -> float:
 
 
 async def dbos(url: str) -> None:
-    from dbos import DBOS, Queue  # noqa: PLC0415
+    from dbos import DBOS  # noqa: PLC0415
 
     DBOS(config={"name": "bench", "system_database_url": url, "log_level": "CRITICAL", "run_admin_server": False})
 
@@ -126,17 +126,16 @@ async def dbos(url: str) -> None:
     async def start(n: int) -> Callable[[], Awaitable[Any]]:
         return (await DBOS.start_workflow_async(single, n)).get_result
 
-    line = Queue("line", concurrency=AT_A_TIME)
-
     async def in_dbos_line() -> float:
         async def all_of_them() -> None:
-            handles = [await line.enqueue_async(single, next(numbers)) for _ in range(FEWER_IN_LINE)]
+            handles = [await DBOS.enqueue_workflow_async("line", single, next(numbers)) for _ in range(FEWER_IN_LINE)]
             for handle in handles:
                 await handle.get_result()
 
         return FEWER_IN_LINE / await timed(all_of_them())
 
     DBOS.launch()
+    await DBOS.register_queue_async("line", global_concurrency=AT_A_TIME)
     await serve(flow, start, {"in_line": in_dbos_line})
     DBOS.destroy()
 
