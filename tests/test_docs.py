@@ -26,24 +26,29 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page, examples in EXAMPLES.items() if examples])
-def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
-    """In a folder with the page's files and a process of their own; the operators' paths are moved into that folder."""
+def ran(page, folder, *arguments):
+    """What Python prints in a folder with the page's files and a process of its own."""
     for name, text in FILES[page]:
-        (tmp_path / name).write_text(text)
-    code = "\n\n".join(EXAMPLES[page]).replace("sqlite:////var/lib/app/", f"sqlite:///{tmp_path}/")
-    compile(code, page, "exec")
-    environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_URL"}
+        (folder / name).write_text(text)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=tmp_path,
-        env=environment,
+        [sys.executable, "-W", "error", *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "HOLDFAST_URL"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, f"{page}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page, examples in EXAMPLES.items() if examples])
+def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
+    """In a folder with the page's files and a process of their own; the operators' paths are moved into that folder."""
+    code = "\n\n".join(EXAMPLES[page]).replace("sqlite:////var/lib/app/", f"sqlite:///{tmp_path}/")
+    compile(code, page, "exec")
+    ran(page, tmp_path, "-c", code)
 
 
 PROGRAMS = [
@@ -57,21 +62,9 @@ PROGRAMS = [
 @pytest.mark.parametrize(("page", "name"), PROGRAMS)
 def test_a_program_of_a_page_runs_and_prints_what_the_page_says(page, name, tmp_path):
     """What stands in a comment behind a print is printed; up to the dots, where there are some."""
-    for other, text in FILES[page]:
-        (tmp_path / other).write_text(text)
-    environment = {variable: value for variable, value in os.environ.items() if variable != "HOLDFAST_URL"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", name],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"{page}\n{done.stderr}"
+    printed = ran(page, tmp_path, name)
     for said in re.findall(r"^ *print\(.*\) +# (.*)$", dict(FILES[page])[name], re.MULTILINE):
-        assert said.partition(" ...")[0] in done.stdout
+        assert said.partition(" ...")[0] in printed
 
 
 def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):

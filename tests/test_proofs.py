@@ -15,7 +15,7 @@
 | skew    | 6 processes, 24 grants, 3 deaths                            | 6, 240, 3                              |
 | rows    | 600 leases, a row held once                                 | 3,000, 5 times                         |
 | crowd   | 8 waiting for 6 seconds, 240 turns                          | 20, 12, 1,000                          |
-| crashes | a kill at each of 34 points, on servers at a third of them  | three times at each, everywhere        |
+| crashes | a kill at each of 34 points, when it is reached first       | the first, second and third time       |
 | engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
 | recovery | 200 runs of an engine that is killed                       | 1,000                                  |
 | takeover | one pause                                                  | 10                                     |

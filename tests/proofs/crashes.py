@@ -41,18 +41,14 @@ KEYS = {
 class Size:
     counts: tuple[int, ...]
     """At the how-manieth time a point is reached the process dies."""
-    every: int
-    """Of so many points one is tried on a server; on SQLite all are."""
 
 
-SMALL = Size(counts=(1,), every=3)
-FULL = Size(counts=(1, 2, 3), every=1)
+SMALL = Size(counts=(1,))
+FULL = Size(counts=(1, 2, 3))
 
 
 def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
     names = [name for name in failpoints.NAMES if place.transactional or "transaction" not in name]
-    if place.kind != "sqlite":
-        names = names[seed % size.every :: size.every]
     cases = [(name, count) for name in names for count in size.counts]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["crashing"])

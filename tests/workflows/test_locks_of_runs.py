@@ -41,6 +41,16 @@ async def waits(hf, key, runs=1):
     await until(seen)
 
 
+async def held(hf, key):
+    """Somebody has a key."""
+    return bool((await hf.locks.inspect(key)).holders)
+
+
+async def suspended(handle):
+    """A run is parked."""
+    return await handle.status() == "suspended"
+
+
 class Story:
     """What happens inside, as it is seen from outside."""
 
@@ -56,6 +66,9 @@ class Story:
 
     def leave(self):
         self.inside -= 1
+
+    async def entered(self, times=1):
+        return len(self.said) >= times
 
 
 @pytest.fixture
@@ -116,9 +129,6 @@ def test_a_waiting_run_is_parked_and_woken_when_its_turn_has_come(url, engine_on
             await lease.release()
             assert await handle.result(timeout=10) > lease.token
 
-    async def suspended(handle):
-        return await handle.status() == "suspended"
-
     played(told)
 
 
@@ -131,7 +141,7 @@ def test_a_process_waits_for_a_run_and_a_run_for_a_process(url, engine_on, playe
     async def told():
         async with engine_on(url, [long]) as engine, AsyncClient(url) as hf:
             handle = await engine.start(long)
-            await until(lambda: held(hf))
+            await until(lambda: held(hf, "account"))
             info = await hf.locks.inspect("account")
             assert info.holders[0].owner == f"run {handle.id}"
             with pytest.raises(LockTimeout, match=handle.id):
@@ -141,10 +151,6 @@ def test_a_process_waits_for_a_run_and_a_run_for_a_process(url, engine_on, playe
             await handle.signal("go", "went")
             assert await handle.result() == "went"
             await (await waiting).release()
-
-    async def held(hf):
-        info = await hf.locks.inspect("account")
-        return info is not None and info.holders
 
     played(told)
 
@@ -164,7 +170,7 @@ def test_it_is_held_through_the_end_of_its_worker_and_days_of_sleep(url, engine_
         async with AsyncClient(url) as hf:
             async with engine_on(url, [long]) as engine:
                 run = (await engine.start(long)).id
-                await until(lambda: entered())
+                await until(story.entered)
             with pytest.raises(LockTimeout):
                 await hf.lock("account").acquire(wait=0)
             async with engine_on(url, [long]) as engine:
@@ -174,9 +180,6 @@ def test_it_is_held_through_the_end_of_its_worker_and_days_of_sleep(url, engine_
             async with hf.lock("account", wait=0) as lease:
                 assert lease.token > story.tokens[0]
         assert len(story.said) == 1
-
-    async def entered():
-        return story.said
 
     played(told)
 
@@ -197,7 +200,7 @@ def test_it_is_given_back_however_the_run_ends(url, engine_on, played, end):
             ahead = await hf.lock("account").acquire() if "waits" in end else None
             handle = await engine.start(ends)
             if "cancel" in end:
-                await (waits(hf, "account") if ahead is not None else until(lambda: held(hf)))
+                await (waits(hf, "account") if ahead is not None else until(lambda: held(hf, "account")))
             if "cancel" in end:
                 await handle.cancel()
             if end == "return":
@@ -211,10 +214,6 @@ def test_it_is_given_back_however_the_run_ends(url, engine_on, played, end):
                 await ahead.release()
             async with hf.lock("account", wait=0):
                 pass
-
-    async def held(hf):
-        info = await hf.locks.inspect("account")
-        return info is not None and info.holders
 
     played(told)
 
@@ -232,15 +231,12 @@ def test_a_run_that_is_restarted_gives_back_what_it_has(url, engine_on, played, 
             handle = await engine.start(again)
             await until(lambda: suspended(handle))
             await engine.restart(handle.id)
-            await until(lambda: entered(2))
+            await until(lambda: story.entered(2))
             await handle.signal("go")
             assert await handle.result() == story.tokens[1] > story.tokens[0]
 
     async def suspended(handle):
         return await handle.status() == "suspended" and story.said
-
-    async def entered(times):
-        return len(story.said) == times
 
     played(told)
 
@@ -283,7 +279,7 @@ def test_readers_share_and_a_writer_is_alone(url, engine_on, played, story):
             await waits(hf, "workflow/doc/doc", 2)
             for handle in readers:
                 await handle.signal("go")
-            await until(lambda: entered(3))
+            await until(lambda: story.entered(3))
             assert (story.said, story.inside) == (["read", "read", "write"], 1)
             await writer.signal("go")
             await late.signal("go")
@@ -291,9 +287,6 @@ def test_readers_share_and_a_writer_is_alone(url, engine_on, played, story):
 
     async def inside(many):
         return story.inside == many
-
-    async def entered(many):
-        return len(story.said) == many
 
     played(told)
 
@@ -380,6 +373,22 @@ def test_two_tasks_of_one_run_exclude_each_other(url, engine_on, played, story):
     played(told)
 
 
+def pairing():
+    """A workflow that holds one lock, and at a signal wants another."""
+
+    @workflow(name="pair")
+    async def pair(ctx, keys: list[str]) -> str:
+        async with ctx.mutex(keys[0]):
+            await ctx.wait_for_signal("go")
+            try:
+                async with ctx.mutex(keys[1]):
+                    return "both"
+            except DeadlockDetected:
+                return "told"
+
+    return pair
+
+
 # -- waiting for each other -----------------------------------------------------------------------------------
 
 
@@ -414,15 +423,7 @@ def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, p
 
 
 def test_those_of_a_circle_who_are_parked_are_part_of_it(url, engine_on, played):
-    @workflow(name="pair")
-    async def pair(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0]):
-            await ctx.wait_for_signal("go")
-            try:
-                async with ctx.mutex(keys[1]):
-                    return "both"
-            except DeadlockDetected:
-                return "told"
+    pair = pairing()
 
     async def told():
         async with engine_on(url, [pair], park_after=0.02) as engine, AsyncClient(url) as hf:
@@ -436,10 +437,7 @@ def test_those_of_a_circle_who_are_parked_are_part_of_it(url, engine_on, played)
 
     async def waits_and_is_parked(hf, handle):
         await waits(hf, "workflow/pair/a")
-        await until(lambda: parked(handle))
-
-    async def parked(handle):
-        return await handle.status() == "suspended"
+        await until(lambda: suspended(handle))
 
     played(told)
 
@@ -642,15 +640,7 @@ def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_swee
 
 
 def test_a_signal_that_nobody_waits_for_does_not_hide_a_circle(url, engine_on, played):
-    @workflow(name="pair")
-    async def pair(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0]):
-            await ctx.wait_for_signal("go")
-            try:
-                async with ctx.mutex(keys[1]):
-                    return "both"
-            except DeadlockDetected:
-                return "told"
+    pair = pairing()
 
     async def told():
         async with engine_on(url, [pair], park_after=300) as engine, AsyncClient(url) as hf:
@@ -703,13 +693,9 @@ def test_a_run_is_told_that_its_lock_with_a_lease_was_lost(url, engine_on, playe
     async def told():
         async with engine_on(url, [leased]) as engine, AsyncClient(url) as hf:
             handle = await engine.start(leased)
-            await until(lambda: held(hf))
+            await until(lambda: held(hf, "a"))
             await hf.locks.force_release("a", reason="a test")
             assert await handle.result() == "lost"
-
-    async def held(hf):
-        info = await hf.locks.inspect("a")
-        return info is not None and info.holders
 
     played(told)
 
@@ -728,12 +714,9 @@ def test_a_run_whose_lock_was_taken_by_force_is_told_while_it_is_driven(url, eng
     async def told():
         async with engine_on(url, [forced]) as engine, AsyncClient(url) as hf:
             handle = await engine.start(forced)
-            await until(lambda: entered())
+            await until(story.entered)
             await hf.locks.force_release("a", reason="a test")
             assert await handle.result() == "lost"
-
-    async def entered():
-        return story.said
 
     played(told)
 
@@ -753,14 +736,10 @@ def test_a_client_that_is_closed_gives_back_nothing_of_a_run(tmp_path, played):
             engine = Engine(mine, workflows=[leased], worker_ttl=5, grace=1)
             await engine.open()
             handle = await engine.start(leased)
-            await until(lambda: held(hf))
+            await until(lambda: held(hf, "a"))
             await mine.close()
             await engine.close()
             assert (await hf.locks.inspect("a")).holders[0].owner == f"run {handle.id}"
-
-    async def held(hf):
-        info = await hf.locks.inspect("a")
-        return info is not None and info.holders
 
     played(told)
 
@@ -777,7 +756,7 @@ def test_a_sweep_does_not_park_a_run_that_has_a_lock_with_a_lease(url, engine_on
     async def told():
         async with engine_on(url, [leased]) as engine, AsyncClient(url) as hf:
             run = (await engine.start(leased)).id
-            await until(lambda: held(hf))
+            await until(lambda: held(hf, "a"))
         async with engine_on(url, [leased], recover=False) as engine, AsyncClient(url) as hf:
             await engine.sweep()
             await asyncio.sleep(1.5)
@@ -785,10 +764,6 @@ def test_a_sweep_does_not_park_a_run_that_has_a_lock_with_a_lease(url, engine_on
             await engine.signal(run, "go", "kept")
             await engine.sweep()
             assert await engine.handle(run).result(timeout=10) == "kept"
-
-    async def held(hf):
-        info = await hf.locks.inspect("a")
-        return info is not None and info.holders
 
     played(told)
 
@@ -811,7 +786,7 @@ def test_one_that_is_lost_while_nobody_drives_the_run_is_delivered_as_lost(url, 
         async with AsyncClient(url) as hf:
             async with engine_on(url, [leased]) as engine:
                 run = (await engine.start(leased)).id
-                await until(lambda: held(hf))
+                await until(lambda: held(hf, "a"))
             if lease is None:
                 await hf.locks.force_release("a", reason="a test")
             async with hf.lock("a", wait=5):
@@ -819,10 +794,6 @@ def test_one_that_is_lost_while_nobody_drives_the_run_is_delivered_as_lost(url, 
                     handle = engine.handle(run)
                     await handle.signal("go")
                     assert await handle.result() == "lost"
-
-    async def held(hf):
-        info = await hf.locks.inspect("a")
-        return info is not None and info.holders
 
     played(told)
 
@@ -1033,15 +1004,12 @@ def test_code_that_takes_other_locks_than_before_is_noticed(url, engine_on, play
     async def told():
         async with engine_on(url, [changed]) as engine:
             run = (await engine.start(changed)).id
-            await until(lambda: entered())
+            await until(story.entered)
         keys[0] = "b"
         async with engine_on(url, [changed]) as engine:
             handle = engine.handle(run)
             await handle.signal("go")
             with pytest.raises(WorkflowFailed, match="does not follow its history"):
                 await handle.result()
-
-    async def entered():
-        return story.said
 
     played(told)

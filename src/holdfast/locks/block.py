@@ -35,20 +35,43 @@ class Leaving:
         return isinstance(error, StoreError)
 
 
-class Block:
-    """The inside of an `async with`: cancelled when its lease is lost, as `asyncio.timeout` does it."""
+class Cancellable:
+    """A block of a task: cancelled when what it rests on is lost, as `asyncio.timeout` does it."""
 
-    __slots__ = ("_cancelling", "_fired", "_inside", "_lease", "_loop", "_task", "depth")
+    __slots__ = ("_cancelling", "_fired", "_inside", "_task")
 
-    def __init__(self, lease: AsyncLease) -> None:
+    def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  (we are inside a coroutine)
-        self.depth = 0
         self._task: asyncio.Task[Any] = task
-        self._loop = task.get_loop()
         self._cancelling = task.cancelling()
         self._inside = True
         self._fired = False
+
+    def fire(self) -> None:
+        """Cancel the task, unless it has left the block already."""
+        if self._inside and not self._fired:
+            self._fired = True
+            self._task.cancel()
+
+    def left_by_loss(self, error: BaseException | None) -> bool:
+        """Leave the block. Whether the error is our own cancellation alone; anybody else's stays what it is."""
+        self._inside = False
+        if not self._fired:
+            return False
+        ours_alone = self._task.uncancel() <= self._cancelling
+        return ours_alone and isinstance(error, asyncio.CancelledError)
+
+
+class Block(Cancellable):
+    """The inside of an `async with`, cancelled when its lease is lost."""
+
+    __slots__ = ("_lease", "_loop", "depth")
+
+    def __init__(self, lease: AsyncLease) -> None:
+        super().__init__()
+        self.depth = 0
+        self._loop = self._task.get_loop()
         self._lease = lease
         lease._held.when_over(self._alarm)  # noqa: SLF001  (leases and locks are one house)
 
@@ -65,17 +88,7 @@ class Block:
         if asyncio.current_task() is not self._task:
             self.fire()
 
-    def fire(self) -> None:
-        """Cancel the task, unless it has left the block already."""
-        if self._inside and not self._fired:
-            self._fired = True
-            self._task.cancel()
-
     def leave(self, error: BaseException | None) -> None:
-        """Leave the block; our own cancellation becomes `LeaseLost`, anybody else's stays what it is."""
-        self._inside = False
-        if not self._fired:
-            return
-        ours_alone = self._task.uncancel() <= self._cancelling
-        if ours_alone and isinstance(error, asyncio.CancelledError):
+        """Leave the block; our own cancellation becomes `LeaseLost`."""
+        if self.left_by_loss(error):
             raise self._lease._loss() from error  # noqa: SLF001

@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlockDetected, HoldfastError, KindMismatch, LeaseLost, NeverFits, WouldDeadlock
+from ..locks.block import Cancellable
 from ..rules.asks import Ask
 from . import journal as j
 
@@ -58,33 +59,21 @@ class RunLease:
             self._block.fire()
 
 
-class Block:
-    """The inside of an `async with`: cancelled when its lock is lost, as `asyncio.timeout` does it."""
+class Block(Cancellable):
+    """The inside of an `async with`, cancelled when its lock is lost."""
 
-    __slots__ = ("_cancelling", "_fired", "_task", "lease", "place")
+    __slots__ = ("lease", "place")
 
     def __init__(self, place: Place, lease: RunLease) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  (we are inside a coroutine)
+        super().__init__()
         self.place, self.lease = place, lease
-        self._task: asyncio.Task[Any] = task
-        self._cancelling = task.cancelling()
-        self._fired = False
         lease._block = self  # noqa: SLF001
 
-    def fire(self) -> None:
-        """Cancel the task."""
-        if not self._fired:
-            self._fired = True
-            self._task.cancel()
-
     def leave(self, error: BaseException | None) -> None:
-        """Leave the block; our own cancellation becomes `LeaseLost`, anybody else's stays what it is."""
+        """Leave the block; our own cancellation becomes `LeaseLost`."""
         self.lease._block = None  # noqa: SLF001
-        if self._fired:
-            ours_alone = self._task.uncancel() <= self._cancelling
-            if ours_alone and isinstance(error, asyncio.CancelledError):
-                raise self.lease._loss() from error  # noqa: SLF001
+        if self.left_by_loss(error):
+            raise self.lease._loss() from error  # noqa: SLF001
 
 
 class Place:
