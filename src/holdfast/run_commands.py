@@ -103,7 +103,8 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     Answers `Recorded` with the events after `seen`, or `Refused`. While there are such events the run neither parks
     nor ends, and the answer is not `done`. The end of a run is an event for its parent. Again: the same answer.
     With `swap` a state slot is written in the same step; where another write came first, nothing at all is done, and
-    the answer is `Conflict` with what the slot holds now. `stuck` says that the run has nothing but locks to wait for.
+    the answer is `Conflict` with what the slot holds now. `stuck` are the children for whose ends the run waits, where
+    nothing can bring it on but those and locks; None where something else can.
     """
 
     run: str
@@ -117,7 +118,7 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     attributes: dict[str, Scalar] | None = None
     swap: Swap | None = None
     asks: tuple[Ask, ...] = ()
-    stuck: bool = False
+    stuck: tuple[str, ...] | None = None
 
     def apply(self, book: Book, now: int) -> Outcome:
         """Decide by `rules.runs.record`."""

@@ -6,6 +6,8 @@ from .runner import Mutant
 
 HERE = "tests/stores/test_conformance.py::TestMemory::"
 ENGINE = "tests/workflows/test_locks_of_runs.py::"
+CIRCLES = "tests/workflows/test_circles.py::"
+SEARCH = "tests/workflows/test_deadlock.py::"
 RULE = "rules/belongings.py"
 
 BELONGINGS = [
@@ -76,8 +78,8 @@ BELONGINGS = [
     Mutant(
         "a run is stuck for ever once it was",
         "rules/run.py",
-        "        stuck=seen if stuck else -1,\n",
-        "        stuck=seen if stuck else run.stuck,\n",
+        "        stuck=None if stuck is None else Stuck(seen, stuck),\n",
+        "        stuck=run.stuck if stuck is None else Stuck(seen, stuck),\n",
         (HERE + "test_a_record_tells_whether_the_run_has_nothing_but_locks_to_wait_for",),
     ),
 ]
@@ -86,9 +88,16 @@ BELONGINGS += [
     Mutant(
         "a run that was granted something is stuck all the same",
         "rules/runs.py",
-        'stuck=stuck and all(one.what in ("queued", "given") for one in said)',
-        "stuck=stuck",
+        'taken or limited or any(one.what not in ("queued", "given") for one in said)',
+        "taken or limited",
         (HERE + "test_a_run_that_was_granted_something_is_not_stuck",),
+    ),
+    Mutant(
+        "a run whose child could not be started is stuck all the same",
+        "rules/runs.py",
+        "    goes_on = taken or limited or any(",
+        "    goes_on = any(",
+        (HERE + "test_a_run_whose_child_could_not_be_started_is_not_stuck",),
     ),
 ]
 
@@ -147,21 +156,21 @@ OF_THE_ENGINE = [
         "workflow/code.py",
         "            and not self._signal_waits\n",
         "",
-        (ENGINE + "test_who_waits_for_a_signal_as_well_is_not_stuck[memory]",),
+        (CIRCLES + "test_who_waits_for_a_signal_as_well_is_not_stuck[memory]",),
     ),
     Mutant(
         "a run that is parked is not stuck any more",
         "workflow/driver.py",
-        "not isinstance(self.end, Finish) and self._code.waits_for_locks_only",
-        "not self.end and self._code.waits_for_locks_only",
-        (ENGINE + "test_those_of_a_circle_who_are_parked_are_part_of_it[memory]",),
+        "None if others or isinstance(self.end, Finish) else",
+        "None if others or self.end else",
+        (CIRCLES + "test_those_of_a_circle_who_are_parked_are_part_of_it[memory]",),
     ),
     Mutant(
         "a run that hears something does not say again that it is stuck",
         "workflow/driver.py",
-        "self._stuck and self._stuck_at != self._seen",
+        "self._stuck_at != self._seen and self._stuck() is not None",
         "False",
-        (ENGINE + "test_a_signal_that_nobody_waits_for_does_not_hide_a_circle[memory]",),
+        (CIRCLES + "test_a_signal_that_nobody_waits_for_does_not_hide_a_circle[memory]",),
     ),
     Mutant(
         "a client that is closed gives back what belongs to runs",
@@ -189,7 +198,7 @@ OF_THE_ENGINE = [
         "workflow/patrol.py",
         "            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, other)\n",
         "            pass\n",
-        (ENGINE + "test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too[memory]",),
+        (CIRCLES + "test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too[memory]",),
     ),
     Mutant(
         "a run is not told that its lock was taken by force",
@@ -203,14 +212,42 @@ OF_THE_ENGINE = [
         "workflow/driver.py",
         "            self.host.stuck(self.run.id)\n",
         "            pass\n",
-        (ENGINE + "test_a_run_that_waits_for_itself_is_told[memory]",),
+        (CIRCLES + "test_a_run_that_waits_for_itself_is_told[memory]",),
+    ),
+    Mutant(
+        "a parent that waits for its child is not in the child's way",
+        "workflow/deadlock.py",
+        "for child in run.stuck.children]",
+        "for child in ()]",
+        (CIRCLES + "test_a_child_that_wants_what_its_parent_holds_is_told[memory-None]",),
+    ),
+    Mutant(
+        "a run that holds nothing itself does not say for which children it waits",
+        "workflow/code.py",
+        "matters = bool(self.belongings.places or self.run.parent)",
+        "matters = bool(self.belongings.places)",
+        (CIRCLES + "test_a_circle_through_a_run_that_holds_nothing_and_is_parked_is_found[memory]",),
+    ),
+    Mutant(
+        "only some of the children for which a run waits are told",
+        "workflow/code.py",
+        "return tuple(self._child_waits) if stuck else None",
+        "return tuple(self._child_waits)[:1] if stuck else None",
+        (CIRCLES + "test_a_parent_that_waits_for_another_child_or_a_time_as_well_can_still_go_on[memory]",),
+    ),
+    Mutant(
+        "the youngest is told even if it waits for no lock",
+        "workflow/deadlock.py",
+        "(wait for wait in circle if wait.number)",
+        "(wait for wait in circle)",
+        (SEARCH + "test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock",),
     ),
     Mutant(
         "the oldest of a circle is told",
         "workflow/deadlock.py",
-        "    victim = max(circle",
-        "    victim = min(circle",
-        (ENGINE + "test_the_youngest_of_those_who_wait_for_each_other_is_told[memory-None]",),
+        "    victim = max(\n",
+        "    victim = min(\n",
+        (CIRCLES + "test_the_youngest_of_those_who_wait_for_each_other_is_told[memory-None]",),
     ),
     Mutant(
         "nobody settles what a dead process held",
@@ -224,13 +261,13 @@ OF_THE_ENGINE = [
         "workflow/patrol.py",
         "                self.search(asker[0])\n",
         "                pass\n",
-        (ENGINE + "test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep[memory]",),
+        (CIRCLES + "test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep[memory]",),
     ),
     Mutant(
         "a circle is believed although it has changed",
         "workflow/deadlock.py",
         " or await _read(ask, run) != graph",
         "",
-        ("tests/workflows/test_deadlock.py::test_what_has_changed_between_two_looks_is_not_believed",),
+        (SEARCH + "test_what_has_changed_between_two_looks_is_not_believed",),
     ),
 ]

@@ -58,10 +58,17 @@ POSTGRES_BELONGINGS = [
         (SUITE + "test_a_driver_that_is_not_the_driver_takes_nothing",),
     ),
     Mutant(
+        "a run whose child could not be started is called stuck on PostgreSQL",
+        "stores/postgresql_run_commands.sql",
+        "jsonb_typeof(cmd->'stuck') = 'array' AND others = '{}' AND limited = '{}'",
+        "jsonb_typeof(cmd->'stuck') = 'array'",
+        (SUITE + "test_a_run_whose_child_could_not_be_started_is_not_stuck",),
+    ),
+    Mutant(
         "a record with asks is taken for a simple one",
         "stores/postgres_runs.py",
-        "not (command.children or command.asks or command.stuck)",
-        "not (command.children or command.stuck)",
+        "not (command.children or command.asks)",
+        "not command.children",
         (SUITE + "test_a_run_takes_a_free_lock_in_the_step_of_its_record",),
     ),
     Mutant(

@@ -74,6 +74,13 @@ REDIS_BELONGINGS = [
         (SUITE + "test_a_run_takes_a_free_lock_in_the_step_of_its_record",),
     ),
     Mutant(
+        "a run whose child could not be started is called stuck on Redis",
+        "stores/redis_run_rules.lua",
+        "command[13] and #taken == 0 and #limited == 0",
+        "command[13]",
+        (SUITE + "test_a_run_whose_child_could_not_be_started_is_not_stuck",),
+    ),
+    Mutant(
         "a run that goes on is still called stuck",
         "stores/redis_entries.lua",
         '      and (found[5] or "") == ""\n',

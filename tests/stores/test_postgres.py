@@ -458,7 +458,7 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
         ("runs", "arrival", "bigint"),
         ("runs", "cancelling", "boolean"),
         ("runs", "locks", "jsonb"),
-        ("runs", "stuck", "bigint"),
+        ("runs", "stuck", "jsonb"),
         ("slots", "namespace", "text"),
         ("slots", "scope", "text"),
         ("slots", "owner", "text"),

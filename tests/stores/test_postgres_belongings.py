@@ -120,7 +120,7 @@ def test_asks_ends_and_what_wakes_a_run_are_one_trip_each(url, opened, monkeypat
         [
             record(ender, asks=(take(1, "new"), take(2, "k"))),
             release(token=token),
-            record(ender, asks=(give(2),), stuck=True),
+            record(ender, asks=(give(2),), stuck=()),
             record(ender, then=Finish("completed", "1")),
             claim(),
         ],
@@ -412,7 +412,7 @@ class Asker:
             together = turn % 2 == 0 and self.number <= rounds
             request = f"{self.run.fence} {turn}"
             then = Park(None) if together else None
-            more = {"at": length, "seen": seen, "asks": asks, "stuck": bool(turn % 3), "then": then}
+            more = {"at": length, "seen": seen, "asks": asks, "stuck": ("c",) if turn % 3 else None, "then": then}
             (outcome,) = persist(connection, record(self.run, "x", request=request, **more))
             length += 1
             seen = max([seen, *(event.number for event in outcome.events)])

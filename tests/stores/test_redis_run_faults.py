@@ -245,7 +245,7 @@ AGAIN = {
     "RecordRun-children": lambda run: record(
         run, "x", children=(NewRun(id="c", type="order", input="2", request="q.2", parent="r"),)
     ),
-    "RecordRun-asks": lambda run: record(run, "x", asks=(take(1), take(2), take(3, "free")), stuck=True),
+    "RecordRun-asks": lambda run: record(run, "x", asks=(take(1), take(2), take(3, "free")), stuck=()),
     "RecordRun-asks-Finish": lambda run: record(run, asks=(take(), take(3, "free")), then=Finish("failed", "1")),
     "RecordRun-swap": lambda run: record(run, "x", swap=Swap(SLOT, "", 0, "1")),
     "PostEvent": lambda _: signal(key="k"),

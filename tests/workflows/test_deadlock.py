@@ -12,7 +12,7 @@ from holdfast.commands import Inspect
 from holdfast.rules.asks import attempt_of
 from holdfast.rules.outcomes import Seen
 from holdfast.rules.record import Holder, Label, LockRecord, Waiter
-from holdfast.rules.run import Run
+from holdfast.rules.run import Run, Stuck
 from holdfast.rules.run_outcomes import Claim, Posted, RunSeen
 from holdfast.run_commands import PostEvent, SeeRun
 from holdfast.workflow.deadlock import Found, resolve
@@ -21,7 +21,7 @@ ME = Label(name="me")
 
 
 def run(name, *locks, **more):
-    return Run(id=name, type="t", created_at=more.pop("age", 1), locks=locks, **({"stuck": 0} | more))
+    return Run(id=name, type="t", created_at=more.pop("age", 1), locks=locks, **({"stuck": Stuck(0)} | more))
 
 
 def lock(holders, waiters, *, permits=1, weight=1, expires_at=None):
@@ -80,7 +80,7 @@ def test_one_who_waits_behind_a_circle_is_no_part_of_it():
 
 
 @pytest.mark.parametrize(
-    "changed", [{"stuck": -1}, {"posted": 1}, {"status": "completed"}], ids=["not stuck", "an event", "ended"]
+    "changed", [{"stuck": None}, {"posted": 1}, {"status": "completed"}], ids=["not stuck", "an event", "ended"]
 )
 def test_one_who_can_go_on_breaks_the_circle(changed):
     assert circle(RUNS | {"y": replace(RUNS["y"], **changed)}, LOCKS) == []
@@ -92,7 +92,7 @@ def test_a_process_in_the_way_breaks_the_circle_and_a_lease_does_not():
 
 
 def test_of_a_semaphore_every_holder_must_be_in_the_circle():
-    runs = RUNS | {"z": run("z", (1, "b"), stuck=-1)}
+    runs = RUNS | {"z": run("z", (1, "b"), stuck=None)}
     both = lock([of("y", 1), of("z", 1)], [of("x", 2)], permits=2)
     assert circle(runs, LOCKS | {"b": both}) == []
     waiting = {"a": lock([of("x", 1)], [of("y", 2), of("z", 2)]), "b": both}
@@ -128,7 +128,45 @@ def test_a_key_that_is_closed_for_a_while_opens_by_itself():
 
 
 def test_a_crowd_behind_one_who_can_go_on_costs_three_looks():
-    runs = {f"r{n}": run(f"r{n}", (1, "k")) for n in range(500)} | {"h": run("h", (1, "k"), stuck=-1)}
+    runs = {f"r{n}": run(f"r{n}", (1, "k")) for n in range(500)} | {"h": run("h", (1, "k"), stuck=None)}
     store = Store(runs, {"k": lock([of("h", 1)], [of(f"r{n}", 1) for n in range(500)])})
     assert asyncio.run(resolve(store, "r499")) is None
     assert store.looks == 2
+
+
+def test_a_parent_that_waits_for_a_child_is_in_its_way():
+    runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",))), "c": run("c", (1, "a"), age=2)}
+    store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
+    assert asyncio.run(resolve(store, "p")) == Found("c", fresh=True, others=["p"])
+    ((*_, payload),) = store.posted
+    assert payload == "\"c waits for 'a'; p has 'a' and waits for the child c\""
+
+
+def test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock():
+    """By their ages the parent would be, but it waits for no lock."""
+    runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",)), age=3), "c": run("c", (1, "a"))}
+    store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
+    assert asyncio.run(resolve(store, "c")) == Found("c", fresh=True, others=["p"])
+
+
+def test_one_child_that_can_go_on_breaks_the_circle():
+    runs = {
+        "p": run("p", (1, "a"), stuck=Stuck(0, ("c", "d"))),
+        "c": run("c", (1, "a")),
+        "d": run("d", stuck=None),
+    }
+    locks = {"a": lock([of("p", 1)], [of("c", 1)])}
+    for first in runs:
+        assert asyncio.run(resolve(Store(runs, locks), first)) is None
+    found = asyncio.run(
+        resolve(Store(runs | {"d": run("d", (2, "a"))}, {"a": lock([of("p", 1)], [of("c", 1), of("d", 2)])}), "p")
+    )
+    assert found == Found("d", fresh=True, others=["p", "c"])
+
+
+def test_a_crowd_of_children_of_which_the_first_goes_on_costs_two_looks():
+    children = tuple(f"c{n}" for n in range(900))
+    runs = {name: run(name, stuck=None) for name in children} | {"p": run("p", (1, "a"), stuck=Stuck(0, children))}
+    store = Store(runs, {"a": lock([of("p", 1)], [])})
+    assert asyncio.run(resolve(store, "p")) is None
+    assert store.looks == 5

@@ -9,7 +9,6 @@ import pytest
 
 from holdfast import (
     AsyncClient,
-    DeadlockDetected,
     Engine,
     InvalidOption,
     KindMismatch,
@@ -17,38 +16,12 @@ from holdfast import (
     LockTimeout,
     Retry,
     WorkflowFailed,
-    WouldDeadlock,
     guard,
     workflow,
 )
 from holdfast.testing import TestEngine
-from holdfast.workflow import patrol
-
-
-async def until(true, within=10.0):
-    async with asyncio.timeout(within):
-        while not await true():
-            await asyncio.sleep(0.01)
-
-
-async def waits(hf, key, runs=1):
-    """So many wait for a key."""
-
-    async def seen():
-        info = await hf.locks.inspect(key)
-        return info is not None and len(info.waiters) >= runs
-
-    await until(seen)
-
-
-async def held(hf, key):
-    """Somebody has a key."""
-    return bool((await hf.locks.inspect(key)).holders)
-
-
-async def suspended(handle):
-    """A run is parked."""
-    return await handle.status() == "suspended"
+from waiting import eventually_async
+from watching import held, suspended, waits
 
 
 class Story:
@@ -107,7 +80,7 @@ def test_one_run_at_a_time_in_order_of_arrival_under_rising_tokens(url, engine_o
         assert tokens == sorted(set(tokens)) == story.tokens
 
     async def waits_or_over(hf, number):
-        await until(lambda: arrived(hf, number))
+        await eventually_async(lambda: arrived(hf, number))
 
     async def arrived(hf, number):
         info = await hf.locks.inspect("workflow/turn/account")
@@ -125,7 +98,7 @@ def test_a_waiting_run_is_parked_and_woken_when_its_turn_has_come(url, engine_on
             lease = await hf.lock("account").acquire()
             handle = await engine.start(turn, "a")
             await waits(hf, "account")
-            await until(lambda: suspended(handle))
+            await eventually_async(lambda: suspended(handle))
             await lease.release()
             assert await handle.result(timeout=10) > lease.token
 
@@ -141,7 +114,7 @@ def test_a_process_waits_for_a_run_and_a_run_for_a_process(url, engine_on, playe
     async def told():
         async with engine_on(url, [long]) as engine, AsyncClient(url) as hf:
             handle = await engine.start(long)
-            await until(lambda: held(hf, "account"))
+            await eventually_async(lambda: held(hf, "account"))
             info = await hf.locks.inspect("account")
             assert info.holders[0].owner == f"run {handle.id}"
             with pytest.raises(LockTimeout, match=handle.id):
@@ -170,7 +143,7 @@ def test_it_is_held_through_the_end_of_its_worker_and_days_of_sleep(url, engine_
         async with AsyncClient(url) as hf:
             async with engine_on(url, [long]) as engine:
                 run = (await engine.start(long)).id
-                await until(story.entered)
+                await eventually_async(story.entered)
             with pytest.raises(LockTimeout):
                 await hf.lock("account").acquire(wait=0)
             async with engine_on(url, [long]) as engine:
@@ -200,7 +173,7 @@ def test_it_is_given_back_however_the_run_ends(url, engine_on, played, end):
             ahead = await hf.lock("account").acquire() if "waits" in end else None
             handle = await engine.start(ends)
             if "cancel" in end:
-                await (waits(hf, "account") if ahead is not None else until(lambda: held(hf, "account")))
+                await (waits(hf, "account") if ahead is not None else eventually_async(lambda: held(hf, "account")))
             if "cancel" in end:
                 await handle.cancel()
             if end == "return":
@@ -229,9 +202,9 @@ def test_a_run_that_is_restarted_gives_back_what_it_has(url, engine_on, played, 
     async def told():
         async with engine_on(url, [again], park_after=0.05) as engine:
             handle = await engine.start(again)
-            await until(lambda: suspended(handle))
+            await eventually_async(lambda: suspended(handle))
             await engine.restart(handle.id)
-            await until(lambda: story.entered(2))
+            await eventually_async(lambda: story.entered(2))
             await handle.signal("go")
             assert await handle.result() == story.tokens[1] > story.tokens[0]
 
@@ -272,14 +245,14 @@ def test_readers_share_and_a_writer_is_alone(url, engine_on, played, story):
     async def told():
         async with engine_on(url, [doc]) as engine, AsyncClient(url) as hf:
             readers = [await engine.start(doc, "read") for _ in range(2)]
-            await until(lambda: inside(2))
+            await eventually_async(lambda: inside(2))
             writer = await engine.start(doc, "write")
             await waits(hf, "workflow/doc/doc")
             late = await engine.start(doc, "read")
             await waits(hf, "workflow/doc/doc", 2)
             for handle in readers:
                 await handle.signal("go")
-            await until(lambda: story.entered(3))
+            await eventually_async(lambda: story.entered(3))
             assert (story.said, story.inside) == (["read", "read", "write"], 1)
             await writer.signal("go")
             await late.signal("go")
@@ -373,289 +346,6 @@ def test_two_tasks_of_one_run_exclude_each_other(url, engine_on, played, story):
     played(told)
 
 
-def pairing():
-    """A workflow that holds one lock, and at a signal wants another."""
-
-    @workflow(name="pair")
-    async def pair(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0]):
-            await ctx.wait_for_signal("go")
-            try:
-                async with ctx.mutex(keys[1]):
-                    return "both"
-            except DeadlockDetected:
-                return "told"
-
-    return pair
-
-
-# -- waiting for each other -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lease", [None, "1 minute"])
-def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, played, lease):
-    @workflow(name="pair")
-    async def pair(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0], scope="global", lease=lease):
-            await ctx.wait_for_signal("go")
-            try:
-                async with ctx.mutex(keys[1], scope="global", lease=lease):
-                    return "both"
-            except DeadlockDetected as error:
-                return f"{error.key}: {error}"
-
-    async def told():
-        async with engine_on(url, [pair]) as engine:
-            events = []
-            engine.events.subscribe(lambda event: events.append(event.name))
-            handles = [await engine.start(pair, [*"ab"], id="one")]
-            await asyncio.sleep(0.01)
-            handles.append(await engine.start(pair, [*"ba"], id="two"))
-            for handle in handles:
-                await handle.signal("go")
-            results = [await handle.result() for handle in handles]
-        assert results[0] == "both"
-        assert results[1].startswith("a: waiting for 'a'")
-        assert "one has 'a' and waits for 'b'; two has 'b' and waits for 'a'" in results[1]
-        assert "deadlock_detected" in events
-
-    played(told)
-
-
-def test_those_of_a_circle_who_are_parked_are_part_of_it(url, engine_on, played):
-    pair = pairing()
-
-    async def told():
-        async with engine_on(url, [pair], park_after=0.02) as engine, AsyncClient(url) as hf:
-            one = await engine.start(pair, [*"ab"])
-            await asyncio.sleep(0.01)
-            two = await engine.start(pair, [*"ba"])
-            await two.signal("go")
-            await waits_and_is_parked(hf, two)
-            await one.signal("go")
-            assert [await handle.result() for handle in (two, one)] == ["told", "both"]
-
-    async def waits_and_is_parked(hf, handle):
-        await waits(hf, "workflow/pair/a")
-        await until(lambda: suspended(handle))
-
-    played(told)
-
-
-def test_a_circle_of_three_in_two_engines_is_found(url, engine_on, played):
-    if url.startswith("memory"):
-        pytest.skip("each engine has a memory of its own")
-
-    @workflow(name="ring")
-    async def ring(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0]):
-            await ctx.wait_for_signal("go")
-            async with ctx.mutex(keys[1]):
-                return "both"
-
-    async def told():
-        async with engine_on(url, [ring]) as one, engine_on(url, [ring]) as two:
-            engines = [one, two, one]
-            handles = [
-                await engine.start(ring, keys, id="-".join(keys))
-                for engine, keys in zip(engines, [[*"ab"], [*"bc"], [*"ca"]], strict=True)
-            ]
-            for handle in handles:
-                await handle.signal("go")
-            ends = [await asyncio.gather(handle.result(), return_exceptions=True) for handle in handles]
-        assert sum(end == ["both"] for end in ends) == 2
-        assert sum("DeadlockDetected" in str(end) for end in ends) == 1
-
-    played(told)
-
-
-def test_a_task_that_asks_again_for_what_it_has_is_refused_at_once(url, engine_on, played):
-    @workflow(name="twice")
-    async def twice(ctx, kind: str) -> str:
-        lock = ctx.mutex("a") if kind == "mutex" else ctx.rwlock("b").read()
-        async with lock:
-            try:
-                async with ctx.mutex("a") if kind == "mutex" else ctx.rwlock("b").write():
-                    return "in"
-            except WouldDeadlock:
-                return "told"
-
-    async def told():
-        async with engine_on(url, [twice]) as engine:
-            for kind in ("mutex", "rwlock"):
-                assert await (await engine.start(twice, kind)).result() == "told"
-
-    played(told)
-
-
-def test_a_run_that_waits_for_itself_is_told(url, engine_on, played, monkeypatch):
-    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
-
-    @workflow(name="twice")
-    async def twice(ctx, _none: None) -> str:
-        async def inner():
-            async with ctx.mutex("a"):
-                return "in"
-
-        async with ctx.mutex("a"):
-            try:
-                return await asyncio.create_task(inner())
-            except DeadlockDetected:
-                return "told"
-
-    async def told():
-        async with engine_on(url, [twice]) as engine:
-            assert await (await engine.start(twice)).result() == "told"
-
-    played(told)
-
-
-def test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too(url, engine_on, played, monkeypatch):
-    """The oldest has a mutex that five readers want, and wants what they read: all of them must give way."""
-    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
-
-    @workflow(name="both")
-    async def both(ctx, what: str) -> str:
-        reads = what == "reads"
-        doc, mutex = ctx.rwlock("doc"), ctx.mutex("m")
-        async with doc.read() if reads else mutex:
-            await ctx.wait_for_signal("go")
-            async with mutex if reads else doc.write():
-                return "both"
-
-    async def told():
-        async with engine_on(url, [both]) as engine, AsyncClient(url) as hf:
-            handles = [await engine.start(both, "writes")]
-            await asyncio.sleep(0.01)
-            handles += [await engine.start(both, "reads") for _ in range(5)]
-            await until(lambda: inside(hf))
-            for handle in handles:
-                await handle.signal("go")
-            ends = [await asyncio.gather(handle.result(), return_exceptions=True) for handle in handles]
-        assert ends[0] == ["both"]
-        assert sum("DeadlockDetected" in str(end) for end in ends) == 5
-
-    async def inside(hf):
-        return len((await hf.locks.inspect("workflow/both/doc")).holders) == 5
-
-    played(told)
-
-
-def test_who_can_still_go_on_is_not_in_a_deadlock(url, engine_on, played):
-    """One of the two waits for a signal as well, and lets go when it comes."""
-
-    @workflow(name="hopeful")
-    async def hopeful(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0]):
-            await ctx.wait_for_signal("go")
-            if keys[0] == "b":
-                return await ctx.wait_for_signal("enough")
-            async with ctx.mutex(keys[1]):
-                return "both"
-
-    async def told():
-        async with engine_on(url, [hopeful]) as engine, AsyncClient(url) as hf:
-            one = await engine.start(hopeful, [*"ab"])
-            two = await engine.start(hopeful, [*"ba"])
-            for handle in (one, two):
-                await handle.signal("go")
-            await waits(hf, "workflow/hopeful/b")
-            await asyncio.sleep(0.3)
-            assert await one.status() in ("running", "suspended")
-            await two.signal("enough", "let go")
-            assert [await handle.result() for handle in (two, one)] == ["let go", "both"]
-
-    played(told)
-
-
-def test_who_waits_for_a_signal_as_well_is_not_stuck(url, engine_on, played):
-    """Two runs wait for each other's lock, and each for a signal beside it: either could go on."""
-
-    @workflow(name="beside")
-    async def beside(ctx, keys: list[str]) -> str:
-        async with ctx.mutex(keys[0]):
-            await ctx.wait_for_signal("go")
-            lock, word = (asyncio.create_task(one) for one in (both(ctx, keys[1]), ctx.wait_for_signal("enough")))
-            done, _ = await asyncio.wait([lock, word], return_when=asyncio.FIRST_COMPLETED)
-            lock.cancel()
-            return str(done.pop().result())
-
-    async def both(ctx, key):
-        async with ctx.mutex(key):
-            return "both"
-
-    async def told():
-        async with engine_on(url, [beside]) as engine, AsyncClient(url) as hf:
-            handles = [await engine.start(beside, [*keys]) for keys in ("ab", "ba")]
-            for handle in handles:
-                await handle.signal("go")
-            for key in "ab":
-                await waits(hf, f"workflow/beside/{key}")
-            await asyncio.sleep(0.3)
-            await handles[0].signal("enough", "let go")
-            assert [await handle.result() for handle in handles] == ["let go", "both"]
-
-    played(told)
-
-
-def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep(url, engine_on, played):
-    """A reader outside is in the writer's way, beside a run; when it goes, only the two runs are left, in a circle."""
-
-    @workflow(name="reads")
-    async def reads(ctx, _none: None) -> str:
-        async with ctx.rwlock("doc", scope="global").read():
-            await ctx.wait_for_signal("go")
-            async with ctx.mutex("a", scope="global"):
-                return "both"
-
-    @workflow(name="writes")
-    async def writes(ctx, _none: None) -> str:
-        async with ctx.mutex("a", scope="global"):
-            try:
-                async with ctx.rwlock("doc", scope="global").write():
-                    return "both"
-            except DeadlockDetected:
-                return "told"
-
-    async def told():
-        async with engine_on(url, [reads, writes]) as engine, AsyncClient(url) as hf:
-            outside = await hf.rwlock("doc").read().acquire()
-            reader = await engine.start(reads)
-            await until(lambda: inside(hf))
-            writer = await engine.start(writes)
-            await waits(hf, "doc")
-            await reader.signal("go")
-            await waits(hf, "a")
-            await asyncio.sleep(0.2)
-            await outside.release()
-            await asyncio.sleep(0.2)
-            assert await writer.status() in ("running", "suspended")
-            await engine.sweep()
-            assert [await handle.result() for handle in (writer, reader)] == ["told", "both"]
-
-    async def inside(hf):
-        return len((await hf.locks.inspect("doc")).holders) == 2
-
-    played(told)
-
-
-def test_a_signal_that_nobody_waits_for_does_not_hide_a_circle(url, engine_on, played):
-    pair = pairing()
-
-    async def told():
-        async with engine_on(url, [pair], park_after=300) as engine, AsyncClient(url) as hf:
-            one = await engine.start(pair, [*"ab"])
-            await asyncio.sleep(0.01)
-            two = await engine.start(pair, [*"ba"])
-            await two.signal("go")
-            await waits(hf, "workflow/pair/a")
-            await two.signal("whatever")
-            await one.signal("go")
-            assert [await handle.result() for handle in (two, one)] == ["told", "both"]
-
-    played(told)
-
-
 # -- leases -----------------------------------------------------------------------------------------------------
 
 
@@ -693,7 +383,7 @@ def test_a_run_is_told_that_its_lock_with_a_lease_was_lost(url, engine_on, playe
     async def told():
         async with engine_on(url, [leased]) as engine, AsyncClient(url) as hf:
             handle = await engine.start(leased)
-            await until(lambda: held(hf, "a"))
+            await eventually_async(lambda: held(hf, "a"))
             await hf.locks.force_release("a", reason="a test")
             assert await handle.result() == "lost"
 
@@ -714,7 +404,7 @@ def test_a_run_whose_lock_was_taken_by_force_is_told_while_it_is_driven(url, eng
     async def told():
         async with engine_on(url, [forced]) as engine, AsyncClient(url) as hf:
             handle = await engine.start(forced)
-            await until(story.entered)
+            await eventually_async(story.entered)
             await hf.locks.force_release("a", reason="a test")
             assert await handle.result() == "lost"
 
@@ -736,7 +426,7 @@ def test_a_client_that_is_closed_gives_back_nothing_of_a_run(tmp_path, played):
             engine = Engine(mine, workflows=[leased], worker_ttl=5, grace=1)
             await engine.open()
             handle = await engine.start(leased)
-            await until(lambda: held(hf, "a"))
+            await eventually_async(lambda: held(hf, "a"))
             await mine.close()
             await engine.close()
             assert (await hf.locks.inspect("a")).holders[0].owner == f"run {handle.id}"
@@ -756,7 +446,7 @@ def test_a_sweep_does_not_park_a_run_that_has_a_lock_with_a_lease(url, engine_on
     async def told():
         async with engine_on(url, [leased]) as engine, AsyncClient(url) as hf:
             run = (await engine.start(leased)).id
-            await until(lambda: held(hf, "a"))
+            await eventually_async(lambda: held(hf, "a"))
         async with engine_on(url, [leased], recover=False) as engine, AsyncClient(url) as hf:
             await engine.sweep()
             await asyncio.sleep(1.5)
@@ -786,7 +476,7 @@ def test_one_that_is_lost_while_nobody_drives_the_run_is_delivered_as_lost(url, 
         async with AsyncClient(url) as hf:
             async with engine_on(url, [leased]) as engine:
                 run = (await engine.start(leased)).id
-                await until(lambda: held(hf, "a"))
+                await eventually_async(lambda: held(hf, "a"))
             if lease is None:
                 await hf.locks.force_release("a", reason="a test")
             async with hf.lock("a", wait=5):
@@ -829,7 +519,7 @@ def test_a_wait_may_have_an_end(url, engine_on, played):
         async with engine_on(url, [patient]) as engine, AsyncClient(url) as hf, hf.lock("a"):
             handle = await engine.start(patient)
             await waits(hf, "a")
-            await until(lambda: nobody(hf))
+            await eventually_async(lambda: nobody(hf))
             await handle.signal("go", "too late")
             assert await handle.result() == "too late"
 
@@ -1004,7 +694,7 @@ def test_code_that_takes_other_locks_than_before_is_noticed(url, engine_on, play
     async def told():
         async with engine_on(url, [changed]) as engine:
             run = (await engine.start(changed)).id
-            await until(story.entered)
+            await eventually_async(story.entered)
         keys[0] = "b"
         async with engine_on(url, [changed]) as engine:
             handle = engine.handle(run)

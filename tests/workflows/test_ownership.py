@@ -27,12 +27,7 @@ from holdfast import (
 )
 from holdfast.commands import ForceRelease
 from holdfast.rules.run import worker_key
-
-
-async def until(condition, within=10.0):
-    async with asyncio.timeout(within):
-        while not await condition():
-            await asyncio.sleep(0.01)
+from waiting import eventually_async
 
 
 class Crowd:
@@ -77,13 +72,13 @@ def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, 
         async with engine_on(url, [flow], name="first", worker_ttl=60) as first:
             first._client.events.subscribe(lambda event: refused.append(event.name))
             await first.start(flow, None, id="r")
-            await until(lambda: _is(crowd.bodies, 1))
+            await eventually_async(lambda: crowd.bodies == 1)
             before = (await first.get("r")).holder
             first._worker._hinted_elsewhere = lambda ids: None
             async with engine_on(url, [flow], name="second", worker_ttl=60) as second:
                 driver = first._worker.drivers["r"]
                 await put_out(first)
-                await until(lambda: _is(crowd.bodies, 2))
+                await eventually_async(lambda: crowd.bodies == 2)
                 crowd.open.set()
                 assert await second.handle("r").result() == 2
                 await driver.finished.wait()
@@ -120,7 +115,7 @@ def test_a_driver_that_is_refused_begins_nothing_more(url, played, engine_on):
         one, other = made("first", shut), made("second", open_)
         async with engine_on(url, [one], name="first", worker_ttl=60) as first:
             await first.start(one, id="r")
-            await until(lambda: _is("r" in first._worker.drivers, wanted=True))
+            await eventually_async(lambda: "r" in first._worker.drivers)
             first._worker._look = nothing  # it would find out too, within a second
             async with engine_on(url, [other], name="second", worker_ttl=60) as second:
                 driver = first._worker.drivers["r"]
@@ -134,17 +129,13 @@ def test_a_driver_that_is_refused_begins_nothing_more(url, played, engine_on):
     assert begun == ["second"]
 
 
-async def _is(value, wanted):
-    return value == wanted
-
-
 def test_run_locks_show_the_engines_ownership_and_refuse_a_driven_run(url, played, engine_on):
     async def story():
         crowd = Crowd()
         flow = waiting(crowd)
         async with engine_on(url, [flow], name="me") as engine, AsyncClient(url) as client:
             handle = await engine.start(flow, None, id="r")
-            await until(lambda: _is(crowd.bodies, 1))
+            await eventually_async(lambda: crowd.bodies == 1)
             lock = await client.run_locks.get("waits", "r")
             assert lock.holder == "me"
             assert lock.token > 0
@@ -187,7 +178,7 @@ def test_resume_returns_the_state_of_a_run_that_is_driven_elsewhere(url, played,
         flow = waiting(crowd)
         async with engine_on(url, [flow], name="first") as first, engine_on(url, [flow], name="second") as second:
             handle = await first.start(flow, None, id="r")
-            await until(lambda: _is(crowd.bodies, 1))
+            await eventually_async(lambda: crowd.bodies == 1)
             seen = await second.resume("r")
             assert (seen.status, seen.holder) == ("running", "first")
             with pytest.raises(RunLocked, match="first"):
@@ -241,7 +232,7 @@ def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on)
             await client.runs.signal(driven.id, "word", "driven")
             assert await driven.result() == "driven"
             fresh = await client.runs.start("listens", None)
-            await until(lambda: _has_status(engine, fresh, "suspended"))
+            await eventually_async(lambda: _has_status(engine, fresh, "suspended"))
             await client.runs.signal(fresh, "word", "parked")
             return await client.runs.result(fresh)
 
@@ -311,7 +302,7 @@ def test_a_child_is_told_to_stop_although_the_store_is_away_for_a_while(played, 
     async def story():
         async with engine_on("memory://", [parent, sleeps]) as engine:
             handle = await engine.start(parent, None, id="p")
-            await until(lambda: _is("p/sleeps" in engine._worker.drivers, wanted=True))
+            await eventually_async(lambda: "p/sleeps" in engine._worker.drivers)
             await handle.cancel()
             with pytest.raises(WorkflowFailed, match="cancelled"):
                 await engine.handle("p/sleeps").result(10)

@@ -40,6 +40,13 @@ ANY_VERSION = "@*"
 """The end of the type of a run that was started by name: whoever claims it first decides the version."""
 
 
+class Stuck(msgspec.Struct, frozen=True, array_like=True):
+    """Nothing can bring a run on but locks, and the ends of these children. It had `seen` so many events by then."""
+
+    seen: int
+    children: tuple[str, ...] = ()
+
+
 class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a store knows of a run besides its journal and its inbox.
 
@@ -47,7 +54,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `due_at` is when a run that nobody drives may be claimed: a time, or `at_once`, or None: not before an event comes.
     `last` is the id of the last record that was made. `places` are the limits that count it while it lives; of those
     who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`. `locks` is what it has or
-    waits for; `stuck` how many events it had seen when it last had nothing but locks to wait for, and else -1.
+    waits for; `stuck` is what its last record said of that.
     """
 
     id: str
@@ -76,7 +83,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     arrival: int = 0
     cancelling: bool = False
     locks: Locks = ()
-    stuck: int = -1
+    stuck: Stuck | None = None
 
     @property
     def workflow(self) -> str:
@@ -258,7 +265,7 @@ def recorded(
     attributes: dict[str, Scalar] | None,
     request: str,
     locks: Locks = (),
-    stuck: bool = False,
+    stuck: tuple[str, ...] | None = None,
 ) -> tuple[Run, bool]:
     """The record after entries were added, and whether what was to happen `then` may happen. Parking is done here.
 
@@ -271,7 +278,7 @@ def recorded(
         last=request,
         attributes=run.attributes if attributes is None else attributes,
         locks=locks,
-        stuck=seen if stuck else -1,
+        stuck=None if stuck is None else Stuck(seen, stuck),
     )
     if then is None or run.posted > seen:
         return run, then is None
@@ -293,7 +300,7 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         deaths=0,
         watchers=(),
         locks=(),
-        stuck=-1,
+        stuck=None,
     )
 
 
@@ -338,6 +345,6 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         ended_at=None,
         cancelling=False,
         locks=(),
-        stuck=-1,
+        stuck=None,
         started_at=None if fresh else run.started_at,
     )

@@ -131,7 +131,7 @@ def record(
     request: str,
     swap: Swap | None = None,
     asks: Sequence[Ask] = (),
-    stuck: bool = False,
+    stuck: tuple[str, ...] | None = None,
 ) -> Outcome:
     """Add to the journal of a run that the caller drives, start its children, ask for locks, and park or end it.
 
@@ -167,6 +167,7 @@ def record(
             limited[new.id] = started.verdict
     said, locks, offered = ask(book, now, before, asks)
     woken += offered + tell(book, now, offered)
+    goes_on = taken or limited or any(one.what not in ("queued", "given") for one in said)
     after, done = rule.recorded(
         book.run(run) or before,  # a child that came may have had it cancelled, or a lock may be offered to it
         now,
@@ -176,7 +177,7 @@ def record(
         attributes=attributes,
         request=request,
         locks=locks,
-        stuck=stuck and all(one.what in ("queued", "given") for one in said),  # who was answered goes on
+        stuck=None if goes_on else stuck,  # who was answered is not stuck
     )
     if done and isinstance(then, Finish):
         woken += finish(book, now, after, then)

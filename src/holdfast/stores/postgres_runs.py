@@ -83,7 +83,7 @@ def kind_of(command: RunCommand) -> str:
     Nearly all commands only add to a journal, and park or end the run perhaps. A start that knows of limits has none.
     """
     if type(command) is RecordRun:
-        simple = not (command.children or command.asks or command.stuck) and command.attributes is None
+        simple = not (command.children or command.asks) and command.stuck is None and command.attributes is None
         simple = simple and command.swap is None
         return "records" if simple else "runs"
     if type(command) is StartRun:

@@ -496,7 +496,7 @@ BEGIN
     IF set_config('lock_timeout', patience::text, true) IS NOT NULL AND current_setting('synchronous_commit') <> 'off'
         AND c->6 IS NULL AND c->5->1 IS NULL AND c->5->0 IS NOT NULL THEN
         WITH changed AS (
-            UPDATE holdfast.runs AS o SET length = o.length + 1, last = c->>3, deaths = 0, stuck = -1
+            UPDATE holdfast.runs AS o SET length = o.length + 1, last = c->>3, deaths = 0, stuck = NULL
              WHERE o.namespace = ns AND o.id = c->>0 AND o.fence = (c->>1)::bigint AND o.length = (c->>2)::bigint
                AND o.last <> c->>3 AND o.posted <= (c->>4)::bigint AND CASE o.status WHEN 'running' THEN true ELSE false END
             RETURNING o.length)

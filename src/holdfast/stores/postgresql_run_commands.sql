@@ -103,9 +103,10 @@ BEGIN
     r.last := cmd->>'request';
     r.deaths := CASE WHEN entries > 0 OR what IS NOT NULL THEN 0 ELSE r.deaths END;
     r.attributes := coalesce((cmd->>'attributes')::json, r.attributes);
-    r.stuck := CASE WHEN cmd->'stuck' = 'true' AND NOT EXISTS (  -- who was answered goes on
+    r.stuck := CASE WHEN jsonb_typeof(cmd->'stuck') = 'array' AND others = '{}' AND limited = '{}'  -- who was answered
+                             AND NOT EXISTS (                                                       -- is not stuck
                              SELECT FROM jsonb_array_elements(said) AS s WHERE s->>'what' NOT IN ('queued', 'given'))
-                    THEN seen ELSE -1 END;
+                    THEN jsonb_build_array(seen, cmd->'stuck') END;
     IF asking THEN
         r.locks := mind.locks;
     END IF;
@@ -254,7 +255,7 @@ BEGIN
     r.ended_at := NULL;
     r.cancelling := false;
     r.locks := '[]';
-    r.stuck := -1;
+    r.stuck := NULL;
     r.started_at := CASE WHEN NOT (cmd->>'fresh')::boolean THEN r.started_at END;
     IF r.status IN ('queued', 'pending', 'running', 'suspended') THEN  -- it has its place, in the queue or beyond
         IF r.status <> 'queued' THEN

@@ -194,10 +194,10 @@ BEGIN
     r.deaths := 0;
     r.watchers := '{}';
     r.locks := '[]';
-    r.stuck := -1;
+    r.stuck := NULL;
     UPDATE holdfast.runs AS o
        SET status = r.status, result = r.result, ended_at = r.ended_at, worker = '', due_at = NULL, deaths = 0, watchers = '{}',
-           length = r.length, last = r.last, posted = r.posted, attributes = r.attributes, locks = '[]', stuck = -1
+           length = r.length, last = r.last, posted = r.posted, attributes = r.attributes, locks = '[]', stuck = NULL
      WHERE o.namespace = r.namespace AND o.id = r.id;
     IF r.parent NOT IN ('', r.id) THEN
         IF above.id IS NULL THEN  -- it may have been started in this very step
@@ -301,7 +301,7 @@ BEGIN
     r.arrival := 0;
     r.cancelling := false;
     r.locks := '[]';
-    r.stuck := -1;
+    r.stuck := NULL;
     step := holdfast.enter(r, at, for_worker, new->>'input');
     r := step.r;
     verdict := step.verdict;

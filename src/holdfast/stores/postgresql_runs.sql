@@ -49,8 +49,8 @@ CREATE TABLE holdfast.runs (
     arrival    bigint NOT NULL DEFAULT 0,     -- and then who came first
     cancelling boolean NOT NULL DEFAULT false,  -- whether it was told to stop
     locks      jsonb NOT NULL DEFAULT '[]',   -- what it has or waits for: the number of each ask, and the key
-    stuck      bigint NOT NULL DEFAULT -1,    -- how many events it had seen when it last had nothing but locks to wait
-                                              -- for; else -1
+    stuck      jsonb,                         -- when nothing can bring it on but locks and children: how many events it
+                                              -- had seen by then, and which children
     PRIMARY KEY (namespace, id)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 

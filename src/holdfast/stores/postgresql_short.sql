@@ -38,7 +38,7 @@ DECLARE
 BEGIN
     LOOP
         UPDATE holdfast.runs AS o
-           SET length = known + entries, last = asked, stuck = -1,
+           SET length = known + entries, last = asked, stuck = NULL,
                deaths = CASE WHEN entries > 0 OR what IS NOT NULL THEN 0 ELSE o.deaths END,
                status = CASE what WHEN 'finish' THEN c->6->>1 WHEN 'park' THEN 'suspended' ELSE o.status END,
                worker = CASE WHEN what IS NULL THEN o.worker ELSE '' END,
@@ -118,7 +118,7 @@ BEGIN
                  WHERE o.namespace = ns AND o.id = a.run LIMIT 1) AS x
         ), changed AS (
             UPDATE holdfast.runs AS o
-               SET length = a.known + a.many, last = a.request, stuck = -1,
+               SET length = a.known + a.many, last = a.request, stuck = NULL,
                    deaths = CASE WHEN a.many > 0 OR a.what IS NOT NULL THEN 0 ELSE o.deaths END,
                    status = CASE a.what WHEN 'finish' THEN a.how WHEN 'park' THEN 'suspended' ELSE o.status END,
                    worker = CASE WHEN a.what IS NULL THEN o.worker ELSE '' END,

@@ -332,12 +332,12 @@ local function record(command)
     said, fields.locks, offered = all_belongings().ask(run, asks)
     add(add(told, offered), belongings.tell(offered))
   end
-  local stays = command[13]
-  for _, one in ipairs(said) do -- who was answered goes on
+  local stays = command[13] and #taken == 0 and #limited == 0
+  for _, one in ipairs(said) do -- who was answered is not stuck
     stays = stays and (one[2] == "queued" or one[2] == "given")
   end
   if stays or run.fields.stuck then
-    fields.stuck = stays and digits(seen) or ""
+    fields.stuck = stays and "[" .. digits(seen) .. "," .. text_of(command[13]) .. "]" or ""
   end
   run = run_of(id) -- a child that came may have had it cancelled, or a lock may be offered to it
   local after, done = altered(run, fields), not ending or run.posted <= seen

@@ -30,9 +30,8 @@ local LIVES = { queued = true, pending = true, running = true, suspended = true 
 local ENDS = { completed = true, failed = true, cancelled = true, timed_out = true }
 local NUMBERS = {
   "created_at", "due_at", "fence", "lives", "deaths", "started_at", "ended_at", "priority", "arrival",
-  "stuck",
 }
-local TEXTS_OF_JSON = { "attributes", "watchers", "places", "locks" }
+local TEXTS_OF_JSON = { "attributes", "watchers", "places", "locks", "stuck" }
 -- A lock with one confirmed holder whose time runs, and with nothing after it: nearly every worker's lease.
 local LEASE = '"holders":%[{"id":"([^%c"\\\128-\255]*)","label":{[^{}]*},"token":%d+,"since":%d+,"ttl":(%d+),'
   .. '"expires_at":(%d+)}%]}$'

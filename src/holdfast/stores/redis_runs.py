@@ -20,7 +20,7 @@ from ..rules.admission import ADMITTED, Place, Terms, Verdict
 from ..rules.asks import Ask, Said
 from ..rules.outcomes import Outcome
 from ..rules.record import Kind
-from ..rules.run import Event, Locks, NewRun, Park, Run, Scalar, Then, Worker, workflow_of
+from ..rules.run import Event, Locks, NewRun, Park, Run, Scalar, Stuck, Then, Worker, workflow_of
 from ..rules.slot import Swap
 from . import redis_script as s
 from .redis_keys import run_key_name, slot_name
@@ -37,6 +37,7 @@ _attributes = msgspec.json.Decoder(dict[str, Scalar])
 _names = msgspec.json.Decoder(tuple[str, ...])
 _places = msgspec.json.Decoder(tuple[Place, ...])
 _locks = msgspec.json.Decoder(Locks)
+_stuck = msgspec.json.Decoder(Stuck)
 _terms = msgspec.json.Decoder(Terms)
 _run = msgspec.msgpack.Decoder(tuple[dict[str, str], str, int, int])
 _claim = msgspec.msgpack.Decoder(
@@ -112,10 +113,11 @@ def _record(command: r.RecordRun) -> Row:
         [_new(child) for child in command.children],
         None if command.attributes is None else _scalars(command.attributes),
     )
-    if command.swap is None and not command.asks and not command.stuck:
+    if command.swap is None and not command.asks and command.stuck is None:
         return row
     swap = None if command.swap is None else _swap(command.swap)
-    return *row, swap, [_ask(ask) for ask in command.asks] or None, command.stuck or None
+    stuck = None if command.stuck is None else _text(_all(str, command.stuck))
+    return *row, swap, [_ask(ask) for ask in command.asks] or None, stuck
 
 
 def _claim_runs(command: r.ClaimRuns) -> Row:
@@ -208,7 +210,7 @@ def _made(fields: dict[str, str], id: str, length: int, posted: int) -> Run:
             arrival=int(get("arrival") or 0),
             cancelling=bool(get("cancelling")),
             locks=_locks.decode(text) if (text := get("locks")) else (),
-            stuck=int(get("stuck") or -1),
+            stuck=_stuck.decode(text) if (text := get("stuck")) else None,
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise RecordUnreadable(

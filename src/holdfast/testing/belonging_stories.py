@@ -78,7 +78,7 @@ class BelongingStoryteller(RunStoryteller):
             at=run.length if right and run is not None else record.at,
             swap=pick.choice([record.swap, None, None]),
             asks=tuple(asks.values()),
-            stuck=pick.choice([True, False, False]),
+            stuck=pick.choice([None, None, (), ("c-0", "ä")]),
         )
 
     def _client(self) -> c.Command:

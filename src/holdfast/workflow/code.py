@@ -24,6 +24,8 @@ from .loop import WorkflowLoop
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
 MOST_KNOCKS = 1_000
+MOST_NAMED = 1_000
+"""A run that waits for more children at once does not say which: it is not looked through for circles."""
 OF_LOCKS = ("lock", "deadlock")
 """Events that only say that a lock is to be asked for again."""
 
@@ -197,17 +199,24 @@ class Code:
         ends = round(timer.when() * 1_000_000)
         return ends if first is None else min(first, ends)
 
-    @property
-    def waits_for_locks_only(self) -> bool:
-        """Whether nothing can bring it on but a lock, or a word from outside that it has not asked for."""
-        return (
-            any(place.waits for place in self.belongings.places.values())
+    def stuck(self) -> tuple[str, ...] | None:
+        """The children that it waits for, where only they and locks, or an unasked word from outside, can bring it on.
+
+        None where something else can, and where it would be of no use to anybody's search: it has no locks, and is
+        nobody's child.
+        """
+        waits = bool(self._child_waits) or any(place.waits for place in self.belongings.places.values())
+        matters = bool(self.belongings.places or self.run.parent)
+        stuck = (
+            waits
+            and matters
             and not self.done
             and not self.calls
             and not self.loop.timers
             and not self._signal_waits
-            and not self._child_waits
+            and len(self._child_waits) <= MOST_NAMED
         )
+        return tuple(self._child_waits) if stuck else None
 
     def refuse_child(self, id: str, why: HoldfastError) -> None:
         """There is no such child: its id is that of another run, or a limit keeps it out."""

@@ -1,8 +1,9 @@
 """Runs that wait for each other in a circle: found, and told to the youngest of them.
 
-A run is stuck when nothing but a lock can bring it on, and no event is on its way to it. Stuck runs of which each waits
-for what others of them hold will wait for ever. What is read is not one moment of the store: so it is read twice, and
-counts only if nothing of it has changed in between. While they are stuck, only somebody outside can change it.
+A run is stuck when nothing but a lock or the end of a child can bring it on, and no event is on its way to it. Stuck
+runs of which each waits for what others of them hold, or for others of them to end, will wait for ever. What is read is
+not one moment of the store: so it is read twice, and counts only if nothing of it has changed in between. While they
+are stuck, only somebody outside can change it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ Asking = Callable[[Command], Awaitable[Outcome]]
 
 
 class Wait(NamedTuple):
-    """What a stuck run waits for, by which ask, and the runs that are in its way; None: somebody else is, or time."""
+    """What a stuck run waits for, and the runs that are in its way; None: somebody else is, or time.
+
+    A lock, by its key and the number of the ask; or the end of a child, which has no number.
+    """
 
     run: Run
-    key: str
-    number: int
+    what: str
+    number: int | None
     since: int
     behind: frozenset[str] | None
 
@@ -59,7 +63,10 @@ async def resolve(ask: Asking, run: str) -> Found | None:
     if graph is None or await _read(ask, run) != graph:
         return None
     circle = circle_of(graph, run)
-    victim = max(circle, key=lambda wait: (wait.run.created_at, wait.run.id, wait.number))
+    # Children are younger than their parents and never hold them: there is no circle without a lock.
+    victim = max(
+        (wait for wait in circle if wait.number), key=lambda wait: (wait.run.created_at, wait.run.id, wait.number)
+    )
     payload = msgspec.json.encode(_told(circle)).decode()
     event = Event(
         kind="deadlock", name=str(victim.number), payload=payload, key=f"deadlock/{victim.number}/{victim.since}"
@@ -78,8 +85,10 @@ def circle_of(graph: Graph, run: str) -> list[Wait]:
 
 def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[Wait]:
     """What a stuck run waits for, and who is in its way: the holders; those before it, where there would be room."""
-    found = []
-    for number, key in run.locks if _is_stuck(run) else ():
+    if not _is_stuck(run) or run.stuck is None:
+        return []
+    found = [Wait(run, child, None, 0, frozenset([child])) for child in run.stuck.children]
+    for number, key in run.locks:
         record, attempt = locks.get(key), attempt_of(run.id, number)
         ids = [] if record is None else [waiter.id for waiter in record.waiters]
         if record is None or attempt not in ids:
@@ -107,31 +116,34 @@ def _reached(ahead: dict[str, frozenset[str]], first: Iterable[str]) -> list[str
 
 def _told(circle: list[Wait]) -> str:
     """Who has what and waits for what."""
-    waited = {(wait.run.id, wait.key) for wait in circle}
+    waited = {(wait.run.id, wait.what) for wait in circle if wait.number}
     told = []
-    for wait in sorted(circle, key=lambda one: (one.run.id, one.number)):
+    for wait in sorted(circle, key=lambda one: (one.run.id, one.number or 0, one.what)):
         has = [repr(key) for _, key in wait.run.locks if (wait.run.id, key) not in waited]
-        told.append(f"{wait.run.id}{' has ' + ', '.join(has) + ' and' if has else ''} waits for {wait.key!r}")
+        what = repr(wait.what) if wait.number else f"the child {wait.what}"
+        told.append(f"{wait.run.id}{' has ' + ', '.join(has) + ' and' if has else ''} waits for {what}")
     return "; ".join(told)
 
 
 async def _read(ask: Asking, run: str) -> Graph | None:
     """All that a run waits for. None as soon as one of them can go on: then so can, in the end, all who wait for it."""
     graph = Graph({}, {}, {})
-    left = [run]
+    left, at_once = [run], 1
     while left:
         if len(graph.runs) + len(left) > MOST_RUNS:
             return None
-        seen = await asyncio.gather(*(ask(SeeRun(run=name)) for name in left))
+        names, left = left[:at_once], left[at_once:]
+        at_once *= 4  # most often one of the first few can go on
+        seen = await asyncio.gather(*(ask(SeeRun(run=name)) for name in names))
         runs = [one.claim.run for one in seen if isinstance(one, RunSeen) and one.claim is not None]
-        if len(runs) < len(left) or not all(_is_stuck(one) for one in runs):
+        if len(runs) < len(names) or not all(_is_stuck(one) for one in runs):
             return None
         keys = sorted({key for one in runs for _, key in one.locks} - graph.locks.keys())
         looks = await asyncio.gather(*(ask(Inspect(key=key)) for key in keys))
         for key, look in zip(keys, looks, strict=True):
             if isinstance(look, Seen) and look.record is not None:
                 graph.locks[key] = look.record
-        behind: dict[str, None] = {}
+        behind = dict.fromkeys(left)
         for one in runs:
             waits = waits_of(one, graph.locks)
             if not waits or any(wait.behind is None for wait in waits):
@@ -143,4 +155,4 @@ async def _read(ask: Asking, run: str) -> Graph | None:
 
 
 def _is_stuck(run: Run) -> bool:
-    return run.living and run.stuck >= 0 and run.stuck == run.posted
+    return run.living and run.stuck is not None and run.stuck.seen == run.posted

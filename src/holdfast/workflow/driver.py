@@ -61,7 +61,8 @@ class Driver:
         self._slots = Slots(host, self._steps)
         self._holding = Holding(host, claim.run, self._deliver_made, self._advance)
         self._sent = 0.0  # when the record that is under way was sent
-        self._stuck_at = claim.run.stuck  # the events that it had seen when it last said that it is stuck; else -1
+        # The events that it had seen when it last said that it is stuck; -1: it did not say so.
+        self._stuck_at = -1 if claim.run.stuck is None else claim.run.stuck.seen
         self._seen = claim.run.posted
         self._fresh: list[str] = []  # delivered, and not yet on their way to the store
         self._delivered = self._durable = claim.run.length
@@ -406,8 +407,9 @@ class Driver:
 
     def _wants_record(self) -> bool:
         code = self._code
-        wants = self._fresh or code.unstarted or code.belongings.asks or code.attributes is not None or self._ends
-        return bool(wants) or (bool(code.belongings.places) and self._stuck and self._stuck_at != self._seen)
+        if self._fresh or code.unstarted or code.belongings.asks or code.attributes is not None or self._ends:
+            return True
+        return bool(code.belongings.places) and self._stuck_at != self._seen and self._stuck() is not None
 
     @property
     def _ends(self) -> bool:
@@ -480,16 +482,15 @@ class Driver:
             children=children,
             attributes=attributes,
             asks=asks,
-            stuck=self._stuck,
+            stuck=self._stuck(),
         )
-        self._stuck_at = self._seen if self._recording.stuck else -1
+        self._stuck_at = -1 if self._recording.stuck is None else self._seen
         self.host.send(self._recording, self._answered)
 
-    @property
-    def _stuck(self) -> bool:
-        """Whether nothing but locks can bring the run on."""
+    def _stuck(self) -> tuple[str, ...] | None:
+        """The children that the run waits for, where nothing can bring it on but them and locks; else None."""
         others = self._effects or self._words or self._unanswered or self._transactions or self._steps.running
-        return not others and not isinstance(self.end, Finish) and self._code.waits_for_locks_only
+        return None if others or isinstance(self.end, Finish) else self._code.stuck()
 
     def _answered(self, answer: Outcome | HoldfastError) -> None:
         command = self._recording
@@ -529,6 +530,6 @@ class Driver:
             workflow = next((new.type for new in command.children if new.id == child), child)
             self._code.refuse_child(child, exceeded(workflow_of(workflow), verdict))
         self._holding.said(answer.said, self._sent)
-        if command.stuck:
+        if command.stuck is not None and self._code.belongings.places:
             self.host.stuck(self.run.id)
         self.hear(answer.events)

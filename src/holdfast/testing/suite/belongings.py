@@ -14,7 +14,7 @@ from ...rules import outcomes as out
 from ...rules import run as rule
 from ...rules.asks import Ask, Said
 from ...rules.record import LockRecord
-from ...rules.run import Finish, Park, Run
+from ...rules.run import Finish, Park, Run, Stuck
 from ...rules.run_outcomes import Claimed, Posted, Recorded, Refused, RunSeen, Started
 from ..asking import SECOND, acquire, release, renew, wait
 from ..belonging_stories import KEYS, BelongingStoryteller
@@ -257,29 +257,52 @@ class Belongings(Limits):
         self.hire()
         (run,) = self.begun("a")
         self.ask(acquire("k"), out.Granted)
-        assert self.run_seen("a").stuck == -1
-        self.wants(run, take(), stuck=True)
-        assert self.run_seen("a").stuck == 0
+        assert self.run_seen("a").stuck is None
+        self.wants(run, take(), stuck=())
+        assert self.run_seen("a").stuck == Stuck(0)
         self.ask(signal("a"), Posted)
-        assert (self.run_seen("a").stuck, self.run_seen("a").posted) == (0, 1)
-        self.wants(run, stuck=True)
-        assert self.run_seen("a").stuck == 1
+        assert (self.run_seen("a").stuck, self.run_seen("a").posted) == (Stuck(0), 1)
+        self.wants(run, stuck=())
+        assert self.run_seen("a").stuck == Stuck(1)
         self.wants(run)
-        assert self.run_seen("a").stuck == -1
-        self.wants(run, stuck=True, then=Park(None))
-        assert (self.run_seen("a").stuck, self.run_seen("a").locks) == (1, ((1, "k"),))
+        assert self.run_seen("a").stuck is None
+        self.wants(run, stuck=(), then=Park(None))
+        assert (self.run_seen("a").stuck, self.run_seen("a").locks) == (Stuck(1), ((1, "k"),))
         self.wants(self.claim(runs=("a",))[0], then=Finish("completed", "1"))
-        assert self.run_seen("a").stuck == -1
+        assert self.run_seen("a").stuck is None
 
     def test_a_run_that_was_granted_something_is_not_stuck(self) -> None:
         self.hire()
         (run,) = self.begun("a")
         self.ask(acquire("other"), out.Granted)
-        said = self.wants(run, take(1), take(2, "other"), stuck=True).said
+        said = self.wants(run, take(1), take(2, "other"), stuck=()).said
         assert [one.what for one in said] == ["granted", "queued"]
-        assert self.run_seen("a").stuck == -1
-        self.wants(run, give(1), stuck=True)
-        assert self.run_seen("a").stuck == 0
+        assert self.run_seen("a").stuck is None
+        self.wants(run, give(1), stuck=())
+        assert self.run_seen("a").stuck == Stuck(0)
+
+    def test_a_record_tells_for_which_children_the_run_waits(self) -> None:
+        self.hire()
+        (run,) = self.begun("a")
+        self.wants(run, stuck=("b", "c/ä"), children=tuple(start(name, parent="a").new for name in ("b", "c/ä")))
+        assert self.run_seen("a").stuck == Stuck(0, ("b", "c/ä"))
+        (claim,) = self.claim(runs=("b",))
+        self.wants(claim, then=Finish("completed", "1"))
+        seen = self.run_seen("a")
+        assert (seen.stuck, seen.posted) == (Stuck(0, ("b", "c/ä")), 1), "that it is not stuck is told by its events"
+        assert self.wants(run, stuck=("c/ä",), then=Park(None)).done
+        assert self.run_seen("a").stuck == Stuck(1, ("c/ä",))
+
+    def test_a_run_whose_child_could_not_be_started_is_not_stuck(self) -> None:
+        self.hire()
+        run, _ = self.begun("a", "other")
+        taken = start("other", parent="a", request="mine").new
+        assert self.wants(run, stuck=("other",), children=(taken,)).taken == ("other",)
+        assert self.run_seen("a").stuck is None
+        terms = self.limited(1, "reject")
+        children = tuple(self.asked(name, terms, parent="a").new for name in ("in", "out"))
+        assert list(self.wants(run, stuck=("in", "out"), children=children).limited) == ["out"]
+        assert self.run_seen("a").stuck is None
 
     def test_a_lock_that_cannot_be_read_keeps_nobody_from_being_claimed_or_from_ending(self) -> None:
         self.hire()
