@@ -23,7 +23,7 @@ from holdfast.run_commands import SeeRun
 from holdfast.workflow.asking import result_of
 from holdfast.workflow.code import Code
 
-PROGRAMS = int(os.environ.get("HOLDFAST_PROGRAMS", "120"))
+PROGRAMS = int(os.environ.get("HOLDFAST_PROGRAMS", "500"))
 CHUNKS = 4
 CRASHES = 3
 """Fewer than make a run suspicious for good: a worker drives suspects one at a time, which takes its time."""
