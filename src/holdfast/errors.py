@@ -100,7 +100,7 @@ class WouldDeadlock(HoldfastError):
 
 
 class DeadlockDetected(HoldfastError):
-    """Every run that holds what this one waits for is itself waiting: this one, the youngest, must give way."""
+    """Whoever is in the way of this run waits for it: it is the youngest who waits for a lock, and must give way."""
 
     def __init__(self, message: str | None = None, *, key: str = "") -> None:
         super().__init__(message)

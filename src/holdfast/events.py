@@ -74,7 +74,7 @@ EVENTS: dict[str, Kind] = {
         "warning", "newer limits of a workflow are published than those of this engine", ("workflow", "version")
     ),
     "deadlock_detected": Kind(
-        "warning", "runs wait for each other in a circle: the youngest of them was told", ("run", "worker")
+        "warning", "runs wait for each other in a circle: the youngest who waits for a lock was told", ("run", "worker")
     ),
     "claim_failed": Kind("warning", "a worker cannot reach the store and will try again", ("worker", "error")),
     "record_failed": Kind("warning", "a record is sent again: the store was away", ("run", "error")),

@@ -196,7 +196,7 @@ OF_THE_ENGINE = [
     Mutant(
         "when one has given way the others are not looked at again",
         "workflow/patrol.py",
-        "            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, other)\n",
+        "            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, name)\n",
         "            pass\n",
         (CIRCLES + "test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too[memory]",),
     ),
@@ -217,7 +217,7 @@ OF_THE_ENGINE = [
     Mutant(
         "a parent that waits for its child is not in the child's way",
         "workflow/deadlock.py",
-        "for child in run.stuck.children]",
+        "for child in youngest_first]",
         "for child in ()]",
         (CIRCLES + "test_a_child_that_wants_what_its_parent_holds_is_told[memory-None]",),
     ),
@@ -238,15 +238,36 @@ OF_THE_ENGINE = [
     Mutant(
         "the youngest is told even if it waits for no lock",
         "workflow/deadlock.py",
-        "(wait for wait in circle if wait.number)",
-        "(wait for wait in circle)",
+        "[wait for wait in circle if wait.number]",
+        "circle",
         (SEARCH + "test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock",),
+    ),
+    Mutant(
+        "who waits behind a circle is counted among it",
+        "workflow/deadlock.py",
+        "    _reach(circle, ahead, last)\n",
+        "    _reach(circle, ahead, next(iter(ahead)))\n",
+        (SEARCH + "test_who_waits_behind_a_circle_for_one_of_two_children_is_no_part_of_it",),
+    ),
+    Mutant(
+        "a run whose lock was taken from it is stuck all the same",
+        "workflow/deadlock.py",
+        "            return [Wait(run, key, number, 0, None)]  # it was",
+        "            continue  # it was",
+        (SEARCH + "test_a_lock_that_was_taken_from_a_stuck_run_brings_it_on",),
+    ),
+    Mutant(
+        "a run that the store does not call stuck believes that it did",
+        "workflow/driver.py",
+        "            self._stuck_at = -1  # the store did not believe it\n",
+        "            pass\n",
+        (CIRCLES + "test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_circle[memory]",),
     ),
     Mutant(
         "the oldest of a circle is told",
         "workflow/deadlock.py",
-        "    victim = max(\n",
-        "    victim = min(\n",
+        "    victim = max(asking",
+        "    victim = min(asking",
         (CIRCLES + "test_the_youngest_of_those_who_wait_for_each_other_is_told[memory-None]",),
     ),
     Mutant(

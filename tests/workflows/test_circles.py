@@ -393,3 +393,23 @@ def test_a_parent_that_waits_for_another_child_or_a_time_as_well_can_still_go_on
             assert [await handle.result() for handle in handles.values()] == ["in", "in"]
 
     played(told)
+
+
+def test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_circle(
+    url, engine_on, played, monkeypatch
+):
+    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
+    inner = inner_of("execution")
+
+    @workflow(name="outer")
+    async def outer(ctx, _none: None) -> str:
+        async with ctx.mutex("a", scope="execution", lease="1 minute"):
+            await ctx.start_child(inner, "a", id="taken")
+            return await ctx.child(inner, "a")
+
+    async def told():
+        async with engine_on(url, [outer, inner]) as engine:
+            await engine.start(inner, "a", id="taken")
+            assert "waits for the child" in await (await engine.start(outer)).result()
+
+    played(told)

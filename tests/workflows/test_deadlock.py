@@ -109,11 +109,11 @@ def test_those_before_it_are_in_the_way_only_where_there_would_be_room():
 
 def test_the_youngest_is_told_of_what_it_waits_for_once():
     store = Store()
-    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=True, others=["x"])
+    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=True, again=["x"])
     ((*told, payload),) = store.posted
     assert told == ["y", "deadlock", "2"]
     assert payload == "\"x has 'a' and waits for 'b'; y has 'b' and waits for 'a'\""
-    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=False, others=["x"])
+    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=False, again=["x"])
 
 
 def test_what_has_changed_between_two_looks_is_not_believed():
@@ -137,7 +137,7 @@ def test_a_crowd_behind_one_who_can_go_on_costs_three_looks():
 def test_a_parent_that_waits_for_a_child_is_in_its_way():
     runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",))), "c": run("c", (1, "a"), age=2)}
     store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
-    assert asyncio.run(resolve(store, "p")) == Found("c", fresh=True, others=["p"])
+    assert asyncio.run(resolve(store, "p")) == Found("c", fresh=True, again=["p"])
     ((*_, payload),) = store.posted
     assert payload == "\"c waits for 'a'; p has 'a' and waits for the child c\""
 
@@ -146,7 +146,7 @@ def test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock():
     """By their ages the parent would be, but it waits for no lock."""
     runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",)), age=3), "c": run("c", (1, "a"))}
     store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
-    assert asyncio.run(resolve(store, "c")) == Found("c", fresh=True, others=["p"])
+    assert asyncio.run(resolve(store, "c")) == Found("c", fresh=True, again=["p"])
 
 
 def test_one_child_that_can_go_on_breaks_the_circle():
@@ -161,7 +161,7 @@ def test_one_child_that_can_go_on_breaks_the_circle():
     found = asyncio.run(
         resolve(Store(runs | {"d": run("d", (2, "a"))}, {"a": lock([of("p", 1)], [of("c", 1), of("d", 2)])}), "p")
     )
-    assert found == Found("d", fresh=True, others=["p", "c"])
+    assert found == Found("d", fresh=True, again=["p"])
 
 
 def test_a_crowd_of_children_of_which_the_first_goes_on_costs_two_looks():
@@ -170,3 +170,41 @@ def test_a_crowd_of_children_of_which_the_first_goes_on_costs_two_looks():
     store = Store(runs, {"a": lock([of("p", 1)], [])})
     assert asyncio.run(resolve(store, "p")) is None
     assert store.looks == 5
+
+
+def test_a_lock_that_was_taken_from_a_stuck_run_brings_it_on():
+    """Its lease has run out while nobody drove it: as soon as it is driven it is told, and leaves its block."""
+    runs = {"p": run("p", (1, "a"), (2, "b"), stuck=Stuck(0, ("c",))), "c": run("c", (1, "b"))}
+    locks = {"a": lock([of("p", 1)], []), "b": lock([of("p", 2)], [of("c", 1)])}
+    assert asyncio.run(resolve(Store(runs, locks), "c")) is not None
+    assert asyncio.run(resolve(Store(runs, locks | {"a": lock([], [])}), "c")) is None
+
+
+def test_who_waits_behind_a_circle_for_one_of_two_children_is_no_part_of_it():
+    """When x and y are out of each other's way one child ends, and its parent lets go of what the other wants."""
+    runs = RUNS | {
+        "p": run("p", (1, "k"), stuck=Stuck(0, ("c", "d")), age=2),
+        "c": run("c", (1, "k"), age=9),
+        "d": run("d", (1, "a"), age=9),
+    }
+    locks = LOCKS | {"k": lock([of("p", 1)], [of("c", 1)]), "a": lock([of("x", 1)], [of("y", 2), of("d", 1)])}
+    for first in runs:
+        assert circle(runs, locks, first) == ["x", "y"]
+
+
+def test_those_who_wait_for_each_other_s_ends_alone_cannot_be_told():
+    runs = {"p": run("p", stuck=Stuck(0, ("q",))), "q": run("q", stuck=Stuck(0, ("p",)))}
+    assert asyncio.run(resolve(Store(runs, {}), "p")) is None
+
+
+def test_of_a_large_circle_the_message_tells_whom_it_is_for_and_who_is_in_the_way():
+    children = tuple(f"c{n:03}" for n in range(300))
+    runs = {name: run(name, (1, "a"), age=n) for n, name in enumerate(children)}
+    runs["p"] = run("p", (1, "a"), stuck=Stuck(0, children))
+    store = Store(runs, {"a": lock([of("p", 1)], [of(name, 1) for name in children])})
+    asyncio.run(resolve(store, "p"))
+    ((told, *_, payload),) = store.posted
+    assert told == "c299"
+    assert "c299 waits for 'a'; p has 'a' and waits for the child c" in payload
+    assert "and 590 more such waits" in payload
+    assert len(payload) < 1_000

@@ -54,7 +54,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `due_at` is when a run that nobody drives may be claimed: a time, or `at_once`, or None: not before an event comes.
     `last` is the id of the last record that was made. `places` are the limits that count it while it lives; of those
     who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`. `locks` is what it has or
-    waits for; `stuck` is what its last record said of that.
+    waits for; `stuck` is there where
+    nothing can bring it on but those and children, as its last record said, unless that was answered at once.
     """
 
     id: str

@@ -24,7 +24,7 @@ from .loop import WorkflowLoop
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
 MOST_KNOCKS = 1_000
-MOST_NAMED = 1_000
+MOST_NAMED = 999
 """A run that waits for more children at once does not say which: it is not looked through for circles."""
 OF_LOCKS = ("lock", "deadlock")
 """Events that only say that a lock is to be asked for again."""
@@ -143,6 +143,7 @@ class Code:
                     _resolve(self._call_of(entry.id, entry.args).future, None, error)
                 elif (waiting_for := self._child_waits.get(entry.id)) is not None:
                     self._children.pop(entry.id, None)  # it is not asked for once more in a later life
+                    self.taken[entry.id] = entry.error  # and whoever awaits it again is told again
                     _resolve(waiting_for, None, error)
                 else:
                     raise self._differs(f"the child {entry.id!r} was refused", f"{sorted(self._child_waits)}")

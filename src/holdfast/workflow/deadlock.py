@@ -1,4 +1,4 @@
-"""Runs that wait for each other in a circle: found, and told to the youngest of them.
+"""Runs that wait for each other in a circle: found, and told to the youngest of those who wait for a lock.
 
 A run is stuck when nothing but a lock or the end of a child can bring it on, and no event is on its way to it. Stuck
 runs of which each waits for what others of them hold, or for others of them to end, will wait for ever. What is read is
@@ -9,6 +9,7 @@ are stuck, only somebody outside can change it.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -17,13 +18,15 @@ import msgspec
 from ..commands import Command, Inspect
 from ..rules.asks import asker_of, attempt_of
 from ..rules.outcomes import Outcome, Seen
-from ..rules.record import LockRecord
+from ..rules.record import EMPTY, LockRecord
 from ..rules.run import Event, Run
 from ..rules.run_outcomes import Posted, RunSeen
 from ..run_commands import PostEvent, SeeRun
 
 MOST_RUNS = 1_000
 """A circle of more is not looked for."""
+MOST_TOLD = 10
+"""How many waits of a circle are told of."""
 
 Asking = Callable[[Command], Awaitable[Outcome]]
 
@@ -50,49 +53,66 @@ class Graph(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A circle: who was told of it, whether that is news, and who else is stuck there."""
+    """A circle: who was told of it, whether that is news, and from whom the next one is to be looked for."""
 
     told: str
     fresh: bool
-    others: list[str]
+    again: list[str]
 
 
 async def resolve(ask: Asking, run: str) -> Found | None:
-    """Look for a circle that keeps this run from going on, and tell the youngest of it."""
+    """Look for a circle that keeps this run from going on, and tell the youngest who waits for a lock there."""
     graph = await _read(ask, run)
     if graph is None or await _read(ask, run) != graph:
         return None
-    circle = circle_of(graph, run)
-    # Children are younger than their parents and never hold them: there is no circle without a lock.
-    victim = max(
-        (wait for wait in circle if wait.number), key=lambda wait: (wait.run.created_at, wait.run.id, wait.number)
-    )
-    payload = msgspec.json.encode(_told(circle)).decode()
+    circle = circle_of(graph)
+    asking = [wait for wait in circle if wait.number]
+    if not asking:  # children do not hold their parents: such a circle is none that anybody could be told of
+        return None
+    victim = max(asking, key=lambda wait: (wait.run.created_at, wait.run.id, wait.number))
+    payload = msgspec.json.encode(_told(circle, victim)).decode()
     event = Event(
         kind="deadlock", name=str(victim.number), payload=payload, key=f"deadlock/{victim.number}/{victim.since}"
     )
     posted = await ask(PostEvent(run=victim.run.id, event=event))
-    others = [name for name in graph.runs if name != victim.run.id]
-    return Found(victim.run.id, isinstance(posted, Posted) and posted.fresh, others)
+    again = [run] if run != victim.run.id else sorted({name for wait in graph.waits[run] for name in wait.behind or ()})
+    return Found(victim.run.id, isinstance(posted, Posted) and posted.fresh, again)
 
 
-def circle_of(graph: Graph, run: str) -> list[Wait]:
-    """The waits of those who wait for each other; a run that only waits behind them is not among them."""
-    ahead = {name: frozenset().union(*(wait.behind or () for wait in found)) for name, found in graph.waits.items()}
-    circle = [name for name in _reached(ahead, [run]) if name in _reached(ahead, ahead[name])]
-    return [wait for name in circle for wait in graph.waits[name]]
+def circle_of(graph: Graph) -> list[Wait]:
+    """The waits of some who wait for each other, and for nobody else: who waits behind them can go on after them.
+
+    Everybody waits for somebody here. Whoever begins the last of the walks against the waiting that go through all of
+    them is in such a circle: nobody whom it waits for was met before, so all of them wait for it.
+    """
+    ahead = {name: {other for wait in found for other in wait.behind or ()} for name, found in graph.waits.items()}
+    behind = defaultdict[str, set[str]](set)
+    for name, others in ahead.items():
+        for other in others:
+            behind[other].add(name)
+    met, last = set[str](), ""
+    for name in ahead:
+        if name not in met:
+            last = name
+            _reach(met, behind, name)
+    circle = set[str]()
+    _reach(circle, ahead, last)
+    return [wait for name in ahead if name in circle for wait in graph.waits[name]]
 
 
 def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[Wait]:
     """What a stuck run waits for, and who is in its way: the holders; those before it, where there would be room."""
     if not _is_stuck(run) or run.stuck is None:
         return []
-    found = [Wait(run, child, None, 0, frozenset([child])) for child in run.stuck.children]
+    youngest_first = reversed(run.stuck.children)  # if one has been told, it is the youngest
+    found = [Wait(run, child, None, 0, frozenset([child])) for child in youngest_first]
     for number, key in run.locks:
-        record, attempt = locks.get(key), attempt_of(run.id, number)
-        ids = [] if record is None else [waiter.id for waiter in record.waiters]
-        if record is None or attempt not in ids:
+        record, attempt = locks.get(key, EMPTY), attempt_of(run.id, number)
+        ids = [waiter.id for waiter in record.waiters]
+        if any(holder.id == attempt for holder in record.holders):
             continue
+        if attempt not in ids:
+            return [Wait(run, key, number, 0, None)]  # it was taken from the run, which will be told
         place = ids.index(attempt)
         me = record.waiters[place]
         room = record.permits - sum(holder.weight for holder in record.holders)
@@ -104,25 +124,27 @@ def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[Wait]:
     return found
 
 
-def _reached(ahead: dict[str, frozenset[str]], first: Iterable[str]) -> list[str]:
-    found, left = dict[str, None](), list(first)
+def _reach(met: set[str], ways: Mapping[str, Iterable[str]], first: str) -> None:
+    """Go wherever the ways lead from here, but not on from who was met before."""
+    left = [first]
     while left:
         name = left.pop()
-        if name not in found:
-            found[name] = None
-            left += ahead[name]
-    return list(found)
+        if name not in met:
+            met.add(name)
+            left += ways[name]
 
 
-def _told(circle: list[Wait]) -> str:
-    """Who has what and waits for what."""
+def _told(circle: list[Wait], victim: Wait) -> str:
+    """Who has what and waits for what: whom it is told to first of all, and then whoever is in the way."""
     waited = {(wait.run.id, wait.what) for wait in circle if wait.number}
     told = []
-    for wait in sorted(circle, key=lambda one: (one.run.id, one.number or 0, one.what)):
+    near = sorted(circle, key=lambda one: (one is not victim, one.run.id not in (victim.behind or ()), one.run.id))
+    for wait in sorted(near[:MOST_TOLD], key=lambda one: (one.run.id, one.number or 0, one.what)):
         has = [repr(key) for _, key in wait.run.locks if (wait.run.id, key) not in waited]
         what = repr(wait.what) if wait.number else f"the child {wait.what}"
         told.append(f"{wait.run.id}{' has ' + ', '.join(has) + ' and' if has else ''} waits for {what}")
-    return "; ".join(told)
+    more = len(circle) - MOST_TOLD
+    return "; ".join([*told, f"and {more} more such waits"] if more > 0 else told)
 
 
 async def _read(ask: Asking, run: str) -> Graph | None:
@@ -146,7 +168,7 @@ async def _read(ask: Asking, run: str) -> Graph | None:
         behind = dict.fromkeys(left)
         for one in runs:
             waits = waits_of(one, graph.locks)
-            if not waits or any(wait.behind is None for wait in waits):
+            if not waits or not all(wait.behind for wait in waits):
                 return None
             graph.runs[one.id], graph.waits[one.id] = one, waits
             behind |= {name: None for wait in waits for name in sorted(wait.behind or ())}

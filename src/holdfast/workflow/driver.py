@@ -524,6 +524,8 @@ class Driver:
             return
         if command.then is not None and isinstance(self.end, Park) and not self._code.done:
             self.end = None  # something has come meanwhile
+        if answer.taken or answer.limited:
+            self._stuck_at = -1  # the store did not believe it
         for child in answer.taken:
             self._code.refuse_child(child, RunExists(f"there is another run with the id {child!r}"))
         for child, verdict in answer.limited.items():

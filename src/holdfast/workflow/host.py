@@ -68,7 +68,7 @@ class Host(Protocol):
         """Call this on the event loop; for those who are on another thread."""
 
     def stuck(self, run: str) -> None:
-        """A run waits for nothing but locks: see whether that can ever end."""
+        """A run waits for nothing but locks and children: see whether that can ever end."""
 
     def wake_at(self, driver: Driver, due: int | None) -> None:
         """Let the driver tick at this moment on the store's clock, and at no other; None: at none."""

@@ -65,7 +65,7 @@ class Patrol:
                 break
 
     def search(self, run: str) -> None:
-        """See whether a run that waits for nothing but locks can ever go on. One after the other is looked at."""
+        """See whether a run that waits for nothing but locks and children can ever go on. One after another."""
         if self._stopped:
             return
         self._wanted[run] = None
@@ -108,6 +108,6 @@ class Patrol:
             return
         if found.fresh:
             self._found(found.told)
-        for other in found.others:
-            self._tries[other] = tries
-            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, other)
+        for name in found.again:
+            self._tries[name] = tries
+            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, name)

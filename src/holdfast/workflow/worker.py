@@ -422,7 +422,7 @@ class Worker:
             self._loop.call_soon_threadsafe(call)
 
     def stuck(self, run: str) -> None:
-        """See whether a run that waits for nothing but locks can ever go on."""
+        """See whether a run that waits for nothing but locks and children can ever go on."""
         self.patrol.search(run)
 
     def wake_at(self, driver: Driver, due: int | None) -> None:
