@@ -8,6 +8,7 @@ HERE = "tests/stores/test_conformance.py::TestMemory::"
 ENGINE = "tests/workflows/test_locks_of_runs.py::"
 CIRCLES = "tests/workflows/test_circles.py::"
 SEARCH = "tests/workflows/test_deadlock.py::"
+RETRYING = "tests/workflows/test_retrying.py::"
 RULE = "rules/belongings.py"
 
 BELONGINGS = [
@@ -150,6 +151,34 @@ OF_THE_ENGINE = [
         "        if not open_since:\n",
         "        if True:\n",
         (ENGINE + "test_a_retry_of_a_run_that_failed_inside_takes_the_lock_anew[memory]",),
+    ),
+    Mutant(
+        "a retry is refused a lock for the reason of before",
+        "workflow/asking.py",
+        "j.StepLost | j.LockRefused | j.LockLost",
+        "j.StepLost | j.LockLost",
+        (RETRYING + "test_a_run_that_gave_way_in_a_circle_takes_its_locks_anew[memory]",),
+    ),
+    Mutant(
+        "a retry loses the lock that was lost before",
+        "workflow/asking.py",
+        "j.StepLost | j.LockRefused | j.LockLost",
+        "j.StepLost | j.LockRefused",
+        (RETRYING + "test_a_run_that_lost_its_lock_takes_it_anew[memory]",),
+    ),
+    Mutant(
+        "a retry keeps that the run was told to stop",
+        "workflow/asking.py",
+        "        if isinstance(entries[place], j.CancelAsked):\n            return place\n",
+        "        pass\n",
+        (RETRYING + "test_a_run_that_was_told_to_stop_and_failed_on_its_way_out_is_not_stopped_again[memory]",),
+    ),
+    Mutant(
+        "a run that ends does not say which children it leaves",
+        "workflow/driver.py",
+        'then.status != "completed" and code.children',
+        "not code.children",
+        (RETRYING + "test_a_child_that_was_stopped_with_its_parent_goes_on_with_it[memory-cancelled-retry]",),
     ),
     Mutant(
         "who can still go on counts as stuck",

@@ -223,7 +223,7 @@ def _show(found: RunInfo, claim: Claim) -> None:
         say(f"  result: {_short(run.result or 'null')}")
 
 
-def _history(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901  (one for each kind of entry)
+def _history(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (one for each kind of entry)
     """The entries of the journal as people read them."""
     events = {event.number: event for event in claim.events}
     keys: dict[int, str] = {}  # of the locks that it took
@@ -259,6 +259,8 @@ def _history(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901  (one for each
                 kind, name = "lost", keys.get(entry.number, "")
             case j.LockGiven():
                 kind, name = "given", keys.get(entry.number, "")
+            case j.Left():
+                kind, name = "left", ", ".join(entry.children)
             case j.BegunAgain():
                 kind, value = "again", _failure(entry.error, None)
         found.append({"at": _time(entry.at), "kind": kind, "name": name, "value": value})

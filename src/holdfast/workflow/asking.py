@@ -197,9 +197,12 @@ class Asking(Starting):
 
     def _revive_child(self, run_id: str, child: str, *, restart: bool) -> Flow[None]:
         """Let a child of a run that begins again do so too; its parent must live by then, or it would not be told."""
-        claim, _ = yield from self.see(child)
+        try:
+            claim, _ = yield from self.see(child)
+        except UnknownRun:  # it was wanted, and never started
+            return
         run = claim.run
-        if run.living:
+        if run.living or run.parent != run_id:
             return
         if restart or run.status in RETRIABLE:
             yield from self.revive(child, restart=restart)
@@ -212,33 +215,37 @@ class Asking(Starting):
 
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     """How many entries a run keeps that goes on or begins anew, which events it forgets, which children do so too."""
-    cancels = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
+    told = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
+    ends = {event.number: event for event in claim.events if event.kind == "child"}
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
+    left = [child for entry in entries if isinstance(entry, j.Left) for child in entry.children]
     if restart:
         read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
-        ends = {event.number: event.name for event in claim.events if event.kind == "child"}
-        return 1, tuple(sorted({*cancels, *read, *ends})), tuple(dict.fromkeys(ends.values()))
-    failed = {
-        event.number
-        for event in claim.events
-        if event.kind == "child" and j.read_end(event.payload).status != "completed"
-    }
-    keep = len(entries)
-    children: tuple[str, ...] = ()
-    for place in range(len(entries) - 1, -1, -1):
+        again = [event.name for event in ends.values()]
+        return 1, tuple(sorted({*told, *read, *ends})), tuple(dict.fromkeys([*again, *left]))
+    failed = {number for number, event in ends.items() if j.read_end(event.payload).status != "completed"}
+    keep = _before_open_locks(entries, _before_failure(entries, failed))
+    failed -= {entry.event for entry in entries[:keep] if isinstance(entry, j.ChildEnded)}
+    again = [ends[number].name for number in sorted(failed)]
+    return keep + 1, (*told, *sorted(failed)), tuple(dict.fromkeys([*again, *left]))
+
+
+def _before_failure(entries: Sequence[j.AnyEntry], failed: set[int]) -> int:
+    """How many of these entries were there before the run was told to stop, or else before what failed in it last."""
+    begun = max((place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), default=-1) + 1
+    for place in range(begun, len(entries)):
+        if isinstance(entries[place], j.CancelAsked):
+            return place
+    for place in range(len(entries) - 1, begun - 1, -1):
         entry = entries[place]
-        if isinstance(entry, j.BegunAgain):
-            break
-        if isinstance(entry, j.StepLost):
-            keep = min(keep, place)
-            break
+        if isinstance(entry, j.StepLost | j.LockRefused | j.LockLost):
+            return place
         if isinstance(entry, j.ChildEnded) and entry.event in failed:
-            keep, children = min(keep, place), (entry.id,)
-            cancels.append(entry.event)
-            break
-        if isinstance(entry, j.CancelAsked):
-            keep = place
-    return _before_open_locks(entries, keep) + 1, tuple(cancels), children
+            return place
+    keep = len(entries)
+    while keep and isinstance(entries[keep - 1], j.Left):
+        keep -= 1
+    return keep
 
 
 def _before_open_locks(entries: Sequence[j.AnyEntry], keep: int) -> int:

@@ -147,7 +147,7 @@ class Code:
                     _resolve(waiting_for, None, error)
                 else:
                     raise self._differs(f"the child {entry.id!r} was refused", f"{sorted(self._child_waits)}")
-            case j.Begun():
+            case j.Begun() | j.Left():
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry
@@ -218,6 +218,11 @@ class Code:
             and len(self._child_waits) <= MOST_NAMED
         )
         return tuple(self._child_waits) if stuck else None
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """The children that are not known to have ended."""
+        return tuple(self._children)
 
     def refuse_child(self, id: str, why: HoldfastError) -> None:
         """There is no such child: its id is that of another run, or a limit keeps it out."""

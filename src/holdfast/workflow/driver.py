@@ -464,6 +464,10 @@ class Driver:
             self._fresh.insert(0, j.encode_entry(code.preface))
             self._delivered += 1
             code.preface = None
+        then = self.end if self._ends else None
+        if isinstance(then, Finish) and then.status != "completed" and code.children:
+            self._fresh.append(j.encode_entry(j.Left(at=self.host.now(), children=code.children)))
+            self._delivered += 1
         entries, self._fresh = tuple(self._fresh), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None
@@ -478,7 +482,7 @@ class Driver:
             request=f"{self.run.fence}.{self._mark}.{self._records}",
             entries=entries,
             seen=self._seen,
-            then=self.end if self._ends else None,
+            then=then,
             children=children,
             attributes=attributes,
             asks=asks,

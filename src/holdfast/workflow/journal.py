@@ -120,6 +120,12 @@ class LockGiven(Entry, frozen=True, tag="lock-given", kw_only=True):
     number: int
 
 
+class Left(Entry, frozen=True, tag="left", kw_only=True):
+    """The run has ended without having heard of the ends of these children. Nobody tells it of them any more."""
+
+    children: tuple[str, ...]
+
+
 class BegunAgain(Entry, frozen=True, tag="again", kw_only=True):
     """The workflow has failed and begins again: what was before counts no more. It goes on at `again_at`."""
 
@@ -140,6 +146,7 @@ AnyEntry = (
     | LockRefused
     | LockLost
     | LockGiven
+    | Left
     | BegunAgain
 )
 

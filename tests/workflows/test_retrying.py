@@ -1,0 +1,184 @@
+"""retry and restart by hand: what ended the run does not end it again, and its children go on with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast import AsyncClient, WorkflowFailed, workflow
+from waiting import eventually_async
+from watching import held
+
+
+async def ended(engine, run):
+    return (await engine.get(run)).ended_at is not None
+
+
+def listening():
+    @workflow(name="below")
+    async def below(ctx, _none: None) -> str:
+        return await ctx.wait_for_signal("go")
+
+    return below
+
+
+@pytest.mark.parametrize("how", ["retry", "restart"])
+@pytest.mark.parametrize("why", ["cancelled", "timed_out"])
+def test_a_child_that_was_stopped_with_its_parent_goes_on_with_it(url, played, engine_on, how, why):
+    below = listening()
+
+    @workflow(name="above", timeout=1 if why == "timed_out" else None)
+    async def above(ctx, _none: None) -> str:
+        return await ctx.child(below, id="child")
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            await eventually_async(lambda: there(engine))
+            if why == "cancelled":
+                await handle.cancel()
+            with pytest.raises(WorkflowFailed, match=why):
+                await handle.result()
+            await eventually_async(lambda: ended(engine, "child"))
+            await getattr(engine, how)(handle.id)
+            await engine.handle("child").signal("go", "went on")
+            assert await handle.result(timeout=20) == "went on"
+
+    async def there(engine):
+        return [run.id for run in (await engine.list()).runs if run.id == "child"]
+
+    played(story)
+
+
+@pytest.mark.parametrize("how", ["retry", "restart"])
+@pytest.mark.parametrize("late", ["it completes", "it fails", "it is still there"])
+def test_a_child_that_its_parent_did_not_wait_for_any_more_is_heard_of_after_all(url, played, engine_on, how, late):
+    """Of two children one fails, and their parent with it; the other ends when nobody is there to be told."""
+    broken = {"first": True, "second": late == "it fails"}
+
+    @workflow(name="below")
+    async def below(ctx, name: str) -> str:
+        if name == "second":
+            await ctx.wait_for_signal("go")
+        return await ctx.step("work", work, name)
+
+    def work(name):
+        if broken[name]:
+            raise ValueError(f"{name} is broken")
+        return name
+
+    @workflow(name="above")
+    async def above(ctx, _none: None) -> list[str]:
+        return await asyncio.gather(*(ctx.child(below, name, id=name) for name in ("first", "second")))
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            with pytest.raises(WorkflowFailed, match="first is broken"):
+                await handle.result()
+            if late != "it is still there":
+                await engine.handle("second").signal("go")
+                await eventually_async(lambda: ended(engine, "second"))
+            broken.update(first=False, second=False)
+            await getattr(engine, how)(handle.id)
+            if late == "it is still there" or how == "restart":
+                await engine.handle("second").signal("go")
+            assert await handle.result(timeout=20) == ["first", "second"]
+
+    played(story)
+
+
+def test_a_run_that_was_told_to_stop_and_failed_on_its_way_out_is_not_stopped_again(url, played, engine_on):
+    below = listening()
+
+    @workflow(name="above")
+    async def above(ctx, _none: None) -> str:
+        try:
+            return await ctx.wait_for_signal("go")
+        except asyncio.CancelledError:
+            await ctx.step("clean up", broken)
+            raise
+
+    def broken():
+        raise ValueError("it cannot be cleaned up")
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            await eventually_async(lambda: begun(engine, handle.id))
+            await handle.cancel()
+            with pytest.raises(WorkflowFailed):
+                await handle.result()
+            await engine.retry(handle.id)
+            await handle.signal("go", "went on")
+            assert await handle.result(timeout=20) == "went on"
+
+    async def begun(engine, run):
+        return (await engine.get(run)).started_at
+
+    played(story)
+
+
+def test_a_run_that_gave_way_in_a_circle_takes_its_locks_anew(url, played, engine_on):
+    @workflow(name="pair")
+    async def pair(ctx, keys: list[str]) -> str:
+        async with ctx.mutex(keys[0]):
+            await ctx.wait_for_signal("go")
+            async with ctx.mutex(keys[1]):
+                return "both"
+
+    async def story():
+        async with engine_on(url, [pair]) as engine:
+            one = await engine.start(pair, [*"ab"])
+            await asyncio.sleep(0.01)
+            two = await engine.start(pair, [*"ba"])
+            for handle in (one, two):
+                await handle.signal("go")
+            with pytest.raises(WorkflowFailed, match="DeadlockDetected"):
+                await two.result()
+            assert await one.result() == "both"
+            await engine.retry(two.id)
+            assert await two.result(timeout=20) == "both"
+
+    played(story)
+
+
+def test_a_run_that_lost_its_lock_takes_it_anew(url, played, engine_on):
+    @workflow(name="forced")
+    async def forced(ctx, _none: None) -> int:
+        async with ctx.mutex("a", scope="global") as lease:
+            await ctx.wait_for_signal("go")
+            return lease.token
+
+    async def story():
+        async with engine_on(url, [forced]) as engine, AsyncClient(url) as hf:
+            handle = await engine.start(forced)
+            await eventually_async(lambda: held(hf, "a"))
+            before = (await hf.locks.inspect("a")).holders[0].token
+            await hf.locks.force_release("a", reason="a test")
+            with pytest.raises(WorkflowFailed, match="LeaseLost"):
+                await handle.result()
+            await engine.retry(handle.id)
+            await handle.signal("go")
+            assert await handle.result(timeout=20) > before
+
+    played(story)
+
+
+def test_a_run_that_met_a_lock_of_another_kind_asks_anew(url, played, engine_on):
+    @workflow(name="counts")
+    async def counts(ctx, _none: None) -> str:
+        async with ctx.semaphore("a", permits=2, scope="global"):
+            return "in"
+
+    async def story():
+        async with engine_on(url, [counts]) as engine, AsyncClient(url) as hf:
+            async with hf.lock("a"):
+                handle = await engine.start(counts)
+                with pytest.raises(WorkflowFailed, match="KindMismatch"):
+                    await handle.result()
+            await engine.retry(handle.id)
+            assert await handle.result(timeout=20) == "in"
+
+    played(story)
