@@ -10,9 +10,9 @@ from datetime import timedelta
 import pytest
 
 from commandline import answer, failure, holdfast, shape, terminal
-from holdfast import Client, Concurrency, Context, Engine, Rate, Retry, WorkflowFailed, workflow
+from holdfast import AsyncClient, Client, Concurrency, Context, Engine, Rate, Retry, WorkflowFailed, workflow
 from providers import PROVIDERS
-from waiting import PATIENCE, eventually
+from waiting import PATIENCE, eventually, eventually_async
 
 RUN = {
     "id": "str", "workflow": "str", "version": "NoneType", "status": "str", "holder": "NoneType", "created_at": "str",
@@ -389,6 +389,38 @@ def test_show_tells_which_locks_a_run_has_and_had(url):
 
     asyncio.run(begun())
     shown = holdfast("runs", "show", "r", "--url", url).stdout
-    assert "has or waits for the lock workflow/locking/second" in shown
+    assert "has the lock workflow/locking/second" in shown
     assert "given     workflow/locking/first" in shown
     assert answer(holdfast("runs", "show", "r", "--json", "--url", url))["locks"] == ["workflow/locking/second"]
+
+
+def test_what_a_run_waits_for_is_told_by_name(url):
+    @workflow(name="inner")
+    async def inner(ctx, _none: None) -> None:
+        async with ctx.mutex("a", scope="global"):
+            pass
+
+    @workflow(name="outer")
+    async def outer(ctx, _none: None) -> None:
+        async with ctx.mutex("b", scope="global"):
+            await ctx.child(inner, id="child")
+
+    async def begun():
+        async with Engine(url, workflows=[outer, inner], park_after=0.01) as engine, AsyncClient(url) as hf:
+            async with hf.lock("a"):
+                handle = await engine.start(outer, id="r")
+                await eventually_async(lambda: both_are(engine, "suspended"))
+                return [
+                    (await asyncio.to_thread(holdfast, "runs", verb, run, "--url", url)).stdout
+                    for verb, run in [("show", "r"), ("resume", "r"), ("show", "child"), ("resume", "child")]
+                ], await handle.cancel()
+
+    async def both_are(engine, status):
+        return [run.status for run in (await engine.list()).runs] == [status] * 2
+
+    (parent, parent_again, child, child_again), _ = asyncio.run(begun())
+    assert "has the lock b" in parent
+    assert "waits for the child child" in parent
+    assert "r waits for the end of the child child:" in parent_again
+    assert "waits for the lock a" in child
+    assert "child waits for the lock a:" in child_again

@@ -353,6 +353,7 @@ def test_a_child_that_is_too_many_fails_where_it_is_awaited_and_is_not_started_l
         (lambda: Concurrency(max=1, name="a/b"), "letters, digits"),
         (lambda: Concurrency(max=1, version=-1), "version"),
         (lambda: Concurrency(max=1, max_queue=0), "max_queue"),
+        (lambda: Concurrency(max=1, max_queue=3), "nobody waits"),
         (lambda: Rate(1, per=0), "span"),
         (lambda: Rate(1, per="1 minute", on_excess="skip"), "reject or queue"),
         (lambda: waiting(concurrency=3), "Concurrency"),
@@ -373,3 +374,53 @@ def test_a_priority_is_a_whole_number(tmp_path):
 def test_every_such_error_is_one_kind():
     for kind in (WorkflowConcurrencyLimitExceededError, WorkflowRateLimitExceededError, WorkflowQueueFullError):
         assert issubclass(kind, WorkflowLimitExceeded)
+
+
+@pytest.mark.parametrize(("on_excess", "told"), [("skip", "another run is there"), ("cancel_newest", "as cancelled")])
+def test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody(url, played, engine_on, on_excess, told):
+    @workflow(name="talk", concurrency=Concurrency(max=1, on_excess=on_excess))
+    async def talk(ctx, who: str) -> str:
+        return f"{who} heard {await ctx.wait_for_signal('say')}"
+
+    async def story():
+        async with engine_on(url, [talk]) as engine:
+            ann = await engine.start(talk, "ann", id="ann")
+            with pytest.raises(WorkflowConcurrencyLimitExceededError, match=told) as caught:
+                await engine.start_or_signal(talk, "bob", id="bob", name="say", payload="a secret of bob's")
+            assert (caught.value.workflow_type, caught.value.limit) == ("talk", 1)
+            await engine.start_or_signal(talk, "ann", id="ann", name="say", payload="hello")
+            assert await ann.result() == "ann heard hello"
+
+    played(story)
+
+
+@dataclass
+class Request:
+    customer: str
+
+
+def test_a_function_as_the_key_gets_what_the_workflow_gets(url, played, engine_on):
+    @workflow(name="ask", concurrency=Concurrency(max=1, key=lambda request: request.customer))
+    async def ask(ctx, request: Request) -> str:
+        return request.customer
+
+    async def story():
+        async with engine_on(url, [ask]) as engine:
+            for given in (Request("ann"), {"customer": "ann"}):
+                handle = await engine.start(ask, given)
+                assert (await handle.result(), handle.admission.outcome) == ("ann", "admitted")
+
+    played(story)
+
+
+def test_what_a_function_as_the_key_raises_is_told_with_the_limit(url, played, engine_on):
+    @workflow(name="ask", concurrency=Concurrency(max=1, key=lambda request: request["missing"], name="each"))
+    async def ask(ctx, request: dict[str, str]) -> None:
+        pass
+
+    async def story():
+        async with engine_on(url, [ask]) as engine:
+            with pytest.raises(InvalidOption, match=r"limit 'each' of 'ask'.*KeyError\('missing'\)"):
+                await engine.start(ask, {})
+
+    played(story)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -147,6 +147,13 @@ def _table(found: tuple[RunInfo, ...]) -> Table:
     return table
 
 
+class _Waits(NamedTuple):
+    """The locks that a run waits for, and the children, where it is known for which."""
+
+    locks: Sequence[str]
+    children: Sequence[str]
+
+
 def _kind(one: RunInfo) -> str:
     return one.workflow if one.version is None else f"{one.workflow}@{one.version}"
 
@@ -175,11 +182,12 @@ def show(settings: Settings, run_id: str) -> None:
     """One run: how it is, who drives it, its history, its unread signals, and what it failed with."""
     with _opened(settings) as hf:
         found, claim, _ = _seen(hf, run_id, history=True)
+        waits = _waits(hf, claim.run)
     history, unread = _history(claim), _unread(claim)
     if settings.json:
         tell({**run_document(found), "input": _value(claim.entries[0]), "history": history, "signals": unread})
         return
-    _show(found, claim)
+    _show(found, claim, waits)
     say("  history:" if history else "  history: nothing yet")
     for entry in history:
         value = "" if entry["value"] is None else f"  {_short(json.dumps(entry['value'], ensure_ascii=False))}"
@@ -193,7 +201,7 @@ def show(settings: Settings, run_id: str) -> None:
             say(f"    {line}")
 
 
-def _show(found: RunInfo, claim: Claim) -> None:
+def _show(found: RunInfo, claim: Claim, waits: _Waits) -> None:
     run = claim.run
     say(shown(found.id, "bold").append(f" of {_kind(found)} is ").append(found.status, _STYLES.get(found.status, "")))
     ended = "" if found.ended_at is None else f", ended {moment(found.ended_at)}"
@@ -217,7 +225,9 @@ def _show(found: RunInfo, claim: Claim) -> None:
     for name, value in found.attributes.items():
         say(f"  attribute {name} = {json.dumps(value, ensure_ascii=False)}")
     for key in found.locks:
-        say(f"  has or waits for the lock {key} (see: holdfast locks show)")
+        say(f"  {'waits for' if key in waits.locks else 'has'} the lock {key} (see: holdfast locks show)")
+    for child in waits.children:
+        say(f"  waits for the child {child}")
     say(f"  input: {_short(claim.entries[0])}")
     if found.status == "completed":
         say(f"  result: {_short(run.result or 'null')}")
@@ -428,7 +438,7 @@ def _prospect(hf: Client, run: rule.Run, found: RunInfo, now: int) -> tuple[str,
     if found.holder is not None:
         return "driven", f"{run.id} is driven by {found.holder}: there is nothing to do."
     if run.status in ("queued", "suspended") and run.due_at is None:
-        return _waits_for_others(run)
+        return _waits_for_others(hf, run)
     lock = hf.locks.inspect(rule.run_key(run.workflow, run.id))
     if lock.held:
         holder = ", ".join(one.owner for one in lock.holders)
@@ -442,11 +452,21 @@ def _prospect(hf: Client, run: rule.Run, found: RunInfo, now: int) -> tuple[str,
     return "no_worker", f"{run.id} waits for a worker ({since}), and no living worker knows {_plainly(run.type)}."
 
 
-def _waits_for_others(run: rule.Run) -> tuple[str, str]:
+def _waits(hf: Client, run: rule.Run) -> _Waits:
+    keys = dict.fromkeys(key for _, key in run.locks)
+    waited = [key for key in keys if any(one.owner == f"run {run.id}" for one in hf.locks.inspect(key).waiters)]
+    return _Waits(waited, () if run.stuck is None else run.stuck.children)
+
+
+def _waits_for_others(hf: Client, run: rule.Run) -> tuple[str, str]:
     if run.status == "queued":
         limits = ", ".join(sorted({place.limit for place in run.places}))
         return "queued", f"{run.id} waits to be let in ({limits}): that happens when another run ends."
-    return "waiting", f"{run.id} waits for a signal or a child: a worker takes it up when that comes."
+    if run.stuck is None:
+        return "waiting", f"{run.id} waits for a signal or a child: a worker takes it up when that comes."
+    waits = _waits(hf, run)
+    told = [*(f"the lock {key}" for key in waits.locks), *(f"the end of the child {child}" for child in waits.children)]
+    return "waiting", f"{run.id} waits for {' and '.join(told) or 'a worker'}: a worker takes it up when that comes."
 
 
 def _able(hf: Client, run: rule.Run) -> str:

@@ -341,7 +341,7 @@ class Context(Locking):
             request=f"{self.run_id}:{place}",
             parent=self.run_id,
             root=self._code.run.root,
-            places=places_of(workflow.terms, workflow.name, workflow.limits, text, value),
+            places=places_of(workflow.terms, workflow.name, workflow.limits, text, workflow.input_type),
         )
         self._code.start_child(new)
         return ChildHandle(self, child, workflow.output_type)

@@ -27,7 +27,7 @@ from ..values import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
 from .asking import Asking, RunInfo, checked_timeout, result_of
 from .definition import Workflow
 from .driver import Driver
-from .limits import Admission, admission_of
+from .limits import Admission, admission_of, not_begun
 from .runs import AsyncQuestions
 from .worker import Worker
 
@@ -258,13 +258,13 @@ class Engine(AsyncQuestions):
         )
         output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
-            started = asking.start_within(connection, new, workflow=known, input=input)
+            started = asking.start_within(connection, new, workflow=known)
         elif new.type not in self._workflows or worker.room < 1:
-            started = await self._run(asking.start(new, workflow=known, input=input))
+            started = await self._run(asking.start(new, workflow=known))
         else:
             worker.expect(new.id)
             try:
-                started = await self._run(asking.start(new, worker.id, workflow=known, input=input))
+                started = await self._run(asking.start(new, worker.id, workflow=known))
                 await self._drive(started, new.input)
             finally:
                 worker.unexpect(new.id)
@@ -329,9 +329,14 @@ class Engine(AsyncQuestions):
         payload: Any = None,
         idempotency_key: str | None = None,
     ) -> RunHandle[Any]:
-        """Send a signal to the run with this id; if there is none, start it first."""
+        """Send a signal to the run with this id; if there is none, start it first.
+
+        Where a limit lets no run with this id begin, nothing is sent: neither to the run that is there in its place.
+        """
         try:
             handle: RunHandle[Any] = await self.start(workflow, input, id=id)
+            if handle.admission is not None and handle.admission.outcome in ("skipped", "cancelled"):
+                raise not_begun(id, workflow if isinstance(workflow, str) else workflow.name, handle.admission)
         except RunExists:
             known = self._named(workflow)
             handle = RunHandle(*self._open(), id, known.output_type if isinstance(known, Workflow) else Any)

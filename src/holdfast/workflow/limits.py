@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..codec import decode_value
 from ..errors import (
     InvalidOption,
     WorkflowConcurrencyLimitExceededError,
@@ -126,11 +127,11 @@ def terms_of(concurrency: Any, rate: Any) -> tuple[tuple[AnyLimit, ...], Terms]:
     return given, Terms(limits=limits, version=max((one.version for one in given), default=0))
 
 
-def places_of(terms: Terms, workflow: str, given: Iterable[AnyLimit], input: str, value: Any) -> tuple[Place, ...]:
+def places_of(terms: Terms, workflow: str, given: Iterable[AnyLimit], input: str, type: Any) -> tuple[Place, ...]:
     """Where a run is counted; `given` are the limits that the caller has the code of, `input` is JSON text."""
     own = {one.limit().name: one.key for one in given}
     return tuple(
-        Place(limit.name, _key_of(limit, workflow, own.get(limit.name), input, value)) for limit in terms.limits
+        Place(limit.name, _key_of(limit, workflow, own.get(limit.name), input, type)) for limit in terms.limits
     )
 
 
@@ -157,6 +158,19 @@ def exceeded(workflow: str, verdict: Verdict) -> WorkflowLimitExceeded:
     )
 
 
+def not_begun(id: str, workflow: str, admission: Admission) -> WorkflowLimitExceeded:
+    """The error for a signal to a run that a limit does not let begin."""
+    how = "it was recorded as cancelled" if admission.outcome == "cancelled" else "another run is there in its place"
+    return WorkflowConcurrencyLimitExceededError(
+        f"the run {id!r} of {workflow!r} does not begin: the limit {admission.limit!r} is reached, and {how}. The "
+        "signal was not sent.",
+        workflow_type=workflow,
+        partition_key=admission.partition_key,
+        limit=admission.max or 0,
+        name=admission.limit or "",
+    )
+
+
 def checked_priority(priority: int) -> int:
     """A whole number; the highest comes first."""
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
@@ -169,6 +183,8 @@ def _check(given: AnyLimit) -> None:
         raise InvalidOption(f"max={given.max} is more than {MAX_LIMIT}")
     if given.max_queue is not None:
         checked_count(given.max_queue, what="max_queue")
+        if given.on_excess not in ("queue", "cancel_oldest"):
+            raise InvalidOption(f'max_queue={given.max_queue}: nobody waits with on_excess="{given.on_excess}"')
     if given.key is not None and not callable(given.key):
         checked_key(given.key, what="key")
         if not all(given.key.split(".")):
@@ -205,7 +221,7 @@ def _all(given: Any, kind: type[AnyLimit], what: str) -> tuple[AnyLimit, ...]:
     return found
 
 
-def _key_of(limit: Limit, workflow: str, key: Key, input: str, value: Any) -> str:
+def _key_of(limit: Limit, workflow: str, key: Key, input: str, type: Any) -> str:
     """The key of a run at a limit, as JSON text; empty where all runs are counted together."""
     if limit.by_code:
         if key is None or isinstance(key, str):
@@ -213,7 +229,14 @@ def _key_of(limit: Limit, workflow: str, key: Key, input: str, value: Any) -> st
                 f"the limit {limit.name!r} of {workflow!r} finds its key by a function, which this process does not "
                 "have: start the run with the workflow itself instead of its name, or give the limit a path as its key"
             )
-        return _text(key(value), limit, workflow)
+        value = decode_value(input, type, what=f"the input of {workflow!r}")  # as the workflow will get it
+        try:
+            found = key(value)
+        except Exception as error:
+            raise InvalidOption(
+                f"the key of the limit {limit.name!r} of {workflow!r} could not be found: its function raised {error!r}"
+            ) from error
+        return _text(found, limit, workflow)
     if not limit.path:
         return ""
     found = msgspec.json.decode(input)

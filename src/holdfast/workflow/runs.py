@@ -81,7 +81,7 @@ class _Runs:
 
     def _start(self, workflow: Workflow[Any, Any] | str, input: Any, **options: Any) -> Flow[str]:
         new = self._asking.new_run(workflow, input, **options)
-        started = yield from self._asking.start(new, workflow=workflow, input=input)
+        started = yield from self._asking.start(new, workflow=workflow)
         return started.run.id
 
 
@@ -148,7 +148,7 @@ class Runs(_Runs):
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
         if connection is not None:
             new = self._asking.new_run(workflow, input, **options, priority=priority)
-            return self._asking.start_within(connection, new, workflow=workflow, input=input).run.id
+            return self._asking.start_within(connection, new, workflow=workflow).run.id
         return run(self._start(workflow, input, **options, priority=priority), self._client.works.lanes)
 
     def get(self, run_id: str) -> RunInfo:

@@ -72,12 +72,10 @@ class Starting:
             priority=checked_priority(priority),
         )
 
-    def start(
-        self, new: NewRun, worker: str = "", *, workflow: Workflow[Any, Any] | str = "", input: Any = None
-    ) -> Flow[Started]:
+    def start(self, new: NewRun, worker: str = "", *, workflow: Workflow[Any, Any] | str = "") -> Flow[Started]:
         """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
         for _ in range(TERMS_CHANGE):
-            outcome, _ = yield from send(StartRun(new=self._counted(new, workflow, input), worker=worker))
+            outcome, _ = yield from send(StartRun(new=self._counted(new, workflow), worker=worker))
             if isinstance(outcome, WorkerGone):
                 worker = ""
             elif isinstance(outcome, TermsDiffer):
@@ -88,15 +86,15 @@ class Starting:
                 break
         return _started(new, outcome)
 
-    def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str, input: Any) -> NewRun:
+    def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str) -> NewRun:
         """The start with the places where its run is counted, by the terms as they are known here."""
         name = workflow_of(new.type)
         given = workflow.limits if isinstance(workflow, Workflow) else ()
         terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else Terms())
         if not terms.limits:
             return new
-        value = workflow.given(input) if isinstance(workflow, Workflow) else input
-        places = places_of(terms, name, given, new.input, value)
+        kind = workflow.input_type if isinstance(workflow, Workflow) else Any
+        places = places_of(terms, name, given, new.input, kind)
         return msgspec.structs.replace(new, places=places, terms=terms.digest)
 
     def _unpublished(self, name: str, workflow: Workflow[Any, Any] | str, latest: TermsDiffer) -> PublishTerms | None:
@@ -125,9 +123,7 @@ class Starting:
         self._terms[command.workflow] = outcome.terms
         return outcome.terms == command.terms
 
-    def start_within(
-        self, connection: Any, new: NewRun, *, workflow: Workflow[Any, Any] | str = "", input: Any = None
-    ) -> Started:
+    def start_within(self, connection: Any, new: NewRun, *, workflow: Workflow[Any, Any] | str = "") -> Started:
         """Start a run within the caller's own transaction: rolled back, it never existed."""
         store = self.client.works.store
         if not isinstance(store, Joinable):
@@ -137,7 +133,7 @@ class Starting:
             )
         joined = store.join(connection)
         for _ in range(TERMS_CHANGE):
-            outcome = _carried_out(joined, StartRun(new=self._counted(new, workflow, input)))
+            outcome = _carried_out(joined, StartRun(new=self._counted(new, workflow)))
             if not isinstance(outcome, TermsDiffer):
                 break
             ours = self._unpublished(workflow_of(new.type), workflow, outcome)
