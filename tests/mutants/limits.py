@@ -107,4 +107,24 @@ LIMITS = [
         "            pass\n",
         (HERE + "test_a_child_that_is_too_many_is_told_to_its_parent",),
     ),
+    Mutant(
+        "a child that was kept out once is kept out for ever",
+        "workflow/code.py",
+        "        self.taken.pop(new.id, None)  # it may be let in this time\n",
+        "",
+        (
+            "tests/workflows/test_limits.py::"
+            "test_a_child_that_was_kept_out_may_be_started_again_under_its_id[memory-False]",
+        ),
+    ),
+    Mutant(
+        "a signal goes to the run that is there in the place of another",
+        "workflow/engine.py",
+        'handle.admission.outcome in ("skipped", "cancelled")',
+        'handle.admission.outcome == "cancelled"',
+        (
+            "tests/workflows/test_limits.py::"
+            "test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody[memory-skip-another run is there]",
+        ),
+    ),
 ]

@@ -24,6 +24,7 @@ from holdfast import (
     WorkflowRateLimitExceededError,
     workflow,
 )
+from waiting import eventually_async
 
 
 @dataclass
@@ -422,5 +423,41 @@ def test_what_a_function_as_the_key_raises_is_told_with_the_limit(url, played, e
         async with engine_on(url, [ask]) as engine:
             with pytest.raises(InvalidOption, match=r"limit 'each' of 'ask'.*KeyError\('missing'\)"):
                 await engine.start(ask, {})
+
+    played(story)
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_child_that_was_kept_out_may_be_started_again_under_its_id(url, played, engine_on, parked):
+    @workflow(name="below", concurrency=Concurrency(max=1))
+    async def below(ctx, _none: None) -> str:
+        return await ctx.wait_for_signal("go")
+
+    @workflow(name="above")
+    async def above(ctx, _none: None) -> str:
+        try:
+            return await ctx.child(below, id="child")
+        except StepFailed:
+            await ctx.wait_for_signal("again")
+            return await ctx.child(below, id="child")
+
+    async def story():
+        async with engine_on(url, [above, below], park_after=0.01 if parked else 60) as engine:
+            first = await engine.start(below)
+            handle = await engine.start(above, id="above")
+            await eventually_async(lambda: refused(engine))
+            await first.signal("go", "done")
+            await first.result()
+            await handle.signal("again")
+            await eventually_async(lambda: there(engine))
+            await engine.handle("child").signal("go", "let in")
+            assert await handle.result(timeout=20) == "let in"
+
+    async def refused(engine):
+        run = await engine.get("above")
+        return run.entries > 1 and (not parked or run.status == "suspended")
+
+    async def there(engine):
+        return "child" in [run.id for run in (await engine.list()).runs]
 
     played(story)

@@ -289,6 +289,7 @@ class Code:
     def start_child(self, new: NewRun) -> None:
         """A child is started with the next record. Once more in another life: that is recognised."""
         self._children[new.id] = new
+        self.taken.pop(new.id, None)  # it may be let in this time
         self.unstarted.append(new)
 
     async def wait_for_child(self, id: str) -> str:
