@@ -5,6 +5,7 @@ from __future__ import annotations
 from .runner import Mutant
 
 HERE = "tests/stores/test_conformance.py::TestMemory::"
+ENGINE = "tests/workflows/test_limits.py::"
 ADMITTING = "rules/admitting.py"
 
 LIMITS = [
@@ -112,19 +113,13 @@ LIMITS = [
         "workflow/code.py",
         "        self.taken.pop(new.id, None)  # it may be let in this time\n",
         "",
-        (
-            "tests/workflows/test_limits.py::"
-            "test_a_child_that_was_kept_out_may_be_started_again_under_its_id[memory-False]",
-        ),
+        (ENGINE + "test_a_child_that_was_kept_out_may_be_started_again_under_its_id[memory-False]",),
     ),
     Mutant(
         "a signal goes to the run that is there in the place of another",
         "workflow/engine.py",
         'handle.admission.outcome in ("skipped", "cancelled")',
         'handle.admission.outcome == "cancelled"',
-        (
-            "tests/workflows/test_limits.py::"
-            "test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody[memory-skip-another run is there]",
-        ),
+        (ENGINE + "test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody[memory-skip]",),
     ),
 ]
