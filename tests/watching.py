@@ -23,3 +23,16 @@ async def held(hf, key):
 async def suspended(handle):
     """A run is parked."""
     return await handle.status() == "suspended"
+
+
+async def each_inside(engine, flow, **inputs):
+    """Start runs by their ids, each when the one before has its lock: the last is the youngest."""
+
+    async def inside(run):
+        return (await engine.get(run)).locks
+
+    handles = []
+    for run, given in inputs.items():
+        handles.append(await engine.start(flow, given, id=run))
+        await eventually_async(lambda run=run: inside(run))
+    return handles

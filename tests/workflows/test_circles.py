@@ -9,7 +9,7 @@ import pytest
 from holdfast import AsyncClient, DeadlockDetected, WouldDeadlock, workflow
 from holdfast.workflow import patrol
 from waiting import eventually_async
-from watching import suspended, waits
+from watching import each_inside, suspended, waits
 
 
 def pairing():
@@ -44,9 +44,7 @@ def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, p
         async with engine_on(url, [pair]) as engine:
             events = []
             engine.events.subscribe(lambda event: events.append(event.name))
-            handles = [await engine.start(pair, [*"ab"], id="one")]
-            await asyncio.sleep(0.01)
-            handles.append(await engine.start(pair, [*"ba"], id="two"))
+            handles = await each_inside(engine, pair, one=[*"ab"], two=[*"ba"])
             for handle in handles:
                 await handle.signal("go")
             results = [await handle.result() for handle in handles]
@@ -63,9 +61,7 @@ def test_those_of_a_circle_who_are_parked_are_part_of_it(url, engine_on, played)
 
     async def told():
         async with engine_on(url, [pair], park_after=0.02) as engine, AsyncClient(url) as hf:
-            one = await engine.start(pair, [*"ab"])
-            await asyncio.sleep(0.01)
-            two = await engine.start(pair, [*"ba"])
+            one, two = await each_inside(engine, pair, one=[*"ab"], two=[*"ba"])
             await two.signal("go")
             await waits_and_is_parked(hf, two)
             await one.signal("go")
@@ -91,11 +87,9 @@ def test_a_circle_of_three_in_two_engines_is_found(url, engine_on, played):
 
     async def told():
         async with engine_on(url, [ring]) as one, engine_on(url, [ring]) as two:
-            engines = [one, two, one]
-            handles = [
-                await engine.start(ring, keys, id="-".join(keys))
-                for engine, keys in zip(engines, [[*"ab"], [*"bc"], [*"ca"]], strict=True)
-            ]
+            handles = await each_inside(one, ring, ab=[*"ab"])
+            handles += await each_inside(two, ring, bc=[*"bc"])
+            handles += await each_inside(one, ring, ca=[*"ca"])
             for handle in handles:
                 await handle.signal("go")
             ends = [await asyncio.gather(handle.result(), return_exceptions=True) for handle in handles]
@@ -191,8 +185,7 @@ def test_who_can_still_go_on_is_not_in_a_deadlock(url, engine_on, played):
 
     async def told():
         async with engine_on(url, [hopeful]) as engine, AsyncClient(url) as hf:
-            one = await engine.start(hopeful, [*"ab"])
-            two = await engine.start(hopeful, [*"ba"])
+            one, two = await each_inside(engine, hopeful, one=[*"ab"], two=[*"ba"])
             for handle in (one, two):
                 await handle.signal("go")
             await waits(hf, "workflow/hopeful/b")
@@ -222,7 +215,7 @@ def test_who_waits_for_a_signal_as_well_is_not_stuck(url, engine_on, played):
 
     async def told():
         async with engine_on(url, [beside]) as engine, AsyncClient(url) as hf:
-            handles = [await engine.start(beside, [*keys]) for keys in ("ab", "ba")]
+            handles = await each_inside(engine, beside, one=[*"ab"], two=[*"ba"])
             for handle in handles:
                 await handle.signal("go")
             for key in "ab":
@@ -234,8 +227,9 @@ def test_who_waits_for_a_signal_as_well_is_not_stuck(url, engine_on, played):
     played(told)
 
 
-def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep(url, engine_on, played):
+def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep(url, engine_on, played, monkeypatch):
     """A reader outside is in the writer's way, beside a run; when it goes, only the two runs are left, in a circle."""
+    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # by the sweep that is asked for below
 
     @workflow(name="reads")
     async def reads(ctx, _none: None) -> str:
@@ -280,9 +274,7 @@ def test_a_signal_that_nobody_waits_for_does_not_hide_a_circle(url, engine_on, p
 
     async def told():
         async with engine_on(url, [pair], park_after=300) as engine, AsyncClient(url) as hf:
-            one = await engine.start(pair, [*"ab"])
-            await asyncio.sleep(0.01)
-            two = await engine.start(pair, [*"ba"])
+            one, two = await each_inside(engine, pair, one=[*"ab"], two=[*"ba"])
             await two.signal("go")
             await waits(hf, "workflow/pair/a")
             await two.signal("whatever")

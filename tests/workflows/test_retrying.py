@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import AsyncClient, WorkflowFailed, workflow
 from waiting import eventually_async
-from watching import held
+from watching import each_inside, held
 
 
 async def ended(engine, run):
@@ -130,9 +130,7 @@ def test_a_run_that_gave_way_in_a_circle_takes_its_locks_anew(url, played, engin
 
     async def story():
         async with engine_on(url, [pair]) as engine:
-            one = await engine.start(pair, [*"ab"])
-            await asyncio.sleep(0.01)
-            two = await engine.start(pair, [*"ba"])
+            one, two = await each_inside(engine, pair, one=[*"ab"], two=[*"ba"])
             for handle in (one, two):
                 await handle.signal("go")
             with pytest.raises(WorkflowFailed, match="DeadlockDetected"):
