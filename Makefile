@@ -3,7 +3,7 @@
 PYTHON ?= python3
 
 # Most tests wait, for a process or for time to pass.
-WORKERS ?= 4
+WORKERS ?= 6
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -12,22 +12,23 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 
-PROOFS := counter permits clock waiters replies stalls state leader network outages skew rows crowd crashes engines recovery takeover limits belongings
+PROOFS := counter permits clock waiters replies stalls state leader turnover network outages skew rows crowd load crashes engines recovery takeover limits belongings
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint docs bench clean prove prove-fresh prove-rules prove-suite prove-interfaces prove-recipes \
+.PHONY: help demo test test-pythons lint docs bench clean prove prove-fresh prove-rules prove-suite prove-growth prove-interfaces prove-recipes \
   prove-mutants $(PROOFS:%=prove-%)
 
 help:
 	@echo 'make demo          real worker processes, kill -9, a pause and a refused write, in a minute'
 	@echo 'make test          linters, types, docs and all tests'
+	@echo 'make test-pythons  make test with Python 3.11, 3.12 and 3.13, where they are to be had'
 	@echo 'make lint          linters and types only'
 	@echo 'make docs          the documentation, into site/'
 	@echo 'make bench         the speed figures, each with pass or miss'
 	@echo 'make prove         every proof at full size; CONTRIBUTING.md tells what each one shows:'
-	@echo '                   prove-fresh prove-rules prove-suite prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants'
+	@echo '                   prove-fresh prove-rules prove-suite prove-growth prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants'
 	@echo 'make clean         remove .venv, caches and what was built'
 
 demo: $(RUNTIME)
@@ -35,7 +36,10 @@ demo: $(RUNTIME)
 
 test: lint
 	@site=$$(mktemp -d) && { NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --site-dir "$$site"; code=$$?; rm -rf "$$site"; exit $$code; }
-	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -rs -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+
+test-pythons:
+	$(PYTHON) scripts/test_pythons.py
 
 lint: $(DEV)
 	$(PY) -m ruff check .
@@ -48,7 +52,7 @@ docs: $(DEV)
 bench: $(BENCH)
 	$(PY) bench/run.py
 
-prove: prove-rules prove-suite prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants prove-fresh
+prove: prove-rules prove-suite prove-growth prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants prove-fresh
 
 prove-fresh:
 	$(PYTHON) scripts/prove_fresh.py
@@ -58,7 +62,12 @@ prove-rules: $(DEV)
 	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
 
 prove-suite: $(DEV)
-	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/testing/test_broken.py
+	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/stores/test_redis_whole.py \
+	  tests/testing/test_broken.py
+
+prove-growth: $(DEV)
+	HOLDFAST_GROWTH=full $(PY) -m pytest -rs tests/workflows/test_growth.py tests/stores/test_redis_growth.py \
+	  tests/stores/test_postgres_lists.py tests/stores/test_sqlite_lists.py
 
 prove-interfaces: $(DEV)
 	$(PY) -m pytest -rs tests/test_leases.py tests/test_durable.py tests/test_run_locks.py tests/test_state.py

@@ -15,6 +15,8 @@ import psycopg
 from common import RECORD, Figure, alternate, median, ratio
 
 from holdfast import AsyncClient, Client
+from holdfast.stores.postgres_native import statement_named
+from holdfast.stores.postgres_statements import placed
 from holdfast.testing import servers
 
 BLOCKS = 9
@@ -75,22 +77,18 @@ def pooled_tasks(url: str) -> Callable[[], float]:
     """The same statements, one a command, by asyncpg through a pool of ten."""
     import asyncpg  # noqa: PLC0415
 
-    statement = "SELECT holdfast.execute_one('bench', $1, NULL, 40, '[]')"
+    statement = placed(statement_named("hold"), "holdfast").decode()
 
-    async def one(pool: asyncpg.Pool, kind: str, command: dict[str, object]) -> dict[str, int]:
-        reply = await pool.fetchval(statement, json.dumps([kind, command]))
-        answer: dict[str, int] = json.loads(reply)[1][0][0][1]
+    async def one(pool: asyncpg.Pool, *command: object) -> list[int]:
+        row = await pool.fetchrow(statement, "default", json.dumps([command]), None)
+        answer: list[int] = json.loads(row[1])
         return answer
 
     async def work(pool: asyncpg.Pool, number: int) -> None:
-        key = f"pool:{number}"
-        take = {
-            "key": key, "id": f"bench.{number}", "label": {"name": "bench"}, "kind": "item", "permits": 1, "weight": 1,
-            "ttl": 30_000_000, "queue": False, "waiter_ttl": None, "delay": 0,
-        }  # fmt: skip
+        key, name = f"bench:{number}", f"pool.{number}"  # keys that our tasks have made
         for _ in range(TURNS):
-            granted = await one(pool, "Acquire", take)
-            await one(pool, "Release", {"key": key, "id": take["id"], "token": granted["token"]})
+            token, *_ = await one(pool, "Acquire", key, name, None, 30_000_000, "item", 1, {"name": "bench"})
+            await one(pool, "Release", key, name, token)
 
     async def main() -> float:
         async with asyncpg.create_pool(url, min_size=POOL, max_size=POOL) as pool:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import redis
 import redis.asyncio
 from common import Figure, alternate, median, ratio
 
 from holdfast import AsyncClient, Client
-from holdfast.commands import Acquire, Release
+from holdfast.commands import Acquire, Command, Release
 from holdfast.rules.record import Label
-from holdfast.stores.redis_batch import pack_commands, read_reply
-from holdfast.stores.redis_script import GRANTED, RELEASED, SCRIPT, SHA
+from holdfast.stores.redis_fast import GRANTED, RELEASED, asked, read_reply
+from holdfast.stores.redis_script import FAST
 from holdfast.testing import servers
 
 BLOCKS = 9
@@ -44,18 +44,26 @@ def timed(pairs: int, pair: Callable[[], None]) -> Callable[[], float]:
     return measure
 
 
+def payload(commands: Sequence[Command]) -> bytes:
+    """What Holdfast sends for these commands."""
+    written = asked(commands)
+    assert written is not None
+    return written.payload
+
+
 def bare_scripts(client: redis.Redis, keys: int) -> Callable[[], None]:
     """The two batches for so many keys, by the driver alone."""
-    client.script_load(SCRIPT)
-    packed = pack_commands([take(number) for number in range(keys)])
+    client.script_load(FAST.text)
+    packed = payload([take(number) for number in range(keys)])
+    sha = FAST.sha.decode()
 
     def pair() -> None:
-        reply = read_reply(client.evalsha(SHA, 1, INDEX, packed))
+        reply = read_reply(client.evalsha(sha, 1, INDEX, packed))
         tokens = [reply.now if answer == GRANTED else answer[2] for answer in reply.answers]
         releases = [
             Release(key=f"bench:{number}", id=f"bench.{number}", token=token) for number, token in enumerate(tokens)
         ]
-        released = read_reply(client.evalsha(SHA, 1, INDEX, pack_commands(releases)))
+        released = read_reply(client.evalsha(sha, 1, INDEX, payload(releases)))
         if released.answers != [RELEASED] * keys:
             raise AssertionError(released.answers)
 

@@ -15,6 +15,7 @@ import leases
 import pairs
 import postgres
 import postgres_runs
+import postgres_waiting
 import redis_pairs
 import redis_waiting
 import runs
@@ -31,6 +32,7 @@ PARTS = {
     "wakeups": wakeups,
     "postgres": postgres,
     "postgres_runs": postgres_runs,
+    "postgres_waiting": postgres_waiting,
     "redis_pairs": redis_pairs,
     "redis_waiting": redis_waiting,
     "runs": runs,

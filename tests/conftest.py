@@ -35,7 +35,13 @@ settings.register_profile("holdfast", derandomize=True, deadline=None, print_blo
 settings.load_profile("holdfast")
 
 
-LONG = ("tests/test_proofs.py", "tests/mutants/", "tests/stores/test_conformance.py", "tests/testing/test_servers.py")
+LONG = (
+    "tests/test_proofs_of_runs.py",
+    "tests/test_proofs.py",
+    "tests/mutants/",
+    "tests/stores/test_conformance.py",
+    "tests/testing/test_servers.py",
+)
 """The files that take longest come first, so that several workers end at about the same time."""
 
 
@@ -48,10 +54,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_collection_finish() -> None:
-    """What has been made by now stays: the search for garbage after every test need not look at it again."""
-    gc.collect()
-    gc.freeze()
+_frozen_for = ""
+
+
+def _freeze_for(module: str) -> None:
+    """Freeze what has been made before this module: the search for garbage after every test need not look at it again.
+
+    Without this most of the time of a test run is spent on that search.
+    """
+    global _frozen_for  # noqa: PLW0603  (one for the process, as the collector is)
+    if module != _frozen_for:
+        _frozen_for = module
+        gc.collect()
+        gc.freeze()
 
 
 def _our_threads() -> list[str]:
@@ -59,8 +74,9 @@ def _our_threads() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
+def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test: no thread of ours, no gate, no open file of a store's."""
+    _freeze_for(request.node.nodeid.partition("::")[0])
     yield
     gc.collect()
     eventually(lambda: not _our_threads())

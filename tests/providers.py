@@ -16,6 +16,7 @@ import redis
 
 import real_servers
 from holdfast.rules.record import LockRecord, decode, encode
+from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
 from holdfast.stores.redis_keys import Layout
 
@@ -27,10 +28,14 @@ class Provider:
     """The address of an empty store, shared by all who open it."""
     dump: Callable[[str, str], dict[str, LockRecord]]
     """The records of a URL's namespace as they are stored."""
+    plant_record: Callable[[str, str, str, str, str], None]
+    """Put any text in the place of a record of a type, due long ago."""
     plant: Callable[[str, str, str, str], None] | None = None
     """Put any text in the place of a record (None: the store keeps no text)."""
     processes: bool = False
     """Other processes reach the same records."""
+    notices: bool = False
+    """It notices that nobody receives a hint."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -38,6 +43,12 @@ def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
     records = dict(store._space.records)
     store.close()
     return records
+
+
+def _plant_record_memory(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    store = open_store(url, namespace=namespace)
+    store._space.typed.put(kind, key, StoredRecord(text, 1))
+    store.close()
 
 
 def sqlite_path(url: str) -> str:
@@ -58,6 +69,11 @@ def _plant_sqlite(url: str, namespace: str, key: str, text: str) -> None:
         db.execute("INSERT OR REPLACE INTO locks VALUES (?, ?, ?, 1)", (namespace, key, text))
 
 
+def _plant_record_sqlite(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
+        db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, 1)", (namespace, kind, key, text))
+
+
 POSTGRES_SCHEMA = "tests"
 
 
@@ -66,7 +82,18 @@ def _postgres_url(folder: Path) -> str:
     address = f"{real_servers.shared('postgres').url}?schema={POSTGRES_SCHEMA}"
     with _postgres(address) as db:
         if db.execute("SELECT to_regclass(%s)", (f"{POSTGRES_SCHEMA}.workers",)).fetchone()[0]:
-            for table in ("locks", "slots", "runs", "journal", "events", "workers", "terms", "places", "starts"):
+            for table in (
+                "locks",
+                "slots",
+                "runs",
+                "journal",
+                "events",
+                "workers",
+                "terms",
+                "places",
+                "starts",
+                "records",
+            ):
                 db.execute(f"DELETE FROM {POSTGRES_SCHEMA}.{table}")
     return address
 
@@ -96,6 +123,15 @@ def _plant_postgres(url: str, namespace: str, key: str, text: str) -> None:
             f"INSERT INTO {POSTGRES_SCHEMA}.locks VALUES (%s, %s, %s, 1) "
             "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = 1",
             (namespace, key, text),
+        )
+
+
+def _plant_record_postgres(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    with _postgres(url) as db:
+        db.execute(
+            f"INSERT INTO {POSTGRES_SCHEMA}.records VALUES (%s, %s, %s, %s, 1) "
+            "ON CONFLICT (namespace, kind, key) DO UPDATE SET record = excluded.record, due_at = 1",
+            (namespace, kind, key, text),
         )
 
 
@@ -131,14 +167,45 @@ def _plant_redis(url: str, namespace: str, key: str, text: str) -> None:
         client.zadd(layout.due, {key: 1})
 
 
+def _plant_record_redis(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    layout = redis_layout(url, namespace)
+    with redis.Redis.from_url(url.partition("?")[0]) as client:
+        client.set(layout.record(kind, key), text)
+        client.zadd(layout.record_keys(kind), {key: 0})
+        client.zadd(layout.due_records(kind), {key: 1})
+
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
-        Provider("memory", lambda folder: f"memory://{folder}", _dump_memory),
-        Provider("sqlite", lambda folder: f"sqlite:///{folder}/locks.db", _dump_sqlite, _plant_sqlite, processes=True),
-        Provider("valkey", lambda folder: _redis_url("valkey", folder), _dump_redis, _plant_redis, processes=True),
-        Provider("redis", lambda folder: _redis_url("redis", folder), _dump_redis, _plant_redis, processes=True),
-        Provider("postgres", _postgres_url, _dump_postgres, _plant_postgres, processes=True),
+        Provider("memory", lambda folder: f"memory://{folder}", _dump_memory, _plant_record_memory),
+        Provider(
+            "sqlite",
+            lambda folder: f"sqlite:///{folder}/locks.db",
+            _dump_sqlite,
+            _plant_record_sqlite,
+            _plant_sqlite,
+            processes=True,
+        ),
+        Provider(
+            "valkey",
+            lambda folder: _redis_url("valkey", folder),
+            _dump_redis,
+            _plant_record_redis,
+            _plant_redis,
+            processes=True,
+            notices=True,
+        ),
+        Provider(
+            "redis",
+            lambda folder: _redis_url("redis", folder),
+            _dump_redis,
+            _plant_record_redis,
+            _plant_redis,
+            processes=True,
+            notices=True,
+        ),
+        Provider("postgres", _postgres_url, _dump_postgres, _plant_record_postgres, _plant_postgres, processes=True),
     )
 }
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]

@@ -42,7 +42,8 @@ NAMES = [
     "DurableMutex", "DurableSemaphore", "EVENTS", "Engine", "Event", "Events", "FencedScript", "HoldNotReleasable",
     "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption", "InvalidValue", "InvalidWorkflow",
     "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider", "LeaseResult", "Lock", "LockInfo", "LockRecord",
-    "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow", "Rate",
+    "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow",
+    "QueueFull", "Rate",
     "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLease",
     "RunLock", "RunLocked", "RunResultTimeout", "RunsPage", "StaleToken", "Step", "StepFailed", "StepInfo",
     "StepTimeout", "StoreContended", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term",
@@ -105,7 +106,7 @@ def test_the_engine_the_context_and_the_handle_have_these_words():
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
     assert public(Context) == [
-        "call", "child", "locks", "mutex", "now", "random", "rwlock", "semaphore", "set_attributes", "sleep",
+        "call", "child", "locks", "mutex", "now", "random", "rwlock", "semaphore", "set_attributes", "signals", "sleep",
         "sleep_until", "start_child", "step", "transaction", "uuid4", "wait_for_signal",
     ]  # fmt: skip
 

@@ -14,11 +14,11 @@ import holdfast
 SOURCE = Path(holdfast.__file__).parent
 
 ROWS = (
-    ("errors", "values", "codec", "_platform", "events", "flag"),
+    ("errors", "values", "codec", "_platform", "events", "flag", "usage"),
     ("rules", "observe"),
     ("commands", "run_commands"),
     ("stores",),
-    ("failpoints", "parcels", "lane"),
+    ("failpoints", "parcels", "lane", "granting"),
     ("flows", "runners", "keeper", "held"),
     ("client",),
     ("locks", "state"),
@@ -163,3 +163,13 @@ def test_a_module_without_a_docstring_is_found(house):
     root = house()
     (root / "values.py").write_text("from .errors import HoldfastError\n")
     assert faults(root) == ["values.py: does not open with a docstring"]
+
+
+def test_native_code_is_little_and_its_lines_are_short():
+    """What the server decides is for speed alone; everything else is decided by the rules in Python."""
+    most = {".lua": 1_800, ".sql": 1_200}
+    for kind, limit in most.items():
+        files = {path: path.read_text().splitlines() for path in SOURCE.rglob(f"*{kind}")}
+        assert files
+        assert sum(map(len, files.values())) <= limit
+        assert [path.name for path, lines in files.items() if any(len(line) > 120 for line in lines)] == []

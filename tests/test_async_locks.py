@@ -283,14 +283,15 @@ def give_up_at_the_gate(client, key):
     loop = asyncio.new_event_loop()
     task = loop.create_task(client.lock(key).acquire())
     task._log_destroy_pending = False
-    address = (client.works.store.identity, key)
-    loop.run_until_complete(eventually_async(lambda: len(gates._queues.get(address, ())) > 1))
+    address = (client.works.store.identity, key, "item")
+    loop.run_until_complete(eventually_async(lambda: gates.waiting(address) == 1))
     loop.close()
     return task
 
 
-def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url):
+def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url, monkeypatch):
     """It never went to the store, so nothing of its client had to run until now."""
+    monkeypatch.setattr(taking, "LOOK_AGAIN", 60.0)  # not because somebody looked around
     client = AsyncClient(url)
     with Client(url) as holder:
         lease = holder.lock("a").acquire()
@@ -298,8 +299,9 @@ def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url):
         del task
         gc.collect()
         lease.release()
-        with holder.lock("a", wait=10):
-            pass
+        behind = threading.Thread(target=lambda: holder.lock("a").acquire().release(), daemon=True)
+        behind.start()
+        eventually(lambda: not behind.is_alive())
     run(client.close())
 
 
@@ -313,10 +315,10 @@ def test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_
         got = []
         behind = threading.Thread(target=lambda: got.append(holder.lock("a", wait=10).acquire()))
         behind.start()
-        address = (holder.works.store.identity, "a")
-        eventually(lambda: len(gates._queues.get(address, ())) == 3)
+        eventually(lambda: gates.waiting((holder.works.store.identity, "a", "item")) == 2)
         del task
         gc.collect()  # the keeper of that client has ended: whoever waits sees to it
+        eventually(lambda: gates.waiting((holder.works.store.identity, "a", "item")) == 1)
         lease.release()
         behind.join(20)
         assert got
@@ -330,7 +332,7 @@ def test_a_caller_at_the_gate_hears_that_its_client_was_closed(url, monkeypatch)
         client = AsyncClient(url)
         with Client(url) as holder, holder.lock("a"):
             task = asyncio.create_task(client.lock("a").acquire())
-            await eventually_async(lambda: len(gates._queues[holder.works.store.identity, "a"]) == 2)
+            await eventually_async(lambda: gates.waiting((holder.works.store.identity, "a", "item")) == 1)
             await client.close()
             with pytest.raises(ClientClosed):
                 await task

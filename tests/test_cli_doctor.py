@@ -14,13 +14,22 @@ from commandline import answer, failure, holdfast, other, shape
 from holdfast import Client
 from holdfast.commands import ListLocks
 from holdfast.rules.record import Forced, Holder, Label, LockRecord, Waiter, encode
-from holdfast.stores import open_store
+from holdfast.stores import open_store, sqlite_file, sqlite_health
 from holdfast.stores.memory import CAPABILITIES
 from waiting import eventually
 
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
-SQLITE_CHECKS = ["schema", "journal_mode", "synchronous", "states", "file_system", "disk_space"]
+SQLITE_CHECKS = [
+    "schema",
+    "journal_mode",
+    "synchronous",
+    "clocks",
+    "states",
+    "permissions",
+    "file_system",
+    "disk_space",
+]
 RECORD_CHECKS = ["clock", "clock_set_back", "dead_waiters", "records"]
 
 
@@ -73,13 +82,13 @@ def test_a_store_in_order_is_well(url):
         done = holdfast("doctor", "--url", url)
     assert done.exit_code == 0
     assert done.stdout.splitlines()[-1] == "All is well."
-    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 11
+    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 13
 
 
 def test_the_document_of_a_check_up_has_this_shape(url):
     document = answer(holdfast("doctor", "--json", "--url", url))
     finding = {"check": "str", "level": "str", "detail": "str", "advice": "str"}
-    assert shape(document) == {"url": "str", "namespace": "str", "level": "str", "findings": [finding] * 11}
+    assert shape(document) == {"url": "str", "namespace": "str", "level": "str", "findings": [finding] * 13}
     assert (document["level"], document["namespace"]) == ("ok", "default")
     assert [each["check"] for each in document["findings"]] == ["store", *SQLITE_CHECKS, *RECORD_CHECKS]
     assert {each["level"] for each in document["findings"]} == {"ok"}
@@ -105,7 +114,7 @@ def test_a_file_that_is_not_there_is_a_problem_and_none_is_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("version", "words"), [(1, "an older version"), (99, "a newer version")])
+@pytest.mark.parametrize(("version", "words"), [(3, "an earlier development version"), (99, "a newer version")])
 def test_a_file_of_another_schema_is_a_problem_and_is_left_as_it_is(path, url, version, words):
     sql(path, f"PRAGMA user_version = {version}")
     before = path.read_bytes()
@@ -116,11 +125,27 @@ def test_a_file_of_another_schema_is_a_problem_and_is_left_as_it_is(path, url, v
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_replaced_while_it_is_in_use_is_a_problem(path, url):
+def test_a_file_of_an_older_schema_is_a_problem_and_is_left_as_it_is(path, url, monkeypatch):
+    later = sqlite_file.SCHEMA_VERSION + 1
+    for module in (sqlite_file, sqlite_health):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", later)
+    before = path.read_bytes()
+    level, detail = found(url, "store", code=1)
+    assert level == "problem"
+    assert "an older version" in detail
+    assert "an older version" in failure(holdfast("locks", "list", "--url", url), 1)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_replaced_while_it_is_in_use_is_a_problem(path, url, monkeypatch):
     with Client(url) as hf:
-        sql(path, "PRAGMA user_version = 1")
+        with monkeypatch.context() as older:
+            older.setattr(sqlite_health, "SCHEMA_VERSION", sqlite_file.SCHEMA_VERSION + 1)
+            (finding,) = [each for each in hf.works.store.diagnose() if each.check == "schema"]
+            assert (finding.level, "replaced" in finding.detail) == ("problem", True)
+        sql(path, "PRAGMA user_version = 3")
         (finding,) = [each for each in hf.works.store.diagnose() if each.check == "schema"]
-        assert (finding.level, "replaced" in finding.detail) == ("problem", True)
+        assert (finding.level, "development" in finding.detail) == ("problem", True)
         sql(path, "PRAGMA user_version = 99")
         (finding,) = [each for each in hf.works.store.diagnose() if each.check == "schema"]
         assert (finding.level, "newer" in finding.detail) == ("problem", True)

@@ -29,7 +29,7 @@ FORCED = {"at": "str", "by": "str", "reason": "str", "holders": ["str"]}
 def lock(holders=(), waiters=(), forced="NoneType"):
     return {
         "key": "str", "held": "bool", "kind": "str", "permits": "int", "fence": "int", "holders": list(holders),
-        "waiters": list(waiters), "forced": forced, "error": "str",
+        "waiters": list(waiters), "waiting": "int", "forced": forced, "error": "str",
     }  # fmt: skip
 
 

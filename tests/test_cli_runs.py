@@ -156,9 +156,9 @@ def test_the_documents_have_these_shapes(failed, hf):
     hf.runs.start("naps", id="p")
     document = answer(holdfast("runs", "list", "--json", "--url", failed))
     assert shape(document["runs"][0]) == RUN
-    assert shape(document["runs"][1]["error"]) == {"type": "str", "message": "str", "traceback": "str"}
+    assert shape(document["runs"][1]["error"]) == {"type": "str", "message": "str", "traceback": "str", "bases": []}
     shown = shape(answer(holdfast("runs", "show", "p", "--json", "--url", failed)))
-    assert shown == {**RUN, "input": "NoneType", "history": [], "signals": []}
+    assert shown == {**RUN, "input": "NoneType", "history": [], "signals": [], "workers": []}
 
 
 def test_where_there_is_nothing_it_says_so(url, hf):
@@ -329,9 +329,12 @@ def test_what_a_run_waits_for_is_said(url, hf):
     words = holdfast("runs", "resume", "o", "--url", url)
     assert (words.exit_code, words.stderr) == (1, "")
     assert "no living worker knows order in any version." in words.stdout
+    waits = "  no living worker knows order in any version: the run waits until one is started\n"
+    assert waits in holdfast("runs", "show", "o", "--url", url).stdout
     with driving(url, recover=False, workflows=[order]):
         assert state_of(url, "o") == (0, "in_line")
         assert "smith can take it up" in holdfast("runs", "resume", "o", "--url", url).stdout
+        assert "no living worker" not in holdfast("runs", "show", "o", "--url", url).stdout
         hf.runs.start("mail", 1, id="m")
         assert state_of(url, "m") == (1, "no_worker"), "smith does not know it"
     with driving(url, park_after=0.05):

@@ -79,7 +79,7 @@ def test_a_row_that_cannot_be_read_is_the_stores_fault_and_not_the_arguments(url
     monkeypatch.setattr("holdfast.AtomicState.set", unreadable)
     assert (
         failure(holdfast("state", "set", "k", "5", "--url", url), 1)
-        == "holdfast: the state 'k' holds something that is not JSON\n"
+        == "holdfast: the state 'k' holds something that is not JSON.\n"
     )
 
 

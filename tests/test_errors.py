@@ -38,6 +38,20 @@ def test_the_tree_is_not_empty():
     assert len(KINDS) >= 15
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("It is away", "It is away."),
+        ("It is away.", "It is away."),
+        ("It is away: it said no..", "It is away: it said no."),
+        ("It is away. ", "It is away."),
+        ("Is it away?", "Is it away?"),
+    ],
+)
+def test_a_message_ends_with_one_full_stop(given, said):
+    assert str(HoldfastError(given)) == said
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_survives_pickling_with_its_message_its_fields_and_its_flags(kind, protocol):
@@ -46,7 +60,7 @@ def test_an_error_survives_pickling_with_its_message_its_fields_and_its_flags(ki
     error.note_of_mine = "kept"
     back = pickle.loads(pickle.dumps(error, protocol))
     assert type(back) is kind
-    assert str(back) == str(error) == "what happened"
+    assert str(back) == str(error) == "what happened."
     assert back.args == error.args
     assert {name: getattr(back, name) for name in fields} == fields
     assert (back.retryable, back.ambiguous) == (error.retryable, error.ambiguous)
@@ -86,6 +100,7 @@ def test_both_flags_are_there_on_every_error(kind):
     ("kind", "also"),
     [
         (errors.LockTimeout, TimeoutError),
+        (errors.QueueFull, errors.LockTimeout),
         (errors.InvalidKey, ValueError),
         (errors.InvalidOption, ValueError),
         (errors.InvalidDuration, errors.InvalidOption),
@@ -105,6 +120,7 @@ def test_an_error_is_also_what_the_language_calls_it(kind, also):
 def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_not():
     assert {kind for kind in KINDS if kind.retryable} == {
         errors.LockTimeout,
+        errors.QueueFull,
         errors.StoreContended,
         errors.StoreUnavailable,
         errors.RunLocked,
@@ -142,4 +158,4 @@ except TimeoutError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], input=pickle.dumps(error), stdout=subprocess.PIPE, check=True, timeout=60
     )
-    assert done.stdout.decode().split() == ["LockTimeout", "busy", "k", "host:1", "2.5", "3", "True"]
+    assert done.stdout.decode().split() == ["LockTimeout", "busy.", "k", "host:1", "2.5", "3", "True"]

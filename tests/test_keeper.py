@@ -11,11 +11,14 @@ import pytest
 
 from exhausted import no_threads
 from holdfast import Client, LeaseLost, LockTimeout, flows
+from holdfast import keeper as keeper_module
 from holdfast._platform import elapsed
-from holdfast.commands import Abandon, Acquire, Release, Renew
+from holdfast.commands import Abandon, Acquire, Inspect, Release, Renew
 from holdfast.held import Held
 from holdfast.keeper import Callbacks, Keeper, Pulse
 from holdfast.locks import taking
+from holdfast.stores import open_store
+from holdfast.testing.asking import acquire, pass_over, release, wait
 from waiting import PATIENCE, eventually
 
 
@@ -51,6 +54,34 @@ def test_many_leases_are_renewed_by_one_thread_in_one_batch(hf, plan):
     assert [t.name for t in threading.enumerate()].count("holdfast-keeper") == 1
     for lease in leases:
         lease.release()
+
+
+def test_clients_that_took_leases_at_the_same_moment_renew_them_at_different_ones(plan, url, monkeypatch):
+    """Forty that renew permits of one semaphore together would wait for each other, each time."""
+    paces = iter([0.8, 0.9, *[1.0] * 100])
+    monkeypatch.setattr(keeper_module, "_random_pace", lambda: next(paces))
+    with Client(url) as one, Client(url) as another:
+        for client, pace in ((one, 0.8), (another, 0.9)):
+            before = elapsed()
+            lease = client.semaphore("s", permits=2, ttl=300).acquire()
+            assert before + 100 * pace <= lease._kept.renew_at <= elapsed() + 100 * pace
+            lease.release()
+
+
+def test_each_round_of_renewals_has_a_pace_of_its_own(hf, monkeypatch):
+    monkeypatch.setattr(keeper_module, "_random_pace", lambda: 0.8)
+    with hf.lock("a", ttl=300) as lease:
+        kept, first = lease._kept, lease.expires_at
+        before = elapsed()
+        hf.works.keeper.soon(lambda: setattr(kept, "renew_at", 0.0))
+        eventually(lambda: lease.expires_at > first)
+        assert before + 80 <= kept.renew_at <= elapsed() + 80
+
+
+def test_a_round_of_renewals_is_never_later_than_its_interval():
+    paces = [keeper_module._random_pace() for _ in range(1_000)]
+    assert 0.75 <= min(paces) < 0.8
+    assert 0.95 < max(paces) <= 1
 
 
 def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, caplog):
@@ -323,3 +354,64 @@ def test_a_long_wait_is_said_once_with_holder_and_position(url, monkeypatch):
             thread.join(20)
         assert [(event["key"], event["position"]) for event in seen] == [("a", 0)], "also at the local gate"
         assert [event["owner"] for event in seen] == ["waiter"], "named as everywhere else"
+
+
+@pytest.fixture
+def raw(url):
+    """A connection without a client, and the ids that are hinted on the channel `b`."""
+    heard = []
+    store = open_store(url, namespace="default")
+    watch, connection = store.watch("b", lambda ids: heard.extend(ids or ())), store.connect("commands")
+    yield connection, heard
+    connection.close()
+    watch.close()
+    store.close()
+
+
+def test_a_client_that_ends_right_after_a_release_leaves_its_offer_to_the_next_waiters(url, raw):
+    """The waiter that has the offer may be dead, and nobody else would look before its next sign of life."""
+    connection, heard = raw
+    with Client(url) as client:
+        lease = client.lock("k").acquire()
+        connection.execute([wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
+        lease.release()
+        assert heard == []
+    eventually(lambda: "b.1" in heard)
+    (seen,) = connection.execute([Inspect(key="k")])
+    assert [holder.id for holder in seen.record.holders] == ["dead.1"]
+
+
+def test_a_client_that_is_closed_with_its_lock_leaves_the_offer_to_the_next_waiters(url, raw):
+    connection, heard = raw
+    client = Client(url)
+    lease = client.lock("k").acquire()
+    connection.execute([wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
+    client.close()
+    assert lease.lost
+    eventually(lambda: "b.1" in heard)
+
+
+def test_an_offer_that_an_abandoned_attempt_hands_on_is_looked_after(url, raw, hf):
+    """Its next waiter may be dead, too."""
+    connection, heard = raw
+    (held,) = connection.execute([acquire("k", "a.1")])
+    connection.execute([wait("k", "gives up.1"), wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
+    connection.execute([release("k", "a.1", token=held.token)])
+    hf.works.keeper.start()
+    hf.works.give_back(Abandon(key="k", id="gives up.1", ttl=10_000_000))
+    eventually(lambda: "b.1" in heard)  # when the offer to the dead one has run out
+
+
+def test_an_offer_that_lasts_longer_than_the_first_is_looked_after_until_its_end(url, raw, hf):
+    """Each offer that a waiter has missed doubles the next."""
+    connection, heard = raw
+    (held,) = connection.execute([acquire("k", "a.1")])
+    connection.execute([wait("k", "slow.1", waiter_ttl=600_000_000)])
+    (offered,) = connection.execute([release("k", "a.1", token=held.token)])
+    assert offered.woken == ("slow.1",)
+    (seen,) = connection.execute([Inspect(key="k")])
+    connection.execute([pass_over("k", "slow.1", token=seen.record.holders[0].token)])
+    lease = hf.lock("k").acquire()
+    connection.execute([wait("k", "slow.1", waiter_ttl=600_000_000), wait("k", "b.1", waiter_ttl=600_000_000)])
+    lease.release()
+    eventually(lambda: "b.1" in heard)

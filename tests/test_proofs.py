@@ -5,7 +5,7 @@
 | counter | 4 processes, 100 increments, 2 kills, 3 pauses              | 8, 2,000, more than 30, 44             |
 | permits | 8 processes, 200 entries, 2 kills, 5 pauses                 | 10, 3,000, more than 24, 50            |
 | clock   | 60 increments, 3 steps of an hour                           | 600, 14                                |
-| waiters | each of 4 scenes once                                       | 10 times                               |
+| waiters | each of 6 scenes once                                       | 10 times                               |
 | replies | 16 callers; 12 takes each, on each store                    | 72; 90                                 |
 | stalls  | 4 blocked loops; 400 attempts to take a lock                | 20; 6,000                              |
 | state   | 50 tasks in 2 processes, 400 additions, 20 stale writers    | 100 in 4, 2,000, 500                   |
@@ -15,6 +15,7 @@
 | skew    | 6 processes, 24 grants, 3 deaths                            | 6, 240, 3                              |
 | rows    | 600 leases, a row held once                                 | 3,000, 5 times                         |
 | crowd   | 8 waiting for 6 seconds, 240 turns                          | 20, 12, 1,000                          |
+| load    | 60 tasks, holders and readers in 3 processes, 60 runs       | 3,000, 1,000 in 40, 10,000             |
 | crashes | a kill at each of 34 points, when it is reached first       | the first, second and third time       |
 | engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
 | recovery | 200 runs of an engine that is killed                       | 1,000                                  |
@@ -23,27 +24,18 @@
 | belongings | 24 runs on a mutex and a semaphore, 3 kills              | 100, 15                                |
 
 `network` to `crowd` run here on PostgreSQL and Valkey, and at full size on Redis as well; `rows` is about PostgreSQL
-alone. The last six run on SQLite too.
+alone. `waiters`, `turnover` and the last seven run on SQLite too.
+
+Those that drive runs or wait for long are in test_proofs_of_runs.py: the two files are tested side by side.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-import real_servers
+from smaller_size import check_proof
 
-PROOFS = Path(__file__).parent / "proofs"
-LIMIT = 150.0
-"""Seconds after which a proof of this size has certainly gone wrong."""
-
-
-HERE = ("counter", "permits", "clock", "waiters", "replies", "stalls", "state", "leader")
-WORKFLOWS = ("crashes", "engines", "recovery", "takeover", "limits", "belongings")
-"""These run on a SQLite file, and on servers as well."""
+HERE = ("counter", "permits", "clock", "replies", "stalls", "state", "leader")
 SERVERS = {
     "network": ("postgres", "valkey"),
     "outages": ("postgres", "valkey"),
@@ -54,19 +46,6 @@ SERVERS = {
 """The proofs on real servers, and on which of them they run at this size."""
 
 
-@pytest.mark.parametrize("name", [*HERE, *SERVERS, *WORKFLOWS])
+@pytest.mark.parametrize("name", [*HERE, *SERVERS])
 def test_it_holds_at_the_smaller_size(name):
-    if name in ("clock", "skew") and not sys.platform.startswith("linux"):
-        pytest.skip("the clock is moved by a library that is preloaded on Linux only")
-    needed = SERVERS.get(name, ())
-    if needed and not set(needed) - real_servers.left_out():
-        pytest.skip(real_servers.reason(", ".join(needed)))
-    proof = subprocess.run(
-        [sys.executable, PROOFS / f"{name}.py"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    sys.stdout.write(proof.stdout)  # with -rP or -s
-    assert proof.returncode == 0, f"{proof.stdout}\n{proof.stderr}"
+    check_proof(name, SERVERS.get(name, ()))

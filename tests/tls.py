@@ -26,9 +26,11 @@ def make_certificates(folder: Path) -> Path:
         subprocess.run([openssl, *words], cwd=folder, check=True, capture_output=True)
 
     run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2",
-        "-subj", "/CN=Test authority")  # fmt: skip
+        "-subj", "/CN=Test authority", "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
     run("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    # Python 3.13 is strict: both certificates must say what they are for, and who signed them.
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1\nkeyUsage=digitalSignature,keyEncipherment\n"
+    (folder / "names").write_text(f"{names}authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n")
     run("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
         "-out", "server.crt", "-days", "2", "-extfile", "names")  # fmt: skip
     return folder

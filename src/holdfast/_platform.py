@@ -65,9 +65,10 @@ def around_fork(*, before: Callable[[], None], in_parent: Callable[[], None], in
 class FileLock:
     """An exclusive lock between processes on one small file. The kernel drops it when the process dies."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: Path | int) -> None:
+        """Lock this file, which is made if need be, or an open descriptor of one, which is closed with the lock."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        self._fd = os.open(path, flags, 0o666)
+        self._fd = file if isinstance(file, int) else os.open(file, flags, 0o666)
 
     def try_lock(self) -> bool:
         """Take the lock if it is free."""
@@ -88,6 +89,11 @@ class FileLock:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         else:
             _windows_lock(self._fd, lock=False)
+
+    def stamp(self) -> int:
+        """Set the time of the file to the system's present time, and return it in microseconds."""
+        os.utime(self._fd)
+        return os.fstat(self._fd).st_mtime_ns // 1_000
 
     def close(self) -> None:
         """Close the file; a lock that is held goes with it."""

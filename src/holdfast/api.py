@@ -28,6 +28,7 @@ from .observe import LoggingSink
 from .runners import run, run_async
 from .state.states import AsyncStates, States
 from .stores import Handle
+from .usage import AsyncOnly, SyncOnly, require_asyncio
 from .values import Duration, checked_key
 from .workflow.runs import AsyncRuns, Runs
 
@@ -190,7 +191,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
         return self._leader_type(self, terms, on_change)
 
 
-class Client(_Words[Lock, ReadWriteLock, Leader]):
+class Client(_Words[Lock, ReadWriteLock, Leader], SyncOnly):
     """Durable locks for synchronous code.
 
     `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made. In its
@@ -257,7 +258,7 @@ class Client(_Words[Lock, ReadWriteLock, Leader]):
         self.close()
 
 
-class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader]):
+class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader], AsyncOnly):
     """Durable locks for asynchronous code. The options are those of `Client`.
 
     >>> import asyncio
@@ -319,6 +320,7 @@ class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader]):
         closer.join()
 
     async def __aenter__(self) -> Self:
+        require_asyncio()
         self._check_open()
         return self
 

@@ -23,10 +23,11 @@ from pathlib import Path
 
 from . import _platform
 from .codec import MAX_BYTES
-from .commands import Abandon, Acquire, Command, Release
+from .commands import Abandon, Acquire, LockCommand, Release, Settle
 from .errors import ClientClosed, HoldfastError, InvalidOption
 from .events import Events
 from .flag import Flag, running_loop
+from .granting import Granting
 from .held import Held
 from .keeper import Callbacks, Keeper, Pulse, see_to_left_over
 from .lane import Lane
@@ -35,11 +36,12 @@ from .rules.lock import RETENTION
 from .rules.record import Label
 from .runners import Lanes
 from .stores import Handle, open_store, redacted
-from .stores.contract import Role, Store, Swift, Tied, Watch
+from .stores.contract import Clocked, Store, Swift, Tied, Watch
 from .values import MICROSECONDS, Duration, checked_count, checked_key, seconds
 
 DEFAULT_URL = "sqlite:///holdfast.db"
-ROLES: tuple[Role, ...] = ("commands", "heartbeats", "queries")
+QUERIES_IDLE = 60.0
+"""Seconds after which the connection for queries is closed if nobody asks anything."""
 FAREWELL = 30 * MICROSECONDS
 """For how long an attempt that was given up by closing its client is kept from coming back."""
 
@@ -47,14 +49,16 @@ FAREWELL = 30 * MICROSECONDS
 class Works:
     """The moving parts of a client in one process: made when first needed, never carried across a fork."""
 
-    def __init__(self, store: Store, events: Events, retention: int) -> None:
+    def __init__(self, store: Store, events: Events, retention: int, name: str) -> None:
         self.store = store
         self.channel = secrets.token_hex(8)
         swift = isinstance(store, Swift)
-        self.lanes: Lanes = {
-            role: Lane(partial(store.connect, role), role, place=store.identity, swift=swift) for role in ROLES
-        }
-        self.keeper = Keeper(self.lanes["heartbeats"], self.lanes["commands"], events, retention)
+        lane = partial(Lane, place=store.identity, swift=swift)
+        heartbeats = lane(partial(store.connect, "heartbeats"), "heartbeats")
+        commands = lane(partial(Granting, partial(store.connect, "commands"), heartbeats), "commands")
+        queries = lane(partial(store.connect, "queries"), "queries", idle=QUERIES_IDLE)
+        self.lanes: Lanes = {"commands": commands, "heartbeats": heartbeats, "queries": queries}
+        self.keeper = Keeper(heartbeats, commands, events, retention, rest=queries.rest)
         self.callbacks = Callbacks()
         self._events = events
         self._attempts = itertools.count(1)
@@ -66,12 +70,16 @@ class Works:
         self._hearing = threading.Lock()
         self._flags: dict[str, weakref.ref[Flag]] = {}
         self._watch: Watch | None = None
+        self._unheard: set[str] = set()  # attempts that may have been sent before the watch was there
         self._watching = threading.Lock()
         self.severings = 0  # how often everything that the store had granted has ended at once
         self._over = False  # whether no watch may be opened any more
         self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
         if isinstance(store, Tied):
             store.on_severed(self._severed)
+        if isinstance(store, Clocked):
+            # Not a method of ours: the store, which the keeper's thread holds, would keep a dropped client alive.
+            store.on_differing_clock(name, partial(_clock_differs, events))
 
     def new_attempt(self) -> str:
         """The id of one attempt: never used before, by anyone. Its channel is where hints are sent."""
@@ -115,27 +123,36 @@ class Works:
         """The attempt is in the keeper's care, or over."""
         self._taking.pop(command.id, None)
 
-    def expect(self, id: str, *, eager: bool) -> bool:
-        """The attempt waits. True if hints begin to flow only now."""
-        watch, fresh = self.watched()
-        watch.expect(id, eager=eager)
-        return fresh
+    @property
+    def listens(self) -> bool:
+        """Whether hints are sent to this client. Not known before it has begun to wait for them."""
+        watch = self._watch
+        return watch is not None and not watch.polls and self.store.capabilities.notifies
 
-    def watched(self) -> tuple[Watch, bool]:
-        """The watch on this client's channel, and whether it was opened just now."""
-        fresh = False
+    def expect(self, id: str, *, eager: bool) -> bool:
+        """The attempt waits. True if it was sent before hints began to flow: one may have been lost."""
+        self.watched().expect(id, eager=eager)
+        if id not in self._unheard:
+            return False
+        self._unheard.discard(id)
+        return True
+
+    def watched(self) -> Watch:
+        """The watch on this client's channel; opened when it is first needed."""
         if self._watch is None:
             with self._watching:
                 if self._over:
                     raise ClientClosed
                 if self._watch is None:
-                    self._watch = self.store.watch(self.channel, self._hinted)
-                    fresh = True
-        return self._watch, fresh
+                    watch = self.store.watch(self.channel, self._hinted)
+                    self._unheard.update(list(self._waiting))  # all of them, whichever of them opened it
+                    self._watch = watch
+        return self._watch
 
     def forget(self, id: str) -> None:
         """The attempt waits no longer. May run in a finaliser, so the watch is told by the keeper."""
         self._waiting.pop(id, None)
+        self._unheard.discard(id)
         if self._watch is not None:
             watch = self._watch
             self.keeper.soon(lambda: watch.forget(id))
@@ -143,6 +160,10 @@ class Works:
     def give_back(self, command: Abandon) -> None:
         """Give an attempt up, without waiting for it."""
         self.keeper.give_back(command)
+
+    def offered(self, key: str) -> None:
+        """A lock was offered to a waiter, which may be dead: the keeper looks at it again."""
+        self.keeper.look_after(key)
 
     def permits_changed(self, command: Acquire, before: int) -> None:
         """Say that this attempt changed the number of permits."""
@@ -194,11 +215,14 @@ class Works:
         """
         ended = [held for held in give_back if (held.end() if quietly else held.lose("its client was closed"))]
         under_way = self._taking | {attempt: key for attempt, (key, _) in list(self._waiting.items())}
-        farewell: list[Command] = [Release(key=held.key, id=held.id, token=held.token) for held in ended]
+        farewell: list[LockCommand] = [Release(key=held.key, id=held.id, token=held.token) for held in ended]
         farewell += [Abandon(key=key, id=attempt, ttl=FAREWELL) for attempt, key in under_way.items()]
-        if farewell:
-            with suppress(HoldfastError):  # it expires by itself, then
-                self.lanes["commands"].call(farewell)  # in this thread: a process that ends can start no other
+        call = self.lanes["commands"].call  # in this thread: a process that ends can start no other
+        with suppress(HoldfastError):  # it expires by itself, then
+            said = call(farewell) if farewell else []
+            offers = {one.key for one, outcome in zip(farewell, said, strict=False) if outcome.woken}
+            if offers := offers.union(self.keeper.open_offers()):
+                call([Settle(key=key, leaving=True) for key in offers])
         self.keeper.stop()
         for lane in self.lanes.values():
             lane.close()
@@ -290,7 +314,7 @@ class BaseClient:
                 else:
                     store = self._store.reopen()
                 self._store = store
-                self._works = Works(store, self.events, self.retention)
+                self._works = Works(store, self.events, self.retention, self._name)
                 self.events.emit("store_opened", url=store.url, namespace=self._namespace)
             return self._works
 
@@ -319,6 +343,11 @@ class BaseClient:
             warnings.warn(
                 f"{self!r} was not closed: use `with`, or call close()", ResourceWarning, stacklevel=2, source=self
             )
+
+
+def _clock_differs(events: Events, name: str, host: str, pid: int, ahead: float) -> None:
+    """Leases go by the clock of whoever writes: one that differs ends leases early, its own or others'."""
+    events.emit("clock_differs", client=name, host=host, pid=pid, ahead=ahead)
 
 
 def _process_name() -> str:

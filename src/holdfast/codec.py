@@ -24,8 +24,8 @@ MAX_DEPTH = 100
 PLAIN = (Any, object)
 """Types that say nothing: then only what JSON itself has is taken."""
 SIMPLE = (int, bool, type(None))
-MAX_INTEGER = 2**63 - 1
-"""Numbers beyond this lose their last digits in half of the programs that read JSON, and in some stores."""
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
+"""Numbers beyond these lose their last digits in half of the programs that read JSON, and in some stores."""
 ANNOTATE = "annotate its type (the return type of the function, or that of its input)"
 ROOT = "$"
 """The whole value, in paths such as `$.items[2].price`, which are written as msgspec writes them."""
@@ -44,7 +44,13 @@ def encode_value(
     '{"n":[1,2.5,null]}'
     """
     kind = value.__class__
-    if kind in SIMPLE and (type is kind or type in PLAIN) and (kind is not int or abs(value) <= MAX_INTEGER):  # type: ignore[arg-type]
+    if (
+        kind in SIMPLE
+        and (type is kind or type in PLAIN)
+        and (
+            kind is not int or MIN_INTEGER <= value <= MAX_INTEGER  # type: ignore[operator]
+        )
+    ):
         return msgspec.json.encode(value).decode()  # as most results are: nothing can be wrong with it
     if type in PLAIN:
         return _text(value, what, max_bytes, None, advice)
@@ -212,7 +218,7 @@ def _check(value: object, path: str, depth: int, numbers: list[str] | None) -> N
         if math.isnan(value) or math.isinf(value):
             raise _Unfit(f"{_at(path)} is {value}, which JSON does not have")
     elif isinstance(value, int):
-        if abs(value) > MAX_INTEGER:
+        if not MIN_INTEGER <= value <= MAX_INTEGER:
             raise _Unfit(f"{_at(path)} is a number beyond 64 bits: store it as text")
     elif isinstance(value, dict):
         for key, item in value.items():

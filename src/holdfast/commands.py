@@ -1,20 +1,27 @@
 """What a store can be asked, and what it can answer.
 
 A command is a frozen value. One about a lock carries its key and knows its rule: `apply(record, now)` is
-pure, and a store either calls it within its own atomic step or has a native form that is equal to it.
+pure, and a store either calls it within its own atomic step or has a native form that is equal to it. The commands
+of a batch about one key are decided together by `decide_all`.
 The docstring of a command is its specification: what must hold before, what the answers are, and what
 sending it again after a lost reply does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
 import msgspec
 
 from .errors import HoldfastError
-from .rules import lock, slot
 from .rules import outcomes as out
-from .rules.record import EMPTY, Kind, Label, LockRecord
+from .rules import slot
+from .rules.lock import RETENTION, Lock, Step
+from .rules.record import Kind, Label, LockRecord
+from .rules.record_type import RecordType
 from .rules.slot import Address
+from .rules.working import More
 
 PAGE = 100
 
@@ -24,22 +31,49 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockCommand(Command, frozen=True, kw_only=True):
-    """A command about the record of one key. Atomic by itself and independent of its neighbours."""
+    """A command about the record of one key. Atomic by itself and independent of its neighbours.
+
+    It defines `decide`, or else `apply`: each of the two is made from the other.
+    """
 
     key: str
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide on a record in its working form."""
+        record, outcome = self.apply(lock.record(), lock.now)
+        lock.read(record)
+        lock.hand_over()  # to those whom the stored form does not list, too
+        return outcome
+
+    def apply(self, record: LockRecord, now: int) -> Step:
         """Decide, without doing anything."""
-        raise NotImplementedError
+        lock = Lock(record, now)
+        outcome = lock.answer(self.decide)
+        return lock.record(), outcome
+
+
+def decide_all(
+    record: LockRecord, commands: Sequence[LockCommand], now: int, more: More | None = None
+) -> tuple[LockRecord, list[out.Outcome]]:
+    """Decide on commands about one key, in their order and at one moment, with one pass over its record.
+
+    The outcomes, and the record but for its version, are those of the same commands one by one. Raises what a command
+    raises, and then nothing has been decided. `more` brings the runs that the record does not list (`rules.overflow`).
+    """
+    lock = Lock(record, now, more=more)
+    outcomes = [lock.answer(command.decide) for command in commands]
+    return lock.record(), outcomes
 
 
 class Acquire(LockCommand, frozen=True, kw_only=True):
     """Take `weight` of the `permits` of a key for `ttl` microseconds (None: until released).
 
     Answers `Granted`; with `queue`, `Queued` while others are in the way, else `Busy`; `Mismatch` when the
-    key is in use as another kind; `TooHeavy` when it can never fit; `Gone` when the attempt was abandoned.
-    Again: the same attempt (`id`) gets the same grant and token with its full ttl, or keeps its place. A
-    waiter must ask again within `waiter_ttl`, and confirms an offer by asking again.
+    key is in use as another kind; `TooHeavy` when it can never fit; `Gone` when the attempt was abandoned;
+    `QueueFull` when as many as may wait are waiting. Again: the same attempt (`id`) gets the same grant and token with
+    its full ttl, or keeps its place. A waiter must ask again within three quarters of `waiter_ttl`, and confirms an
+    offer by asking again. Asking again within a quarter of it changes nothing, so a waiter may look often. It `listens`
+    if hints for its id are received by a process.
     """
 
     id: str
@@ -51,12 +85,11 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
     queue: bool = False
     waiter_ttl: int | None = None
     delay: int = 0
+    listens: bool = False
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Decide by `rules.lock.acquire`."""
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.acquire`."""
         return lock.acquire(
-            record,
-            now,
             id=self.id,
             label=self.label,
             kind=self.kind,
@@ -66,6 +99,7 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
             queue=self.queue,
             waiter_ttl=self.waiter_ttl,
             delay=self.delay,
+            listens=self.listens,
         )
 
 
@@ -79,9 +113,9 @@ class Renew(LockCommand, frozen=True, kw_only=True):
     token: int | None
     ttl: int | None
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Decide by `rules.lock.renew`."""
-        return lock.renew(record, now, id=self.id, token=self.token, ttl=self.ttl)
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.renew`."""
+        return lock.renew(id=self.id, token=self.token, ttl=self.ttl)
 
 
 class Release(LockCommand, frozen=True, kw_only=True):
@@ -94,9 +128,24 @@ class Release(LockCommand, frozen=True, kw_only=True):
     id: str
     token: int | None
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Decide by `rules.lock.release`."""
-        return lock.release(record, now, id=self.id, token=self.token)
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.release`."""
+        return lock.release(id=self.id, token=self.token)
+
+
+class PassOver(LockCommand, frozen=True, kw_only=True):
+    """End an offer that nobody can receive, before its time runs out. Answers `PassedOver` or `NotHeld`.
+
+    Acts only on an offer to the attempt `id` under `token` that is not confirmed yet and can run out. The waiter goes
+    back to its place in the queue and is passed over until it asks again. Again: `NotHeld`, and nothing changes.
+    """
+
+    id: str
+    token: int
+
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.pass_over`."""
+        return lock.pass_over(id=self.id, token=self.token)
 
 
 class Abandon(LockCommand, frozen=True, kw_only=True):
@@ -109,9 +158,9 @@ class Abandon(LockCommand, frozen=True, kw_only=True):
     id: str
     ttl: int
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Decide by `rules.lock.abandon`."""
-        return lock.abandon(record, now, id=self.id, ttl=self.ttl)
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.abandon`."""
+        return lock.abandon(id=self.id, ttl=self.ttl)
 
 
 class Transfer(LockCommand, frozen=True, kw_only=True):
@@ -126,11 +175,9 @@ class Transfer(LockCommand, frozen=True, kw_only=True):
     to_label: Label
     ttl: int | None
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Decide by `rules.lock.transfer`."""
-        return lock.transfer(
-            record, now, id=self.id, token=self.token, to_id=self.to_id, to_label=self.to_label, ttl=self.ttl
-        )
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.transfer`."""
+        return lock.transfer(id=self.id, token=self.token, to_id=self.to_id, to_label=self.to_label, ttl=self.ttl)
 
 
 class ForceRelease(LockCommand, frozen=True, kw_only=True):
@@ -143,27 +190,31 @@ class ForceRelease(LockCommand, frozen=True, kw_only=True):
     by: str
     reason: str
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Decide by `rules.lock.force_release`."""
-        return lock.force_release(record, now, by=self.by, reason=self.reason)
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.force_release`."""
+        return lock.force_release(by=self.by, reason=self.reason)
 
 
 class Settle(LockCommand, frozen=True, kw_only=True):
-    """End what time has ended on one key and hand over what became free. Answers `Settled`. Again: harmless."""
+    """End what time has ended on one key and hand over what became free. Answers `Settled`. Again: harmless.
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Decide by `rules.lock.settle`."""
-        record, woken = lock.settle(record, now)
-        return record, out.Settled(woken=woken)
+    A client that made an offer looks at the lock when the offer has run out. One that is `leaving` cannot: the next
+    waiters are hinted, and do it instead.
+    """
+
+    leaving: bool = False
+
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.settled`."""
+        return lock.settled(leaving=self.leaving)
 
 
 class Inspect(LockCommand, frozen=True, kw_only=True):
     """Look at one key without changing it. Answers `Seen`. Again: looks again."""
 
-    def apply(self, record: LockRecord, now: int) -> lock.Step:
-        """Settle a copy for the eye; the stored record stays as it is."""
-        shown, _ = lock.settle(record, now, offers=False)
-        return record, out.Seen(record=None if record == EMPTY else shown, now=now)
+    def decide(self, lock: Lock) -> out.Outcome:
+        """Decide by `Lock.inspect`."""
+        return lock.inspect()
 
 
 class SlotCommand(Command, frozen=True, kw_only=True):
@@ -214,6 +265,59 @@ class SwapSlot(SlotCommand, frozen=True, kw_only=True):
         )
 
 
+class RecordCommand(Command, frozen=True, kw_only=True):
+    """A command about one record of a `RecordType`. Atomic by itself and independent of its neighbours.
+
+    A subclass names its type, adds what is asked, and defines `apply`; every store carries it out. The attempts in the
+    outcome's `woken` and `hinted` are sent hints, as with locks.
+    """
+
+    record_type: ClassVar[RecordType[Any]]
+    key: str
+
+    def apply(self, record: Any, now: int) -> tuple[Any, out.Outcome]:
+        """Decide, without doing anything. None is no record: before, there is none; afterwards, it is removed.
+
+        Return the record itself where nothing changes; then nothing is written.
+        """
+        raise NotImplementedError
+
+
+class RecordQuery(RecordCommand, frozen=True, kw_only=True):
+    """A command that looks at one record and never changes it. Its outcome wakes nobody."""
+
+    def look(self, record: Any, now: int) -> out.Outcome:
+        """What there is to say. None: there is no record."""
+        raise NotImplementedError
+
+    def apply(self, record: Any, now: int) -> tuple[Any, out.Outcome]:
+        """Look."""
+        return record, self.look(record, now)
+
+
+class ListRecords(Command, frozen=True, kw_only=True):
+    """Look at a page of the records of a type, in the order of their keys: those with the prefix and after `after`.
+
+    Answers `RecordPage`. A read.
+    """
+
+    kind: str
+    prefix: str = ""
+    after: str = ""
+    limit: int = PAGE
+
+
+class ListDueRecords(Command, frozen=True, kw_only=True):
+    """Look which records of a type are due, the earliest first. Answers `RecordsDue`. A read.
+
+    What is due is settled by the type's own commands, one a key. A record that cannot be read is left out, because it
+    stays due and would hide the others; `ListRecords` shows it.
+    """
+
+    kind: str
+    limit: int = PAGE
+
+
 class ListLocks(Command, frozen=True, kw_only=True):
     """Look at a page of keys in order, those with the prefix and after `after`. Answers `Page`. A read."""
 
@@ -236,7 +340,7 @@ class Cleanup(Command, frozen=True, kw_only=True):
 
     after: str = ""
     limit: int = PAGE
-    retention: int = lock.RETENTION
+    retention: int = RETENTION
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +359,30 @@ class Page(out.Outcome, frozen=True, kw_only=True):
     now: int
 
 
+class ListedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One record of a page. An unreadable one is shown with its error instead of being left out."""
+
+    key: str
+    record: Any
+    error: str = ""
+
+
+class RecordPage(out.Outcome, frozen=True, kw_only=True):
+    """A page of records, and the `after` of the next one (None: that was all)."""
+
+    items: tuple[ListedRecord, ...]
+    next: str | None
+    now: int
+
+
+class RecordsDue(out.Outcome, frozen=True, kw_only=True):
+    """The records that are due, and whether there are more than were asked for."""
+
+    items: tuple[ListedRecord, ...]
+    more: bool
+    now: int
+
+
 class Swept(out.Outcome, frozen=True, kw_only=True):
     """How many records were looked at and changed or removed, and where to go on (None: that was all)."""
 
@@ -269,5 +397,5 @@ class Failed(out.Outcome, frozen=True, kw_only=True):
     error: HoldfastError
 
 
-READS: tuple[type[Command], ...] = (Inspect, ListLocks, ReadSlot)
+READS: tuple[type[Command], ...] = (Inspect, ListLocks, ReadSlot, RecordQuery, ListRecords, ListDueRecords)
 """Commands that never write: a store may answer them without waiting for a writer's turn."""

@@ -12,6 +12,12 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 
+def _sentence(message: str) -> str:
+    """The message with one full stop at its end, whatever it was put together from."""
+    text = message.rstrip()
+    return text if text.endswith(("?", "!")) else f"{text.rstrip('.').rstrip()}."
+
+
 def _rebuild(kind: type[HoldfastError], message: str, fields: dict[str, Any]) -> HoldfastError:
     error = kind.__new__(kind)
     Exception.__init__(error, message)
@@ -26,7 +32,7 @@ class HoldfastError(Exception):
     ambiguous: bool = False
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or " ".join((type(self).__doc__ or "").split()))
+        super().__init__(_sentence(message or " ".join((type(self).__doc__ or "").split())))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(self.__dict__))
@@ -69,6 +75,19 @@ class LockTimeout(HoldfastError, TimeoutError):
         self.age = age
         self.position = position
         self.expires_at = expires_at
+
+
+class QueueFull(LockTimeout):
+    """As many callers as may wait for a lock are waiting for it. This caller was not queued; it may try again later."""
+
+    def __init__(self, message: str | None = None, *, key: str = "", waiting: int = 0) -> None:
+        if message is None and key:
+            message = (
+                f"the queue of {key!r} is full: {waiting:,} callers wait for it. This caller was not queued and holds "
+                "nothing. Try again later, or let fewer callers wait at once."
+            )
+        super().__init__(message, key=key)
+        self.waiting = waiting
 
 
 class RunLocked(HoldfastError):

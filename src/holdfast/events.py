@@ -58,6 +58,11 @@ EVENTS: dict[str, Kind] = {
     "wait_long": Kind("warning", "somebody has waited for 30 s", ("key", "owner", "waited", "holder", "position")),
     "permits_changed": Kind("warning", "a caller changed the number of permits", ("key", "before", "after")),
     "force_released": Kind("warning", "an operator put the holders out", ("key", "by", "reason", "holders")),
+    "clock_differs": Kind(
+        "error",
+        "the clock of a process differs from the host's by more than a second (SQLite): leases end early",
+        ("client", "host", "pid", "ahead"),
+    ),
     "give_back_failed": Kind(
         "warning", "a lock that nobody wants could not be given back yet", ("key", "attempt", "error")
     ),
@@ -69,6 +74,14 @@ EVENTS: dict[str, Kind] = {
     ),
     "types_unknown": Kind(
         "warning", "the store holds living runs of workflows that this engine does not know", ("worker", "types")
+    ),
+    "no_worker_knows": Kind(
+        "warning", "a run was started, and no living worker knows its workflow: nobody drives it", ("run", "workflow")
+    ),
+    "definition_unknown": Kind(
+        "warning",
+        "a run was started by name before any engine had published the workflow: no limit of it counts the run",
+        ("run", "workflow"),
     ),
     "limits_outdated": Kind(
         "warning", "newer limits of a workflow are published than those of this engine", ("workflow", "version")

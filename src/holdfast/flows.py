@@ -12,14 +12,26 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ._platform import elapsed
-from .commands import Abandon, Acquire, Command, LockCommand
-from .errors import ClientClosed, KindMismatch, LockTimeout, NeverFits, StoreContended, StoreError, StoreUnavailable
+from .commands import Abandon, Acquire, Command, ListDueRecords, ListLocks, ListRecords, LockCommand
+from .errors import (
+    ClientClosed,
+    KindMismatch,
+    LockTimeout,
+    NeverFits,
+    QueueFull,
+    StoreContended,
+    StoreError,
+    StoreUnavailable,
+)
 from .flag import Flag
 from .held import local_deadline
 from .rules import outcomes as out
+from .rules.lock import OFFER_LIFE
 from .rules.record import Holder
+from .run_commands import CountRuns, ListRuns, ListWorkers, SeeRun
 from .stores.contract import Role
 from .values import MICROSECONDS
 
@@ -29,14 +41,36 @@ CONTENDED_AFTER = 0.1
 """Seconds until a record that somebody else had is asked for again; jittered."""
 RESEND_FOR = 5.0
 """Seconds after which a store that made us wait is not asked again, but for once where it is unknown what it did."""
+CONTENDED_FOR = 30.0
+"""Seconds for which a caller that waits for a lock asks for its record while others have it. A record that many change
+is had in the end; one that an open transaction keeps is worth an error."""
 SIGNS_OF_LIFE = 3
 """A waiter shows itself this many times within the time that its place is kept."""
 LONG_WAIT = 30.0
 """Seconds of waiting after which it is said aloud, once."""
 SOONEST_LOOK = 0.005
 """No waiter looks again sooner than this, except when it is told to."""
-STAGGER = 0.05
+STAGGER = 0.01
 """How much later each further place in the queue looks for an expired holder, so that they do not all come."""
+SECOND_IN_LINE = 1
+"""The position of the waiter that looks once an offer: the offer to the first one may be missed."""
+NEAR = 4
+"""A waiter that is not sent hints and has fewer than this many before it polls `LOOKS_PER_OFFER` times an offer."""
+LOOKS_PER_OFFER = 3
+SEES_ITS_OFFER = 0.7
+"""The share of an offer after which one further back looks again, so that it sees an offer that comes now."""
+SOONEST_HAND_OVER = 0.005
+"""Seconds that a hand-over among waiters that poll takes, at least: one further back may look so much later."""
+SOONEST_POLL = 0.02
+"""Seconds between two polls of the first in line, at least; of the second twice, and so on."""
+POLL_SHARE = 0.25
+"""Between two polls passes this share of the time for which the youngest holder has held the lock."""
+
+LONG_READS = (ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, SeeRun)
+"""Reads that may be about many rows: no acquire of the same client waits for them."""
+
+SHAPING = (out.Granted, out.Queued, out.Busy, out.QueueFull)
+"""Answers to an attempt that may have changed the number of permits."""
 
 T = TypeVar("T")
 
@@ -64,6 +98,10 @@ class Desk(Protocol):
     def listen(self, command: Acquire) -> Flag:
         """A flag that is set when there is a hint for the attempt."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether hints are sent to this client, so that it need not look for itself."""
+
     def expect(self, id: str, *, eager: bool) -> bool:
         """The attempt waits from now on. True if hints were not flowing before: look once more."""
 
@@ -72,6 +110,9 @@ class Desk(Protocol):
 
     def give_back(self, command: Abandon) -> None:
         """Send this without waiting, and see to it that it arrives."""
+
+    def offered(self, key: str) -> None:
+        """A lock was offered to a waiter: look at it again when the offer has run out."""
 
     def permits_changed(self, command: Acquire, before: int) -> None:
         """This attempt changed the number of permits."""
@@ -87,28 +128,41 @@ class Grant(msgspec.Struct, frozen=True):
     sent: float
 
 
-def send(command: Command, *, until: float | None = None, role: Role = "commands") -> Flow[tuple[out.Outcome, bool]]:
-    """Submit; where the store does not answer, submit again. Also tells whether an earlier try is ambiguous."""
-    patience = elapsed() + RESEND_FOR
+def send(command: Command, *, until: float | None = None, role: Role | None = None) -> Flow[tuple[out.Outcome, bool]]:
+    """Submit; where the store does not answer, submit again. Also tells whether an earlier try is ambiguous.
+
+    What may take long goes by the connection for queries, unless `role` says otherwise.
+    """
+    if role is None:
+        role = "queries" if isinstance(command, LONG_READS) else "commands"
+    sent = elapsed()
     try:
         return (yield Submit(command, role)), False
     except StoreUnavailable as error:
-        return (yield from _send_again(command, error, patience, until, role))
+        return (yield from _send_again(command, error, sent, until, role))
 
 
 def _send_again(
-    command: Command, error: StoreUnavailable, patience: float, until: float | None, role: Role = "commands"
+    command: Command,
+    error: StoreUnavailable,
+    since: float,
+    until: float | None,
+    role: Role = "commands",
+    *,
+    contended_for: float = RESEND_FOR,
 ) -> Flow[tuple[out.Outcome, bool]]:
-    """Try a few times more, for as long as there is patience, and not after `until`.
+    """Try a few times more, for `RESEND_FOR` seconds, and not after `until`.
 
     While it is unknown what a try has done, `until` does not count, and there is one more try in any case. A record
-    that somebody else has at this moment is asked for again and again.
+    that somebody else has at this moment is asked for again and again, for `contended_for` seconds.
     """
     ambiguous = error.ambiguous
     pauses = iter(RESEND_AFTER)
     first = True
     while True:
-        pause = CONTENDED_AFTER if isinstance(error, StoreContended) else next(pauses, None)
+        contended = isinstance(error, StoreContended)
+        pause = CONTENDED_AFTER if contended else next(pauses, None)
+        patience = since + (contended_for if contended else RESEND_FOR)
         late = patience if until is None or ambiguous else min(until, patience)
         if pause is None or (elapsed() + pause >= late and not (ambiguous and first)):
             raise error
@@ -134,14 +188,15 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
     try:
         while True:
             hint.clear()
+            command = _as_it_listens(desk, command)
             sent = elapsed()
             try:  # as `send` does it; without a generator of its own, because this is what happens most
                 outcome = yield Submit(command)
             except StoreUnavailable as error:
-                outcome, _ = yield from _send_again(command, error, sent + RESEND_FOR, until)
+                outcome, _ = yield from _send_again(command, error, sent, until, contended_for=CONTENDED_FOR)
             known = True
             now = elapsed()
-            if isinstance(outcome, (out.Granted, out.Queued, out.Busy)) and outcome.permits_before is not None:
+            if isinstance(outcome, SHAPING) and outcome.permits_before is not None:
                 desk.permits_changed(command, outcome.permits_before)
             if isinstance(outcome, out.Granted):
                 if command.ttl is None or now < local_deadline(sent, command.ttl):
@@ -158,7 +213,7 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
                 told = True
                 desk.long_wait(command, now - started, outcome)
             if until is not None and now >= until:
-                yield from send(_abandon(command))
+                yield from _leave_queue(desk, command)
                 trace = False
                 raise timed_out(command, outcome.holders, outcome.now, outcome.position)  # noqa: TRY301
             pause = _look_again_in(command, outcome)
@@ -174,14 +229,45 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
         desk.forget(command.id)
 
 
+def _leave_queue(desk: Desk, command: Acquire) -> Flow[None]:
+    left, _ = yield from send(_abandon(command))
+    if left.woken:  # it had been offered the lock at this moment, and the next waiter is now
+        desk.offered(command.key)
+
+
+def _as_it_listens(desk: Desk, command: Acquire) -> Acquire:
+    listens = desk.listens
+    return command if command.listens is listens else replace(command, listens=listens)
+
+
 def _look_again_in(command: Acquire, outcome: out.Queued) -> float:
-    """When to ask again without a hint: for a sign of life, or when something in the way may have expired."""
-    kept = command.waiter_ttl or 10 * MICROSECONDS
-    sign_of_life = kept / MICROSECONDS / SIGNS_OF_LIFE * random.uniform(0.8, 1.0)
+    """When to ask again without a hint: for a sign of life, or when something in the way may have expired.
+
+    A waiter that nobody hints must see its own offer before it runs out. Whether an offer to another waiter ran out is
+    looked at by the client that made it (`Desk.offered`), and by the second in line: that client may have ended.
+    """
+    offer = OFFER_LIFE / MICROSECONDS
+    pause = (command.waiter_ttl or 10 * MICROSECONDS) / MICROSECONDS / SIGNS_OF_LIFE
+    if not command.listens:
+        further_back = offer * SEES_ITS_OFFER + SOONEST_HAND_OVER * outcome.position
+        pause = min(pause, _poll_in(outcome), offer / LOOKS_PER_OFFER if outcome.position < NEAR else further_back)
+    elif outcome.position == SECOND_IN_LINE:
+        pause = min(pause, offer)
+    pause *= random.uniform(0.8, 1.0)
     if outcome.recheck_in is None:
-        return sign_of_life
+        return pause
     expiry = outcome.recheck_in / MICROSECONDS + SOONEST_LOOK + STAGGER * outcome.position
-    return min(sign_of_life, expiry)
+    return min(pause, expiry)
+
+
+def _poll_in(outcome: out.Queued) -> float:
+    """When a waiter that nobody hints polls again: soon while a lock changes hands often, seldom while it is held long.
+
+    The first in line waits beyond the release for a share of the time for which the lock was held. Who is further back
+    looks before its turn can have come.
+    """
+    held = outcome.now - max((holder.since for holder in outcome.holders), default=outcome.now)
+    return max(SOONEST_POLL, held / MICROSECONDS * POLL_SHARE) * (outcome.position + 1)
 
 
 def _abandon(command: Acquire) -> Abandon:
@@ -189,12 +275,14 @@ def _abandon(command: Acquire) -> Abandon:
     return Abandon(key=command.key, id=command.id, ttl=ttl)
 
 
-def release(command: LockCommand) -> Flow[bool]:
+def release(desk: Desk, command: LockCommand) -> Flow[bool]:
     """Give a grant back. False if it was not held any more when the first try arrived.
 
     After an ambiguous try, "not held" is what a successful one looks like from here.
     """
     outcome, ambiguous = yield from send(command)
+    if outcome.woken or ambiguous:
+        desk.offered(command.key)
     return isinstance(outcome, out.Released) or ambiguous
 
 
@@ -214,6 +302,8 @@ def refusal(command: Acquire, outcome: out.Outcome) -> Exception:
         return NeverFits(
             f"a weight of {command.weight} never fits into the {outcome.permits} permits of {command.key!r}"
         )
+    if isinstance(outcome, out.QueueFull):
+        return QueueFull(key=command.key, waiting=outcome.waiting)
     return ClientClosed(f"the client was closed while {command.key!r} was waited for")
 
 

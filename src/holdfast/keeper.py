@@ -25,17 +25,21 @@ from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from ._platform import after_fork_in_child, elapsed
-from .commands import Abandon, Cleanup, Failed, Renew, Swept
+from .commands import Abandon, Cleanup, Failed, Renew, Settle, Swept
 from .errors import ClientClosed, HoldfastError, StoreContended
 from .events import Events
 from .flag import Flag
 from .held import Held
 from .lane import Lane
 from .rules import outcomes as out
+from .rules.lock import OFFER_LIFE
 from .values import MICROSECONDS
 
 EARLY = 0.25
 """A lease is renewed up to this part of its interval early, to go along with the others."""
+SPREAD = 0.25
+"""A round of renewals comes up to this part of the interval early, by chance: clients that took leases of one lock at
+the same moment do not renew them at the same moment."""
 IDLE = 60.0
 """Seconds after which the keeper looks around although nothing is due."""
 LIVELY = 1.0
@@ -47,6 +51,9 @@ RETRY_ASKED = 0.5
 """Seconds until a renewal is tried again that somebody waits for, or whose record somebody else had."""
 RETRY_DEBT = 1.0
 """Seconds until something that could not be given back is tried again."""
+
+LATER = 0.02
+"""Seconds after the end of an offer at which it is looked at, whatever the store's clock rounds."""
 
 BREATH = 0.1
 """Seconds that the keeper rests after a fault of its own, so that it does not spin."""
@@ -211,17 +218,23 @@ class Callbacks:
 class Keeper:
     """One thread that keeps the leases of one client alive, and tells when one is lost."""
 
-    def __init__(self, heartbeats: Lane, commands: Lane, events: Events, retention: int) -> None:
+    def __init__(
+        self, heartbeats: Lane, commands: Lane, events: Events, retention: int, *, rest: Callable[[], None]
+    ) -> None:
+        """`rest` is called whenever the keeper looks around: it closes what nobody has used for long."""
+        self._rest = rest
         self._heartbeats = heartbeats
         self._commands = commands
         self._events = events
         self._retention = retention
         self._kept: dict[str, Kept] = {}
         self._debts: dict[str, _Debt] = {}
+        self._offers: dict[str, float] = {}  # by key: when the last offer of this client has run out
         self._changes: deque[tuple[Kept, int, float, Flag]] = deque()
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._wake_at = 0.0
         self._lively = False  # whether a lease has come since the last look
+        self._pace = _random_pace()
         self._renewing = False
         self.retired = False  # whether what is held is being given back: nothing more is taken into care
         self._stopping = False
@@ -244,6 +257,7 @@ class Keeper:
 
     def keep(self, kept: Kept) -> None:
         """Renew this lease until it ends. Once its client is being closed it is given back, and that is raised."""
+        kept.renew_at -= kept.interval * (1 - self._pace)
         self._kept[kept.held.id] = kept
         if self.retired:
             self._refuse(kept)
@@ -251,6 +265,19 @@ class Keeper:
         self.start()
         if min(kept.renew_at, kept.held.deadline) < self._wake_at:
             self._mail.put(None)
+
+    def look_after(self, key: str) -> None:
+        """A lock was offered to a waiter just now: settle it when that has run out, for the waiter may be dead."""
+        self._look_in(key, OFFER_LIFE / MICROSECONDS)
+
+    def _look_in(self, key: str, seconds: float) -> None:
+        self._offers[key] = look_at = elapsed() + seconds + LATER
+        if look_at < self._wake_at:
+            self._mail.put(None)
+
+    def open_offers(self) -> list[str]:
+        """The keys of the locks that this client has offered to waiters and would look at again."""
+        return list(self._offers)
 
     def renew_for(self, kept: Kept, ttl: int, interval: float) -> Flag:
         """Renew this lease now, and from now on for this ttl. The flag is set when that is answered, or it is over.
@@ -377,11 +404,30 @@ class Keeper:
                 wake_at = min(wake_at, now + kept.max_stall)
         if due and not self._renewing:
             self._renew(due, now)
-        wake_at = min(wake_at, self._pay_debts(now))
+        wake_at = min(wake_at, self._pay_debts(now), self._look_at_offers(now))
+        self._rest()
         if now >= self._clean_at:
             self._clean_at = now + CLEANUP_EVERY
             self._clean("")
         return wake_at
+
+    def _look_at_offers(self, now: float) -> float:
+        """Settle the locks whose last offer has run out; tell when the next one does.
+
+        While this client goes on giving a lock to others it is in good hands, and nothing is sent.
+        """
+        due = [key for key, look_at in list(self._offers.items()) if look_at <= now]
+        for key in due:
+            self._offers.pop(key, None)
+        if due:
+
+            def done(outcomes: list[out.Outcome] | None, _error: HoldfastError | None) -> None:
+                for key, outcome in zip(due, outcomes or (), strict=False):
+                    if isinstance(outcome, out.Settled) and outcome.offer_ends_in is not None:  # longer than the first
+                        self._look_in(key, outcome.offer_ends_in / MICROSECONDS)
+
+            self._commands.enqueue([Settle(key=key) for key in due], done)
+        return min(list(self._offers.values()), default=math.inf)
 
     def _make_changes(self, now: float) -> None:
         while self._changes:
@@ -405,8 +451,9 @@ class Keeper:
             self._mail.put(None)
 
         self._renewing = True
+        self._pace = _random_pace()
         for kept in due:
-            kept.renew_at = sent + kept.interval
+            kept.renew_at = sent + kept.interval * self._pace
         if not self._heartbeats.enqueue(commands, done):
             self._renewing = False
 
@@ -466,6 +513,8 @@ class Keeper:
         def done(outcomes: list[out.Outcome] | None, error: HoldfastError | None) -> None:
             if outcomes is not None and isinstance(outcomes[0], out.Abandoned):
                 self._debts.pop(command.id, None)
+                if outcomes[0].woken:
+                    self.look_after(command.key)
                 return
             trouble = outcomes[0].error if outcomes is not None and isinstance(outcomes[0], Failed) else error
             self._events.emit("give_back_failed", key=command.key, attempt=command.id, error=str(trouble))
@@ -499,3 +548,8 @@ class Keeper:
                 self._mail.put(lambda: self._clean(following))
 
         self._commands.enqueue((Cleanup(after=after, retention=self._retention),), done)
+
+
+def _random_pace() -> float:
+    """The part of its interval after which a lease is renewed; one for all leases of a client, which go together."""
+    return random.uniform(1 - SPREAD, 1)

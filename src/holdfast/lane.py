@@ -10,6 +10,7 @@ ambiguous.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import weakref
 from asyncio import events
@@ -19,6 +20,7 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 
 from . import failpoints
+from ._platform import elapsed
 from .commands import READS, Command, Failed
 from .errors import ClientClosed, HoldfastError, NotInWorkflow, StoreError, StoreUnavailable, WouldDeadlock
 from .parcels import Answer, Call, Done, Parcel, Promise, Question, Reply, deliver_all, twin
@@ -65,13 +67,25 @@ def within(place: str) -> Iterator[None]:
 class Lane:
     """One queue, at most one batch under way, one connection."""
 
-    def __init__(self, connect: Callable[[], Connection], name: str, *, place: str = "-", swift: bool = False) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        name: str,
+        *,
+        place: str = "-",
+        swift: bool = False,
+        idle: float = math.inf,
+    ) -> None:
+        """`idle`: after so many seconds without a command, `rest` closes the connection until the next one."""
         self._connect = connect
         self._place = place
+        self._idle = idle
+        self._used, self._unused_since = True, 0.0
         self._name = name
         self._swift = swift
         self._sent = 0  # how many parcels went with the last batch
         self._connection: Connection | None = None
+        self._connecting = threading.Lock()
         self._mutex = threading.RLock()  # a signal handler may come in while its thread has it
         self._queue: list[Parcel] = []
         self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
@@ -171,6 +185,39 @@ class Lane:
             stranded = self._rouse()
         _tell_stranded(stranded)
         return True
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None
+
+    def connect(self) -> None:
+        """Open the connection now, from any thread, if there is none. Raises what the store says, or `ClientClosed`."""
+        with self._connecting:
+            if self._connection is not None:
+                return
+            fresh = self._connect()
+            with self._mutex:
+                if not self._closed:
+                    self._connection = fresh
+                    return
+        with suppress(Exception):
+            fresh.close()
+        raise ClientClosed
+
+    def rest(self) -> None:
+        """Close the connection if it was idle for `idle` seconds; the next command opens another one."""
+        if self._connection is None:
+            return
+        if self._used:
+            self._used, self._unused_since = False, elapsed()
+        with self._mutex:
+            if elapsed() - self._unused_since < self._idle or self._runner is not None or self._queue:
+                return
+            resting, self._connection = self._connection, None
+        if resting is not None:
+            with suppress(Exception):
+                resting.close()
 
     def close(self) -> None:
         """Send what has gathered, end the thread, close the connection. Later calls raise `ClientClosed`."""
@@ -282,11 +329,11 @@ class Lane:
         error: HoldfastError | None = None
         try:
             commands = batch[0].commands if len(batch) == 1 else [one for parcel in batch for one in parcel.commands]
-            if self._connection is None:
-                self._connection = self._connect()
+            self._used = True
+            connection = self._connection or self._connected()
             if failpoints.reached is not None:
                 failpoints.reach("before", commands)
-            outcomes = self._connection.execute(commands)
+            outcomes = connection.execute(commands)
             if failpoints.reached is not None:
                 failpoints.reach("after", commands)
         except StoreError as raised:
@@ -299,6 +346,12 @@ class Lane:
                 self._drop_connection()
                 error = error or _interrupted()
             deliver_all(batch, outcomes, error)
+
+    def _connected(self) -> Connection:
+        with self._connecting:  # somebody may be opening it in advance
+            if self._connection is None:
+                self._connection = self._connect()
+            return self._connection
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from .flows import Flow, Submit
 from .lane import Lane
 from .stores.contract import Role
+from .usage import require_asyncio
 
 T = TypeVar("T")
 Lanes = Mapping[Role, Lane]
@@ -44,6 +45,7 @@ def run(flow: Flow[T], lanes: Lanes) -> T:
 
 async def run_async(flow: Flow[T], lanes: Lanes) -> T:
     """Drive a flow to its end on this event loop."""
+    require_asyncio()
     answer: Any = None
     error: BaseException | None = None
     try:

@@ -39,7 +39,7 @@ def checked_key(key: str, *, what: str = "key") -> str:
     'invoice:42'
     >>> checked_key("", what="owner")
     Traceback (most recent call last):
-    holdfast.errors.InvalidKey: an owner may not be empty: say what it is, such as 'invoice:42'
+    holdfast.errors.InvalidKey: an owner may not be empty: say what it is, such as 'invoice:42'.
     """
     if not isinstance(key, str):
         raise InvalidKey(f"{_a(what)} is text, not {type(key).__name__}: {key!r}")

@@ -7,6 +7,7 @@ from .runner import Mutant
 LANE = "tests/test_lane.py::"
 REPLIES = "tests/test_lost_replies.py::"
 KEEPER = "tests/test_keeper.py::"
+FLOWS = "tests/test_flows.py::"
 LOCKS = "tests/test_locks.py::"
 ASYNC = "tests/test_async_locks.py::"
 PROCESSES = "tests/test_processes.py::"
@@ -48,6 +49,41 @@ ABOVE = [
         (REPLIES + "test_of_an_acquire_the_caller_gets_its_own_lock",),
     ),
     Mutant(
+        "clients that took leases together renew them together",
+        "keeper.py",
+        "        kept.renew_at -= kept.interval * (1 - self._pace)\n",
+        "",
+        (KEEPER + "test_clients_that_took_leases_at_the_same_moment_renew_them_at_different_ones",),
+    ),
+    Mutant(
+        "clients that have once renewed together do so for ever",
+        "keeper.py",
+        "            kept.renew_at = sent + kept.interval * self._pace\n",
+        "            kept.renew_at = sent + kept.interval\n",
+        (KEEPER + "test_each_round_of_renewals_has_a_pace_of_its_own",),
+    ),
+    Mutant(
+        "the second in line does not look whether the first one missed its offer",
+        "flows.py",
+        "    elif outcome.position == SECOND_IN_LINE:\n        pause = min(pause, offer)\n",
+        "",
+        (FLOWS + "test_the_second_in_line_looks_once_an_offer",),
+    ),
+    Mutant(
+        "a waiter that gets no hints polls as often as it likes, however long the lock is held",
+        "flows.py",
+        "    return max(SOONEST_POLL, held / MICROSECONDS * POLL_SHARE) * (outcome.position + 1)\n",
+        "    return SOONEST_POLL\n",
+        (FLOWS + "test_a_waiter_that_gets_no_hints_polls_soon_while_a_lock_changes_hands_and_seldom_while_it_is_held",),
+    ),
+    Mutant(
+        "the oldest of several holders decides how soon a waiter polls",
+        "flows.py",
+        "    held = outcome.now - max((holder.since",
+        "    held = outcome.now - min((holder.since",
+        (FLOWS + "test_the_youngest_of_several_holders_decides_how_soon_a_waiter_polls",),
+    ),
+    Mutant(
         "a cancelled acquire keeps what it got",
         "flows.py",
         "        if trace and not never_arrived:\n            desk.give_back(_abandon(command))",
@@ -57,7 +93,7 @@ ABOVE = [
     Mutant(
         "a waiter that timed out stays in the queue",
         "flows.py",
-        "                yield from send(_abandon(command))\n",
+        "                yield from _leave_queue(desk, command)\n",
         "",
         (ASYNC + "test_a_waiter_that_times_out_leaves_nothing_behind",),
     ),
@@ -127,6 +163,20 @@ ABOVE = [
         (REPLIES + "test_a_store_that_hangs_does_not_delay_the_news_of_a_loss",),
     ),
     Mutant(
+        "who inherits a context is the same caller, on whatever thread",
+        "locks/gate.py",
+        "    if caller is None or caller.thread is not context or not caller.holds:\n",
+        "    if caller is None or not caller.holds:\n",
+        ("tests/test_callers.py::test_a_thread_that_inherits_the_context_is_another_caller",),
+    ),
+    Mutant(
+        "requests that share a thread are the same caller",
+        "locks/gate.py",
+        "    caller = _caller.get()\n",
+        "    return context\n    caller = _caller.get()\n",
+        ("tests/test_callers.py::test_two_requests_on_one_thread_are_two_callers",),
+    ),
+    Mutant(
         "the gate stays shut when a lease is lost",
         "locks/lease.py",
         "        if turn is not None and turn.held is held:\n            gates.leave(turn)",
@@ -136,7 +186,7 @@ ABOVE = [
     Mutant(
         "local callers all go to the store at once",
         "locks/terms.py",
-        '        return self.kind == "item"',
+        '        return self.kind in {"item", "semaphore", "rw"}',
         "        return False",
         (LOCKS + "test_fifty_local_callers_go_to_the_store_one_at_a_time",),
     ),
@@ -192,8 +242,8 @@ ABOVE = [
     Mutant(
         "a crowd of renewals revives what has ended",
         "stores/sqlite_batch.py",
-        "BETWEEN ?3 + 1 AND",
-        "BETWEEN 1 AND",
+        "BETWEEN ? + 1 AND",
+        "BETWEEN 0 * ? AND",
         ("tests/stores/test_sqlite_file.py::test_renewing_many_is_equal_to_the_rule_for_records_of_every_shape",),
     ),
     Mutant(
@@ -269,8 +319,8 @@ ABOVE = [
     Mutant(
         "a caller at the gate does not look around for what was left over",
         "locks/taking.py",
-        "    while not turn.open.is_set():\n        see_to_left_over()\n",
-        "    while not turn.open.is_set():\n",
+        "            break\n        see_to_left_over()\n",
+        "            break\n",
         (ASYNC + "test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_gate_shut",),
     ),
     Mutant(
@@ -283,8 +333,8 @@ ABOVE = [
     Mutant(
         "a caller at the gate rests on being called",
         "locks/taking.py",
-        "        if inside is turn:  # whoever left was interrupted before it could say so\n            break\n",
-        "",
+        "        if gates.look(turn):",
+        "        if False:",
         (LOCKS + "test_a_caller_at_the_gate_that_was_not_called_finds_out_by_itself",),
     ),
     Mutant(
@@ -406,8 +456,8 @@ ABOVE = [
     Mutant(
         "whoever polls tells nobody",
         "stores/wakeup.py",
-        "            if not _near.tell(self._folder, channel, ids) and self._sends:",
-        "            if not _near.tell(self._folder, channel, ids) and not self._poll:",
+        "            if not _near.tell(self._folder, channel, ids) and self._sends and",
+        "            if not _near.tell(self._folder, channel, ids) and not self._poll and",
         ("tests/stores/test_sqlite_hints.py::test_a_process_that_polls_tells_those_who_listen_on_a_socket",),
     ),
     Mutant(

@@ -22,8 +22,8 @@ BELONGINGS = [
     Mutant(
         "a lock that becomes free outside tells no run",
         "stores/memory.py",
-        "                    hints += tell(space.runs, now, outcomes[-1].woken)\n",
-        "                    pass\n",
+        "            hints += tell(space.runs, now, answers[place].woken)\n",
+        "            pass\n",
         (HERE + "test_a_client_and_a_run_exclude_each_other",),
     ),
     Mutant(
@@ -141,8 +141,8 @@ OF_THE_ENGINE = [
     Mutant(
         "a run with a lease is parked",
         "workflow/driver.py",
-        "        if self.idle and not self._holding.leased:\n",
-        "        if self.idle:\n",
+        "        return self.idle and not self._holding.leased\n",
+        "        return self.idle\n",
         (ENGINE + "test_a_lock_with_a_lease_is_kept_while_its_run_is_driven[memory]",),
     ),
     Mutant(

@@ -11,6 +11,7 @@ LEASES = "tests/test_leases.py::"
 RUNS = "tests/test_run_locks.py::"
 RW = "tests/test_rwlock.py::"
 LEADER = "tests/test_leader.py::"
+CONNECTIONS = "tests/test_connections.py::"
 SUITE = "tests/stores/test_conformance.py::TestMemory::"
 
 HELD = [
@@ -132,15 +133,15 @@ HELD = [
     Mutant(
         "a release of a durable lock hands over",
         "state/durable.py",
-        "            return lock.abandon(record, at, id=me, ttl=0, offers=False)[0], None\n",
-        "            return lock.abandon(record, at, id=me, ttl=0, offers=True)[0], None\n",
+        "            lock = Lock(record, at, offers=False)\n            lock.abandon",
+        "            lock = Lock(record, at)\n            lock.abandon",
         (DURABLE + "test_release_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
     ),
     Mutant(
         "a durable lock hands over at the next try of anybody",
         "state/durable.py",
-        "                waiter_ttl=self._kept(ttl),\n                offers=False,\n",
-        "                waiter_ttl=self._kept(ttl),\n                offers=True,\n",
+        "            lock = Lock(record, at, offers=False)\n            outcome",
+        "            lock = Lock(record, at)\n            outcome",
         (DURABLE + "test_expiry_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
     ),
     Mutant(
@@ -153,8 +154,8 @@ HELD = [
     Mutant(
         "a lease by name is renewed by anyone",
         "rules/lock.py",
-        "    held = _find(record.holders, id)\n    if held is None or (token is None",
-        "    held = record.holders[0] if record.holders else None\n    if held is None or (token is None",
+        "        held = self.holders.get(id)\n        if held is None or (token is None",
+        "        held = next(iter(self.holders.values()), None)\n        if held is None or (token is None",
         (LEASES + "test_renew_is_false_when_another_owner_has_it",),
     ),
     Mutant(
@@ -265,8 +266,45 @@ HELD = [
     Mutant(
         "who was told of a loss finds the gate still closed",
         "locks/gate.py",
-        "            if queue and queue[0].over:",
-        "            if queue and not queue[0].grips:",
+        "                queue.drop_over()  # who was told",
+        "                # who was told",
         ("tests/test_locks.py::test_who_is_told_of_a_loss_may_take_the_lock_again_at_once",),
+    ),
+    Mutant(
+        "a lock is granted that cannot be renewed",
+        "client.py",
+        'partial(Granting, partial(store.connect, "commands"), heartbeats)',
+        'partial(store.connect, "commands")',
+        (CONNECTIONS + "test_where_heartbeats_cannot_connect_nothing_is_granted[valkey]",),
+    ),
+    Mutant(
+        "who is refused takes the others of its batch along",
+        "granting.py",
+        "            return self._refuse(commands, error)\n",
+        "            raise\n",
+        (CONNECTIONS + "test_where_heartbeats_cannot_connect_nothing_is_granted[valkey]",),
+    ),
+    Mutant(
+        "the connection for queries stays open for ever",
+        "lane.py",
+        "            resting, self._connection = self._connection, None\n",
+        "            resting = None\n",
+        (CONNECTIONS + "test_a_client_opens_connections_when_it_needs_them[valkey]",),
+    ),
+    Mutant(
+        "an acquire waits behind a list",
+        "flows.py",
+        'role = "queries" if isinstance(command, LONG_READS) else "commands"',
+        'role = "commands"',
+        ("tests/test_queries.py::test_a_slow_read_delays_no_acquire_of_the_same_client",),
+    ),
+    Mutant(
+        "release of a lock gives back the taking of the block around it",
+        "locks/lock.py",
+        "        lease, grip = self._last_taken()\n        run(lease._give(grip)",
+        "        lease, _ = self._last_taken()\n        run(lease._give()",
+        (
+            "tests/test_locks.py::test_release_of_a_reentrant_lock_within_a_block_gives_back_what_was_acquired_before_it[memory]",
+        ),
     ),
 ]

@@ -12,8 +12,8 @@ LIMITS = [
     Mutant(
         "the end of a run lets nobody in",
         ADMITTING,
-        '    if run.places and run.status != "queued":\n',
-        "    if False:\n",
+        "    if terms is not None:\n        woken += promote(",
+        "    if False:\n        woken += promote(",
         (HERE + "test_who_waits_is_let_in_in_order_in_the_step_in_which_a_place_becomes_free",),
     ),
     Mutant(
@@ -55,7 +55,7 @@ LIMITS = [
     Mutant(
         "raising a limit lets nobody in",
         ADMITTING,
-        "    woken = promote(book, now, workflow, book.crowded(workflow))\n",
+        "    woken = promote(book, now, workflow, book.crowded(workflow), terms)\n",
         "    woken = ()\n",
         (HERE + "test_when_the_limit_is_raised_who_waits_is_let_in_at_once_and_when_it_is_lowered_nobody_goes",),
     ),

@@ -1,4 +1,4 @@
-"""Mutants of the PostgreSQL store: of its functions, of its sessions, and of what a grant is tied to."""
+"""Mutants of the PostgreSQL store: of its locking protocol, its sessions, and of what a grant is tied to."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ ADVISORY = "tests/stores/test_postgres_advisory.py::"
 WAYS = "tests/stores/test_postgres_ways.py::"
 SESSIONS = "tests/stores/test_postgres_sessions.py::"
 JOIN = "tests/stores/test_postgres_join.py::"
-MIGRATION = "tests/stores/test_postgres_migration.py::"
+DEFAULTS = "tests/stores/test_postgres_defaults.py::"
+FUNCTIONS = "tests/stores/test_postgres_functions.py::"
+PROTOCOL = "tests/stores/test_postgres_protocol.py::"
+RUNS = "tests/stores/test_postgres_runs.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
 HISTORY = SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
 
 POSTGRES = [
-    Mutant(
-        "a later command of a batch overtakes one whose row was taken",
-        "stores/postgresql_batch.sql",
-        "AND o.key <> ALL (avoided)\n                 FOR UPDATE SKIP LOCKED) AS x",
-        "\n                 FOR UPDATE SKIP LOCKED) AS x",
-        (STORE + "test_a_row_that_is_set_free_in_the_middle_of_a_batch_is_not_had_by_a_later_command",),
-    ),
     Mutant(
         "a row that somebody else has counts as a failed renewal",
         "keeper.py",
@@ -31,72 +27,9 @@ POSTGRES = [
     Mutant(
         "a record that somebody else has is asked for four times only",
         "flows.py",
-        "pause = CONTENDED_AFTER if isinstance(error, StoreContended) else next(pauses, None)",
+        "pause = CONTENDED_AFTER if contended else next(pauses, None)",
         "pause = next(pauses, None)",
         (STORE + "test_a_caller_waits_for_a_row_that_is_taken_for_a_while",),
-    ),
-    Mutant(
-        "two who make the same key at once both get it",
-        "stores/postgresql_batch.sql",
-        "            IF wanted[n] <> ALL (born) THEN",
-        "            IF false THEN",
-        (STORE + "test_a_key_that_somebody_is_just_making_is_waited_for[commit]",),
-    ),
-    Mutant(
-        "one who makes a key that another has just made gets it too",
-        "stores/postgresql_batch.sql",
-        "        IF NOT FOUND THEN\n            RETURN '[\"Taken\", {}]';\n        END IF;\n    ELSIF",
-        "    ELSIF",
-        (STORE + "test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making",),
-    ),
-    Mutant(
-        "a commit is not waited for where the role does not",
-        "stores/postgresql_batch.sql",
-        "reply := set_config('synchronous_commit', 'on', true);",
-        "reply := NULL;",
-        (STORE + "test_a_commit_is_waited_for_also_where_the_role_does_not",),
-    ),
-    Mutant(
-        "who is told directly is notified as well",
-        "stores/postgresql_batch.sql",
-        "WHERE NOT told ? channel;",
-        "WHERE true OR told ? channel;",
-        (STORE + "test_only_who_waits_elsewhere_is_notified",),
-    ),
-    Mutant(
-        "the token does not follow the clock",
-        "stores/postgresql_rules.sql",
-        "        token := greatest(coalesce((rec->>'fence')::bigint, 0) + 1, at);\n        me := me ||",
-        "        token := coalesce((rec->>'fence')::bigint, 0) + 1;\n        me := me ||",
-        (HISTORY,),
-    ),
-    Mutant(
-        "what a clock step has stretched lives on",
-        "stores/postgresql_tools.sql",
-        "jsonb_agg(CASE WHEN ends > at + ttl THEN",
-        "jsonb_agg(CASE WHEN false THEN",
-        (HISTORY,),
-    ),
-    Mutant(
-        "a session that has ended keeps its grants",
-        "stores/postgresql_rules.sql",
-        "            IF pg_try_advisory_xact_lock_shared(",
-        "            IF false AND pg_try_advisory_xact_lock_shared(",
-        (ADVISORY + "test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits",),
-    ),
-    Mutant(
-        "a session that lives does not keep its grants",
-        "stores/postgresql_rules.sql",
-        "            IF pg_try_advisory_xact_lock_shared(",
-        "            IF true OR pg_try_advisory_xact_lock_shared(",
-        (ADVISORY + "test_a_holder_whose_process_lives_keeps_it",),
-    ),
-    Mutant(
-        "a grant that was waited for is tied to nothing",
-        "stores/postgresql_rules.sql",
-        "me := holdfast.put(holdfast.put(me, 'delay', cmd->'delay'), 'session', cmd->'session');",
-        "me := holdfast.put(me, 'delay', cmd->'delay');",
-        (ADVISORY + "test_a_grant_is_tied_also_when_it_was_waited_for",),
     ),
     Mutant(
         "nobody is told that the anchor is lost",
@@ -120,17 +53,10 @@ POSTGRES = [
         (STORE + "test_what_a_server_says_when_it_goes_leaves_the_outcome_unknown",),
     ),
     Mutant(
-        "a statement is taken to be prepared for ever",
-        "stores/postgres_session.py",
-        "                self.pooled = True  # somebody",
-        "                raise StoreUnusable from None  # somebody",
-        (WAYS + "test_every_statement_in_a_session_of_its_own_is_enough",),
-    ),
-    Mutant(
         "all who come first make the schema, at once",
         "stores/postgres_schema.py",
-        "SELECT pg_advisory_xact_lock({_LOCK})",
-        "SELECT {_LOCK}",
+        "'10s'; SELECT pg_advisory_xact_lock({_LOCK})",
+        "'10s'; SELECT {_LOCK}",
         (STORE + "test_many_who_come_first_at_once_make_one_schema",),
     ),
     Mutant(
@@ -139,27 +65,6 @@ POSTGRES = [
         "            self.hint(None)  # what was said before is gone",
         "            pass",
         (STORE + "test_a_watch_goes_on_after_its_connection_was_lost",),
-    ),
-    Mutant(
-        "the last word of an answer is not listened to",
-        "stores/postgres_session.py",
-        "        refused = [result for result in results if result.status not in _ANSWERED]",
-        "        refused = [result for result in results[:1] if result.status not in _ANSWERED]",
-        (SESSIONS + "test_what_is_refused_at_the_commit_was_not_granted[one]",),
-    ),
-    Mutant(
-        "one who waited for a row judges it by the time before",
-        "stores/postgresql_batch.sql",
-        "    there := FOUND;\n    at := coalesce(set_time, holdfast.clock());\n",
-        "    there := FOUND;\n    at := (extract(epoch FROM statement_timestamp()) * 1000000)::bigint;\n",
-        (SESSIONS + "test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before",),
-    ),
-    Mutant(
-        "a record that is younger than the batch is judged",
-        "stores/postgresql_batch.sql",
-        "(l.record->>'fence')::numeric - at BETWEEN 1000 AND 2000000",
-        "(l.record->>'fence')::numeric - at BETWEEN 1000 AND 1000",
-        (SESSIONS + "test_a_record_that_is_younger_than_a_batchs_clock_is_left_alone",),
     ),
     Mutant(
         "the encoding is that of the surroundings",
@@ -181,13 +86,6 @@ POSTGRES = [
         'if works.severings != severings and terms.kind != "hold":',
         'if works.severings < severings and terms.kind != "hold":',
         (SESSIONS + "test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too",),
-    ),
-    Mutant(
-        "holds end with the session of their process",
-        "stores/postgres_batch.py",
-        'UNTIED = ("hold", "lease")',
-        'UNTIED = ("nothing",)',
-        (SESSIONS + "test_holds_and_leases_by_name_do_not_end_with_a_session",),
     ),
     Mutant(
         "a strange notification ends the listening",
@@ -232,13 +130,6 @@ POSTGRES = [
         (JOIN + "test_an_error_that_was_caught_within_the_block_does_not_pass_for_a_commit[url]",),
     ),
     Mutant(
-        "a bad command breaks the user's transaction",
-        "stores/postgresql_batch.sql",
-        "    WHEN data_exception OR lock_not_available",
-        "    WHEN lock_not_available",
-        (JOIN + "test_a_bad_command_breaks_neither_the_transaction_nor_its_neighbours[url]",),
-    ),
-    Mutant(
         "a transaction of another database is joined",
         "stores/postgresql.py",
         "        if there != self._place:\n            raise InvalidOption(",
@@ -253,10 +144,267 @@ POSTGRES = [
         (JOIN + "test_a_connection_that_commits_by_itself_is_refused",),
     ),
     Mutant(
-        "roles of version 1 cannot use the runs",
-        "stores/postgresql_runs.sql",
-        "        EXECUTE given.statement;",
-        "        NULL;",
-        (MIGRATION + "test_who_could_use_the_locks_of_version_1_can_use_the_runs",),
+        "all releases call functions of the same name",
+        "stores/postgres_functions.py",
+        "    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]",
+        '    digest = "0" * DIGITS',
+        (FUNCTIONS + "test_two_releases_work_side_by_side_each_with_its_own_functions[old_first-functions]",),
+    ),
+    Mutant(
+        "of functions only some are looked for",
+        "stores/postgres_schema.py",
+        "count_of(session, mine) == len(mine.names)",
+        "count_of(session, mine) > 0",
+        (FUNCTIONS + "test_functions_that_are_gone_are_made_again_within_the_call[one]",),
+    ),
+    Mutant(
+        "every newer version of the tables is refused",
+        "stores/postgres_schema.py",
+        "    if tables.oldest_client > VERSION:",
+        "    if tables.version > VERSION:",
+        (FUNCTIONS + "test_two_releases_work_side_by_side_each_with_its_own_functions[new_first-tables]",),
+    ),
+    Mutant(
+        "a client that was connected goes on with tables that it does not know",
+        "stores/postgres_schema.py",
+        "if one.version < oldest]",
+        "if one.version < 0]",
+        (FUNCTIONS + "test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before",),
+    ),
+    Mutant(
+        "functions of a new release are not granted",
+        "stores/postgres_functions.py",
+        "        EXECUTE format('GRANT EXECUTE",
+        "        PERFORM format('GRANT EXECUTE",
+        (FUNCTIONS + "test_a_role_that_may_not_make_the_functions_is_told_who_can_and_may_then_call_them",),
+    ),
+    Mutant(
+        "functions that were used today are removed as unused",
+        "stores/postgres_schema.py",
+        "(force or one.idle > unused_for)",
+        "(force or one.idle > 0)",
+        (FUNCTIONS + "test_only_sets_that_no_client_has_used_for_long_are_removed",),
+    ),
+    Mutant(
+        "a release removes its own functions",
+        "stores/postgres_schema.py",
+        "one.digest != own and (force",
+        "(force",
+        (FUNCTIONS + "test_only_sets_that_no_client_has_used_for_long_are_removed",),
+    ),
+    Mutant(
+        "a session has the isolation level of its role",
+        "stores/postgres_session.py",
+        "            if self._mode != PLAIN:\n                self._pin()\n",
+        "",
+        (DEFAULTS + "test_a_role_or_database_with_another_default_can_do_everything[role-read_only]",),
+    ),
+    Mutant(
+        "the session of a pooler is changed for all who share it",
+        "stores/postgres_session.py",
+        "        if self.pooled:\n            read_only",
+        "        if False:\n            read_only",
+        (WAYS + "test_a_session_that_was_not_ours_alone_is_told_of_a_role_with_another_default[serializable]",),
+    ),
+    Mutant(
+        "a row that another transaction has is read as it was, and decided on",
+        "stores/postgres_answers.py",
+        "        return Occupied(question, answer)\n\n    def _put_runs",
+        "        return answer\n\n    def _put_runs",
+        (STORE + "test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole",),
+    ),
+    Mutant(
+        "a row that another transaction has is read as an empty record",
+        "stores/postgres_answers.py",
+        "        return Occupied(question, answer)\n\n    def _put_runs",
+        "        return None\n\n    def _put_runs",
+        (STORE + "test_a_row_that_somebody_keeps_locked_delays_its_own_key_alone",),
+    ),
+    Mutant(
+        "a later command of a batch overtakes one whose row was taken",
+        "stores/decisions.py",
+        "            self.repository.postpone()",
+        "            self.repository.drop()",
+        (RUNS + "test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes[True]",),
+    ),
+    Mutant(
+        "who makes a key that another has just made writes over it",
+        "stores/postgres_writing.py",
+        '  FROM jsonb_to_recordset($2::jsonb) AS n(key text, record jsonb, due_at bigint)\n"""\n_SPOT_OF_LOCK',
+        "  FROM jsonb_to_recordset($2::jsonb) AS n(key text, record jsonb, due_at bigint)\n"
+        '    ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record\n"""\n_SPOT_OF_LOCK',
+        (STORE + "test_a_key_that_somebody_is_just_making_is_waited_for[commit]",),
+    ),
+    Mutant(
+        "a lease that was only looked at is written over what is there",
+        "stores/postgres_writing.py",
+        "     WHERE o.ctid = x.spot AND o.record = n.old RETURNING 1)",
+        "     WHERE o.ctid = x.spot AND n.old IS NOT NULL RETURNING 1)",
+        (PROTOCOL + "test_a_lease_that_was_renewed_while_a_claim_decided_is_not_written_over",),
+    ),
+    Mutant(
+        "a row outside of those that were locked is written",
+        "stores/postgres_repository.py",
+        "        if writing.strange:",
+        "        if False:",
+        (PROTOCOL + "test_a_row_that_was_not_locked_is_not_written",),
+    ),
+    Mutant(
+        "the clock is read before the rows are locked",
+        "stores/postgres_reading.py",
+        "        if changing:\n            self._lock()\n",
+        "        self._ask(sql.TIME, self._take_time, self._at, namespaced=False)\n        if changing:\n"
+        "            self._lock()\n        self._take_time = _ignore\n",
+        (SESSIONS + "test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before[beside-others]",),
+    ),
+    Mutant(
+        "the clock is read before one lock alone is waited for",
+        "stores/postgres_statements.py",
+        "SELECT k.key, x.record::text, {_SEVERED}, set_config('holdfast_step.now', "
+        "coalesce($3, holdfast.clock()::text), true)\n  FROM jsonb_array_elements_text($2::jsonb) AS k(key)\n",
+        "SELECT k.key, x.record::text, {_SEVERED}, k.now FROM (SELECT e.key, set_config('holdfast_step.now', "
+        "coalesce($3, holdfast.clock()::text), true) AS now\n"
+        "  FROM jsonb_array_elements_text($2::jsonb) AS e(key) OFFSET 0) AS k\n",
+        (SESSIONS + "test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before[alone]",),
+    ),
+    Mutant(
+        "one lock alone is not locked before it is decided on",
+        "stores/postgres_statements.py",
+        "AND o.key = k.key FOR UPDATE) AS x\n    ON true",
+        "AND o.key = k.key) AS x\n    ON true",
+        (PROTOCOL + "test_nothing_is_decided_on_a_row_that_another_transaction_has[alone]",),
+    ),
+    Mutant(
+        "a client that is paused keeps its rows",
+        "stores/postgres_repository.py",
+        'IDLE = b"1s"',
+        'IDLE = b"60s"',
+        (STORE + "test_a_client_that_is_paused_within_a_transaction_keeps_no_row",),
+    ),
+    Mutant(
+        "a commit is not waited for where the role does not",
+        "stores/postgres_statements.py",
+        "THEN set_config('synchronous_commit', 'on', x.local) END",
+        "THEN set_config('synchronous_commit', 'off', x.local) END",
+        (STORE + "test_a_commit_is_waited_for_also_where_the_role_does_not",),
+    ),
+    Mutant(
+        "who is told directly is notified as well",
+        "stores/postgres_writing.py",
+        " and client_of(attempt) not in told:",
+        ":",
+        (STORE + "test_only_who_waits_elsewhere_is_notified",),
+    ),
+    Mutant(
+        "a notification is sent although nothing was committed",
+        "stores/postgres_repository.py",
+        "        try:\n            self._trip((*writing.statements, *notes",
+        "        self._transactions.trip((*self._transactions.rollback, *notes)) if notes else None\n"
+        "        try:\n            self._trip((*self._transactions.begin, *writing.statements, *notes",
+        (PROTOCOL + "test_nobody_is_notified_of_what_was_not_written",),
+    ),
+    Mutant(
+        "a form takes a grant with fields that it does not know",
+        "stores/postgresql_forms.sql",
+        "           AND s.me - ARRAY['id', 'label', 'token', 'since', 'ttl', 'expires_at'] = '{}'\n",
+        "",
+        (PROTOCOL + "test_a_form_leaves_what_it_does_not_know_to_the_rules",),
+    ),
+    Mutant(
+        "a form takes a grant that has ended",
+        "stores/postgresql_forms.sql",
+        "BETWEEN s.at + 1 AND s.at + (s.me->>'ttl')::bigint",
+        "> 0",
+        (HISTORY,),
+    ),
+    Mutant(
+        "a form frees a lock for which somebody waits",
+        "stores/postgresql_forms.sql",
+        "           AND s.record - ARRAY['kind', 'permits', 'fence', 'version', 'holders'] = '{}'\n",
+        "",
+        (HISTORY,),
+    ),
+    Mutant(
+        "of several commands about one key some go before the others",
+        "stores/postgres_native.py",
+        "form if count[name] == 1 else None",
+        "form if count[name] >= 1 else None",
+        (HISTORY,),
+    ),
+    Mutant(
+        "a session that has ended keeps its grants",
+        "stores/postgres_records.py",
+        "        if holder.id in severed:",
+        "        if holder.id in ():",
+        (ADVISORY + "test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits",),
+    ),
+    Mutant(
+        "a session that lives does not keep its grants",
+        "stores/postgres_statements.py",
+        "AND pg_try_advisory_xact_lock_shared((h->>'session')::bigint)",
+        "AND (h->>'session')::bigint > 0",
+        (ADVISORY + "test_a_holder_whose_process_lives_keeps_it",),
+    ),
+    Mutant(
+        "a grant is tied to nothing",
+        "stores/postgres_tied.py",
+        "        if isinstance(outcome, Granted):",
+        "        if isinstance(outcome, Transferred):",
+        (ADVISORY + "test_a_grant_is_tied_also_when_it_was_waited_for",),
+    ),
+    Mutant(
+        "holds end with the session of their process",
+        "stores/postgres_tied.py",
+        'UNTIED = ("hold", "lease")',
+        'UNTIED = ("nothing",)',
+        (SESSIONS + "test_holds_and_leases_by_name_do_not_end_with_a_session",),
+    ),
+    Mutant(
+        "what is refused at the commit is taken for done",
+        "stores/postgres_session.py",
+        "        refused = [result for result in results if result.status not in _ANSWERED]\n"
+        "        if refused or len(results) != sent",
+        "        refused = [result for result in results[:-1] if result.status not in _ANSWERED]\n"
+        "        if refused or len(results) != sent",
+        (SESSIONS + "test_what_is_refused_at_the_commit_was_not_granted[one]",),
+    ),
+    Mutant(
+        "functions that are gone are not made again",
+        "stores/postgres_batch.py",
+        "        if self._mended or not self._mend():",
+        "        if True:",
+        (FUNCTIONS + "test_functions_that_are_gone_are_made_again_within_the_call[all]",),
+    ),
+    Mutant(
+        "a bad command breaks the user's transaction",
+        "stores/postgres_join.py",
+        "            for statement in self.rollback:\n                _asked(self._run, statement.text)\n",
+        "            pass\n",
+        (JOIN + "test_a_bad_command_breaks_neither_the_transaction_nor_its_neighbours[url]",),
+    ),
+    Mutant(
+        "the settings of the user's transaction are not put back",
+        "stores/postgres_join.py",
+        '        Statement(" ".join(_RESTORE.split()).encode()),\n',
+        '        Statement(b"SELECT 1"),\n',
+        (JOIN + "test_the_patience_of_the_users_transaction_stays_as_it_was[url]",),
+    ),
+    Mutant(
+        "a command that meets a snapshot of the past seems to wait for a row",
+        "stores/postgres_join.py",
+        "        if state in (SERIALIZATION_FAILURE, UNIQUE_VIOLATION) and",
+        "        if state in (UNIQUE_VIOLATION,) and",
+        (
+            DEFAULTS
+            + "test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_the_present"
+            + "[REPEATABLE_READ]",
+        ),
+    ),
+    Mutant(
+        "a command in a read-only transaction is not told why it fails",
+        "stores/postgres_join.py",
+        "        if state == READ_ONLY:",
+        "        if state == ISOLATION:",
+        (DEFAULTS + "test_a_read_only_transaction_is_told_so_and_goes_on",),
     ),
 ]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from .redis_belongings import REDIS_BELONGINGS
 from .redis_limits import REDIS_LIMITS
+from .redis_short_runs import REDIS_SHORT_RUNS
+from .redis_swap import REDIS_SWAP
+from .redis_whole import REDIS_WHOLE
+from .redis_writing import REDIS_WRITING
 from .runner import Mutant
 
 SCRIPT = "tests/stores/test_redis_script.py::"
+KEEPS_FIELDS = "test_a_waiter_with_fields_of_a_newer_version_keeps_them_while_it_waits_and_when_it_is_offered_the_lock"
 FAULTS = "tests/stores/test_redis_faults.py::"
 WATCH = "tests/stores/test_redis_watch.py::"
 HEALTH = "tests/stores/test_redis_health.py::"
@@ -33,20 +38,6 @@ REDIS = [
         (SCRIPT + "test_the_short_way_writes_every_digit_too[valkey]",),
     ),
     Mutant(
-        "the rules write tokens with fourteen digits",
-        "stores/redis_record.lua",
-        """.. ',"token":' .. format("%.0f", holder.token)""",
-        """.. ',"token":' .. format("%.14g", holder.token)""",
-        (HISTORY,),
-    ),
-    Mutant(
-        "a record's fence is written with fourteen digits",
-        "stores/redis_record.lua",
-        'field(name, format("%.0f", record[name]))',
-        'field(name, format("%.14g", record[name]))',
-        (HISTORY,),
-    ),
-    Mutant(
         "two grants of one moment get one token",
         "stores/redis.lua",
         "token, version = fence < now and now or fence + 1, before + 1",
@@ -70,9 +61,9 @@ REDIS = [
     Mutant(
         "the short way offers a lock to who has ended",
         "stores/redis_queue.lua",
-        "and who_ends > now and who_ends <= now + who_ttl",
-        "and who_ends <= now + who_ttl",
-        (HISTORY,),
+        "waiter and waiter.ends > now and waiter.ends <= now + waiter.ttl",
+        "waiter and waiter.ends <= now + waiter.ttl",
+        (SCRIPT + "test_a_release_offers_nothing_to_a_waiter_whose_place_has_ended[valkey]",),
     ),
     Mutant(
         "the short way confirms what has run out",
@@ -84,8 +75,8 @@ REDIS = [
     Mutant(
         "the short way hands over by any token",
         "stores/redis_queue.lua",
-        "operation == RELEASE and count > 0 and token == command[4]\n",
-        "operation == RELEASE and count > 0\n",
+        "operation == RELEASE and not offered and head and token == command[4]\n",
+        "operation == RELEASE and not offered and head\n",
         (SCRIPT + "test_who_has_another_token_hands_nothing_over[valkey]",),
     ),
     Mutant(
@@ -93,14 +84,31 @@ REDIS = [
         "stores/redis_queue.lua",
         "        dues[key] = due_at\n",
         "        dues[key] = nil\n",
-        (HISTORY,),
+        (SCRIPT + "test_a_hand_over_keeps_the_index_of_what_is_due[valkey]",),
     ),
     Mutant(
         "the short way of a hand-over overlooks fields of a newer version",
         "stores/redis_queue.lua",
-        """(offered == "" or offered == ',"offered":true')""",
-        "offered",
-        (SCRIPT + "test_an_offer_with_fields_of_a_newer_version_keeps_them_when_it_is_confirmed[valkey]",),
+        "    if (listens and at + 15 or at) ~= #more + 1 then\n",
+        "    if false then\n",
+        (SCRIPT + KEEPS_FIELDS + "[valkey]",),
+    ),
+    Mutant(
+        "the short way keeps the place of a waiter that asks again as another kind",
+        "stores/redis_queue.lua",
+        'patience == line[found].ttl\n      and command[5] == "item"\n',
+        "patience == line[found].ttl\n",
+        (SUITE + "test_a_waiter_that_asks_again_as_another_kind_is_refused_and_keeps_its_place",),
+    ),
+    Mutant(
+        "the short way counts the shape of a new record as a version",
+        "stores/redis.lua",
+        "local token, version = now, 1\n",
+        'local token, version = now, shape == "{" and 1 or 2\n',
+        (
+            SUITE + "test_the_first_grant_of_a_key_is_its_first_version_whatever_its_kind[lease-1]",
+            SUITE + "test_the_first_grant_of_a_key_is_its_first_version_whatever_its_kind[semaphore-3]",
+        ),
     ),
     Mutant(
         "the short way renews what has ended",
@@ -117,41 +125,6 @@ REDIS = [
         (SCRIPT + "test_a_damaged_label_is_refused_also_by_the_short_way[valkey]",),
     ),
     Mutant(
-        "records with unknown fields are taken for ours",
-        "stores/redis_record.lua",
-        "if not done or encode(record) ~= text or not is_utf8(text) then",
-        "if not done or not is_utf8(text) then",
-        (NEWER,),
-    ),
-    Mutant(
-        "what is not UTF-8 is taken for text",
-        "stores/redis_record.lua",
-        "if not done or encode(record) ~= text or not is_utf8(text) then",
-        "if not done or encode(record) ~= text then",
-        (SCRIPT + "test_what_is_no_text_is_refused_by_name_and_left_alone",),
-    ),
-    Mutant(
-        "the client overwrites what somebody else has changed meanwhile",
-        "stores/redis_many.lua",
-        "if load(key) ~= before then",
-        "if load(key) == nil then",
-        (SCRIPT + "test_a_newer_record_that_somebody_changes_meanwhile_is_decided_anew[valkey]",),
-    ),
-    Mutant(
-        "a look after a foreign record does not wait for the client",
-        "stores/redis_rest.lua",
-        "(operation >= FIRST_OF_MANY and operation <= LAST_OF_MANY)) then",
-        "(operation > LAST_OF_MANY and operation < FIRST_OF_MANY)) then",
-        (NEWER,),
-    ),
-    Mutant(
-        "the place among those that are due is not given up",
-        "stores/redis_rest.lua",
-        'write_many("ZREM", DUE, settled)',
-        "",
-        (HISTORY,),
-    ),
-    Mutant(
         "a new key is not listed",
         "stores/redis.lua",
         "  if fresh[key] then",
@@ -159,25 +132,11 @@ REDIS = [
         ("tests/stores/test_conformance.py::TestValkey::test_pages_come_in_order_and_end",),
     ),
     Mutant(
-        "one bad command costs the batch",
-        "stores/redis_rest.lua",
-        "return { BAD, NOBODY, tostring(outcome) }",
-        'problem = "bad"\n    return nil',
-        (SCRIPT + "test_one_bad_command_costs_its_neighbours_nothing_and_itself_everything[valkey]",),
-    ),
-    Mutant(
         "a replica is looked at",
         "stores/redis.lua",
         'if type(reply) == "table" and find(reply.err, "READONLY", 1, true) then',
         "if false then",
         (FAULTS + "test_a_look_at_a_replica_is_refused_whatever_the_way[valkey-short]",),
-    ),
-    Mutant(
-        "a replica is looked at in the long way",
-        "stores/redis_rest.lua",
-        'problem = refused and sub(refused, 1, 8) == "READONLY" and refused',
-        "problem = nil",
-        (FAULTS + "test_a_look_at_a_replica_is_refused_whatever_the_way[valkey-long]",),
     ),
     Mutant(
         "a replica that may be written to is used",
@@ -203,8 +162,8 @@ REDIS = [
     Mutant(
         "a connection goes on after an error in the middle",
         "stores/redis_link.py",
-        "        except BaseException as error:\n            self.close()\n",
-        "        except BaseException as error:\n",
+        "        self.close()\n        if isinstance(error, redis.exceptions.RedisError",
+        "        if isinstance(error, redis.exceptions.RedisError",
         (FAULTS + "test_a_lost_connection_is_ambiguous[valkey]",),
     ),
     Mutant(
@@ -224,16 +183,9 @@ REDIS = [
     Mutant(
         "a grant is told to nobody",
         "stores/redis.lua",
-        '  redis.pcall("PUBLISH", BASE',
-        '  redis.pcall("ECHO", BASE',
+        '  if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0',
+        '  if redis.pcall("ECHO", BASE) == 0',
         (WATCH + "test_a_grant_is_told_by_its_id[valkey]",),
-    ),
-    Mutant(
-        "a grant that took the long way is told to nobody",
-        "stores/redis_rest.lua",
-        "    publish()\n",
-        "",
-        (WATCH + "test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
     ),
     Mutant(
         "nobody is told to look after a break",
@@ -278,34 +230,6 @@ REDIS = [
         (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
     ),
     Mutant(
-        "a record in a Redis writes its slot whatever is there",
-        "stores/redis_slots.lua",
-        "if slot.last ~= expected or slot.version ~= version then",
-        "if slot.version < 0 then",
-        (SUITE + "test_a_record_whose_slot_somebody_else_has_written_changes_nothing",),
-    ),
-    Mutant(
-        "a record with a slot takes the short way",
-        "stores/redis_entries.lua",
-        "    and command[11] == nil\n",
-        "",
-        (SUITE + "test_a_slot_is_written_with_the_record",),
-    ),
-    Mutant(
-        "a slot is written before its record is decided",
-        "stores/redis_run_rules.lua",
-        "    later(write_it)\n  end\n  local told",
-        "    write_it()\n  end\n  local told",
-        (RUNS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]",),
-    ),
-    Mutant(
-        "a run is parked under any fence",
-        "stores/redis_run_rules.lua",
-        'number_in(run, "fence") ~= fence or run.length ~= at then',
-        "run.length ~= at then",
-        (RUNS + "test_fences_of_one_moment_are_distinct_to_the_last_digit[valkey]",),
-    ),
-    Mutant(
         "a driver who adds entries is not told of events",
         "stores/redis_entries.lua",
         'type(posted) == "number" and posted <= seen and',
@@ -313,96 +237,16 @@ REDIS = [
         (RUN_FAULTS + "test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile[valkey]",),
     ),
     Mutant(
-        "a run parks and ends although it has not seen an event",
-        "stores/redis_run_rules.lua",
-        "altered(run, fields), not ending or run.posted <= seen",
-        "altered(run, fields), true",
-        (SUITE + "test_a_run_with_an_event_that_its_driver_has_not_seen_neither_parks_nor_ends",),
-    ),
-    Mutant(
-        "an event is kept as often as it is sent",
-        "stores/redis_run_rules.lua",
-        'local number = run and key ~= "" and number_of_event(id, key)',
-        "local number = false",
-        (SUITE + "test_of_events_with_the_same_key_only_the_first_is_kept",),
-    ),
-    Mutant(
-        "a start with a known key starts another run",
-        "stores/redis_run_rules.lua",
-        'local found = key ~= "" and run_with_key(key_name)',
-        "local found = false",
-        (SUITE + "test_a_start_with_a_known_idempotency_key_is_answered_with_that_run",),
-    ),
-    Mutant(
-        "a record that is sent again is refused",
-        "stores/redis_run_rules.lua",
-        'if run and text_in(run, "last") == request then\n    return recorded_again(',
-        "if false then\n    return recorded_again(",
-        (RUN_FAULTS + "test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs[valkey-RecordRun-Park]",),
-    ),
-    Mutant(
-        "a retry that is sent again is refused",
-        "stores/redis_run_rules.lua",
-        'if run and text_in(run, "last") == request then\n    return { POSTED',
-        "if false then\n    return { POSTED",
-        (RUN_FAULTS + "test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs[valkey-ReviveRun]",),
-    ),
-    Mutant(
-        "fences of runs are written with fourteen digits",
-        "stores/redis_runs.lua",
-        'local function digits(number)\n  return format("%.0f", number)',
-        'local function digits(number)\n  return format("%.14g", number)',
-        (RUNS + "test_fences_of_one_moment_are_distinct_to_the_last_digit[valkey]",),
-    ),
-    Mutant(
-        "a run is taken from a worker that lives",
-        "stores/redis_run_claims.lua",
-        "if not kind or (owner ~= worker and lives(owner)) then",
-        "if not kind then",
-        (SUITE + "test_a_run_that_is_driven_cannot_be_had_by_naming_it",),
-    ),
-    Mutant(
-        "a run that was claimed stays among those that are due",
-        "stores/redis_runs.lua",
-        '    put("ZREM", DUE_OF .. old.type, id)\n',
+        "a waiter is said to listen before it is subscribed",
+        "stores/redis_watch.py",
+        "        self.polls = True  # until the server has confirmed the subscription\n",
         "",
-        (RUNS + "test_every_index_says_what_the_runs_say[valkey-0]",),
+        (WATCH + "test_a_waiter_is_said_to_listen_only_while_it_is_subscribed[valkey]",),
     ),
-    Mutant(
-        "what a command of runs decides is written before its last check",
-        "stores/redis_runs.lua",
-        "  writes[#writes + 1] = write_it\n",
-        "  write_it()\n",
-        (RUN_FAULTS + "test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alone[valkey]",),
-    ),
-    Mutant(
-        "a damaged run hides those that are due after it",
-        "stores/redis_run_claims.lua",
-        "      put_off(becomes, id)\n",
-        "",
-        (RUN_FAULTS + "test_a_damaged_run_does_not_hide_those_that_are_due_after_it[valkey]",),
-    ),
-    Mutant(
-        "the dead are kept alive by a clock that was set back",
-        "stores/redis_run_claims.lua",
-        "    settle_lease(dead.id)\n",
-        "",
-        (RUN_HISTORY,),
-    ),
-    Mutant(
-        "a command of runs does not wait for the client",
-        "stores/redis_rest.lua",
-        "(operation >= FIRST_OF_RUNS or (operation",
-        "((operation",
-        (RUN_FAULTS + "test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease[valkey]",),
-    ),
-    Mutant(
-        "a result is put into an event without being quoted",
-        "stores/redis_run_rules.lua",
-        '"payload":\' .. quoted(payload)',
-        '"payload":"\' .. payload .. \'"\'',
-        (RUNS + "test_every_text_comes_back_byte_for_byte",),
-    ),
+    *REDIS_SHORT_RUNS,
+    *REDIS_SWAP,
+    *REDIS_WRITING,
     *REDIS_LIMITS,
     *REDIS_BELONGINGS,
+    *REDIS_WHOLE,
 ]

@@ -1,9 +1,10 @@
-"""Mutants of the start limits in the script of the Redis store."""
+"""Mutants of the limits of workflows in the Redis store."""
 
 from __future__ import annotations
 
 from .runner import Mutant
 
+RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
 SUITE = "tests/stores/test_conformance.py::TestValkey::"
 LIMITS = "tests/stores/test_redis_limits.py::"
 PLACES = (
@@ -11,134 +12,113 @@ PLACES = (
     LIMITS + "test_every_place_says_what_the_runs_say[valkey-1]",
 )
 NOTHING_LEFT = LIMITS + "test_when_all_runs_have_ended_nothing_of_their_places_is_left[valkey]"
-ADMITTING = "stores/redis_admitting.lua"
-STORED = "stores/redis_limits.lua"
+WRITING, CODEC = "stores/redis_writing.py", "stores/redis_codec.py"
 
 REDIS_LIMITS = [
     Mutant(
-        "the script lets nobody in when a run ends",
-        "stores/redis_run_rules.lua",
-        "  told = counts and all_admitting().promote_beside(run, terms, told) or told\n",
-        "",
-        (SUITE + "test_who_waits_is_let_in_in_order_in_the_step_in_which_a_place_becomes_free",),
-    ),
-    Mutant(
-        "the script lets one more in than the limit says",
-        ADMITTING,
-        "  return crowd.admitted >= crowd.limit.max\n",
-        "  return crowd.admitted > crowd.limit.max\n",
-        (SUITE + "test_over_the_limit_a_start_is_rejected_and_leaves_nothing",),
-    ),
-    Mutant(
-        "children of one record do not count each other",
-        STORED,
-        "  return line.stored - line.lost + line.more\n",
-        "  return line.stored\n",
-        (SUITE + "test_a_child_that_is_too_many_is_told_to_its_parent",),
-    ),
-    Mutant(
-        "what a child brings to its parent is not told with the record",
-        "stores/redis_runs.lua",
-        "    if event.number > seen then\n",
-        "    if false then\n",
-        (LIMITS + "test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_told[valkey]",),
-    ),
-    Mutant(
-        "a parent is recorded as it was before its children came",
-        "stores/redis_run_rules.lua",
-        "  run = run_of(id) -- a child",
-        "  -- a child",
-        (LIMITS + "test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_told[valkey]",),
-    ),
-    Mutant(
-        "arrivals are written with fourteen digits",
-        ADMITTING,
-        "  run = altered(run, { arrival = digits(next_arrival(run)) })\n",
-        "  run = altered(run, { arrival = tostring(next_arrival(run)) })\n",
-        (LIMITS + "test_arrivals_of_one_moment_are_distinct_to_the_last_digit[valkey]",),
-    ),
-    Mutant(
         "a low priority comes before a high one where it is below zero",
-        STORED,
-        'return number < 0 and format("0%016.0f", MAX + number) or',
-        'return number < 0 and format("0%016.0f", -number) or',
+        CODEC,
+        'return f"0{MAX + number:016d}" if',
+        'return f"0{-number:016d}" if',
         (LIMITS + "test_every_priority_has_its_place_in_the_queue[valkey]",),
     ),
     Mutant(
-        "only the first of a queue are looked at",
-        STORED,
-        "      if not member and #found < limit then\n",
-        "      if not member then\n",
-        (LIMITS + "test_one_who_may_come_in_is_found_behind_many_who_may_not[valkey]",),
+        "a low priority comes before a high one",
+        WRITING,
+        "queue_member(one.rank, one.arrival, one.run)",
+        "queue_member(-one.rank, one.arrival, one.run)",
+        (LIMITS + "test_every_priority_has_its_place_in_the_queue[valkey]",),
     ),
     Mutant(
         "a run that was let in stays in the queue",
-        STORED,
-        '  write_many("ZREM", line.name, gone)\n',
-        "",
+        WRITING,
+        '                removals.append(["ZREM", name, member])\n        for run in (before, after):\n',
+        "                pass\n        for run in (before, after):\n",
         (*PLACES, NOTHING_LEFT),
     ),
     Mutant(
         "a place where nobody waits any more is still called crowded",
-        STORED,
-        'put(left > 0 and "SADD" or "SREM", CROWDED',
-        'put("SADD", CROWDED',
+        WRITING,
+        '                        removals.append(["UNLESS", queue, "SREM", crowded, mark])\n',
+        "                        pass\n",
         (NOTHING_LEFT,),
     ),
     Mutant(
+        "a place where others still wait is no longer called crowded",
+        "stores/redis_write.lua",
+        '  if not unless or redis.pcall("EXISTS", command[2]) == 0 then',
+        "  if true then",
+        (LIMITS + "test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms[valkey]",),
+    ),
+    Mutant(
+        "a place where runs wait is not called crowded",
+        WRITING,
+        '                        additions.append(["SADD", crowded, mark])\n',
+        "                        pass\n",
+        (LIMITS + "test_thousands_are_let_in_when_the_limit_is_taken_away[valkey]",),
+    ),
+    Mutant(
         "starts are remembered for ever",
-        STORED,
-        '  put("PEXPIRE", name, digits(math.min(left, MAX / 1000)))\n',
+        WRITING,
+        '            additions.append(["PEXPIRE", name, str(left)])\n',
         "",
         (NOTHING_LEFT,),
     ),
     Mutant(
         "all starts are kept",
-        STORED,
-        "  if past > limit.max then\n",
-        "  if false then\n",
+        WRITING,
+        '            additions.append(["ZREMRANGEBYRANK", name, "0", str(-(start.limit.max + to_come) - 1)])\n',
+        "",
         (NOTHING_LEFT, *PLACES),
     ),
     Mutant(
+        "starts that are to come are forgotten",
+        WRITING,
+        "str(-(start.limit.max + to_come) - 1)])\n",
+        "str(-start.limit.max - 1)])\n",
+        (LIMITS + "test_starts_of_a_long_span_are_kept_for_all_of_it[valkey]", *PLACES),
+    ),
+    Mutant(
         "a start takes the place of an earlier one of the same run",
-        STORED,
-        'name = digits(number_in(run, "fence")) .. " " .. run.id',
-        "name = run.id",
+        WRITING,
+        'member = f"{changes.runs[start.run].fence} {number} {start.run}"',
+        'member = f"{number} {start.run}"',
         (LIMITS + "test_a_run_that_starts_twice_at_one_moment_is_counted_twice[valkey]",),
     ),
     Mutant(
-        "one who waits and cannot be read holds all others up",
-        STORED,
-        '        elseif type(run) ~= "table" or not run.unreadable then\n',
-        "        else\n",
+        "a run that is not there keeps its place in the queue",
+        WRITING,
+        '            if until is None:\n                removals.append(["ZREM", name, member])\n',
+        "            if until is None:\n                pass\n",
         (LIMITS + "test_one_who_waits_and_cannot_be_read_holds_nobody_up[valkey]",),
     ),
     Mutant(
-        "the script lets one in that was started by other terms",
-        "stores/redis_run_rules.lua",
-        '    if new[11] ~= (terms and terms.digest or "") then\n',
-        "    if false then\n",
-        (SUITE + "test_a_start_by_other_terms_than_the_latest_is_told_them",),
+        "a limit on starts may have no starts",
+        CODEC,
+        "        if limit.per and limit.max < 1:\n",
+        "        if False:\n",
+        (LIMITS + "test_terms_that_cannot_be_kept_are_refused[valkey-limits3-a-number]",),
     ),
     Mutant(
-        "the script puts older terms in the place of newer ones",
-        ADMITTING,
-        " or before.version > terms.version) then\n",
-        ") then\n",
-        (SUITE + "test_terms_of_a_lower_version_change_nothing",),
+        "one who waits and cannot be read holds all others up",
+        "rules/admitting.py",
+        "                with suppress(RecordUnreadable):  # one that is damaged must not hold the others up\n"
+        "                    run = book.run(name)\n",
+        "                run = book.run(name)\n",
+        (LIMITS + "test_one_who_waits_and_cannot_be_read_holds_nobody_up[valkey]",),
     ),
     Mutant(
-        "the script gives a run that waits to a worker that names it",
-        "stores/redis_run_claims.lua",
-        ' and run.fields.status ~= "queued" then\n',
-        " then\n",
-        (SUITE + "test_one_who_waits_and_is_cancelled_leaves_at_once_and_a_signal_does_not_let_it_in",),
+        "a child that kills its workers ends by half where its parent cannot be read",
+        "rules/runs.py",
+        "        look_at_the_end(book, run)\n",
+        "        pass\n",
+        (RUN_FAULTS + "test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half[valkey]",),
     ),
     Mutant(
-        "the journal of a run that may not begin again is cut",
-        "stores/redis_run_rules.lua",
-        "    if not after then\n      return { LIMITED, NOBODY, verdict }\n",
-        "    if not after then\n      forget_event(id, 1)\n      return { LIMITED, NOBODY, verdict }\n",
-        (LIMITS + "test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter[valkey]",),
+        "a run whose outside lock cannot be read stops every claim",
+        "rules/runs.py",
+        "            if runs:\n                raise\n",
+        "            raise\n",
+        (RUN_FAULTS + "test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody[valkey]",),
     ),
 ]

@@ -5,49 +5,43 @@ from __future__ import annotations
 from .runner import Mutant
 
 HERE = "tests/test_on_servers.py::"
+SUITE = "tests/stores/test_conformance.py::TestPostgres::"
 REDIS = "tests/stores/test_redis_faults.py::"
 
 SERVERS = [
     Mutant(
         "PostgreSQL wakes nobody in another process",
-        "stores/postgresql_batch.sql",
-        "        PERFORM holdfast.wake(ns, woken, told);\n",
-        "        NULL;\n",
+        "stores/postgres_repository.py",
+        "self._trip((*writing.statements, *notes, *self._transactions.commit))",
+        "self._trip((*writing.statements, *self._transactions.commit))",
         (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[postgres]",),
     ),
     Mutant(
         "Redis wakes nobody",
         "stores/redis.lua",
-        '  redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) -- only a hint\n',
-        "",
+        '  if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0 then -- only a hint\n',
+        '  if redis.pcall("ECHO", message) == 0 then\n',
         (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[valkey]",),
     ),
     Mutant(
-        "Redis wakes nobody who takes the long way",
-        "stores/redis_rest.lua",
-        "    publish()\n    local packed",
-        "    local packed",
-        ("tests/stores/test_redis_watch.py::test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
-    ),
-    Mutant(
         "a batch on PostgreSQL waits for a row that somebody has locked",
-        "stores/postgresql_batch.sql",
-        "                 FOR UPDATE SKIP LOCKED) AS x\n    ), read AS",
-        "                 FOR UPDATE) AS x\n    ), read AS",
-        ("tests/stores/test_postgres.py::test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole",),
+        "stores/postgresql_forms.sql",
+        "AND o.key = c.command->>1 FOR UPDATE SKIP LOCKED) AS x OFFSET 0",
+        "AND o.key = c.command->>1 FOR UPDATE) AS x OFFSET 0",
+        ("tests/stores/test_postgres_protocol.py::test_a_form_passes_over_a_row_that_somebody_has",),
     ),
     Mutant(
-        "a key that is new to PostgreSQL begins with the token 1",
-        "stores/postgresql_rules.sql",
-        "        fence := greatest(coalesce((before->>'fence')::bigint, 0) + 1, at);\n",
-        "        fence := coalesce((before->>'fence')::bigint, 0) + 1;\n",
-        (HERE + "test_tokens_rise_on_postgres_although_the_row_was_deleted",),
+        "a free key on PostgreSQL gets the next token, whatever the clock says",
+        "stores/postgresql_forms.sql",
+        "greatest(f.fence + 1, f.at) AS token",
+        "f.fence + 1 AS token",
+        (SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]",),
     ),
     Mutant(
         "a key that is new to Redis begins with the token 1",
         "stores/redis.lua",
-        "      local token, version = now, shape",
-        "      local token, version = 1, shape",
+        "      local token, version = now, 1",
+        "      local token, version = 1, 1",
         (REDIS + "test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising",),
     ),
     Mutant(

@@ -13,12 +13,22 @@ OFFERS = "tests/rules/test_offers.py::"
 ENDING = "tests/rules/test_ending.py::"
 TIME = "tests/rules/test_time.py::"
 RECORD = "tests/rules/test_record.py::"
+DEAD = "tests/rules/test_dead_waiters.py::"
 
-OR_NOT_HELD = "    if held is None:\n        return record, out.NotHeld(woken=woken)\n"
+
+OR_NOT_HELD = "        if held is None:\n            return out.NotHeld()\n        longer"
+CONFIRMED = (
+    "            expires_at=self._ends_after(ttl),\n            offered=False,\n            place=None,\n"
+    "            delay"
+)
 
 
 def rule(name: str, old: str, new: str, *caught_by: str) -> Mutant:
     return Mutant(name, "rules/lock.py", old, new, caught_by)
+
+
+def work(name: str, old: str, new: str, *caught_by: str) -> Mutant:
+    return Mutant(name, "rules/working.py", old, new, caught_by)
 
 
 def codec(name: str, old: str, new: str, *caught_by: str) -> Mutant:
@@ -28,45 +38,44 @@ def codec(name: str, old: str, new: str, *caught_by: str) -> Mutant:
 OWNERSHIP = [
     rule(
         "the owner is not checked",
-        "    held = _find(record.holders, id)\n    if held is None or (token is None",
-        "    held = next(iter(record.holders), None)\n    if held is None or (token is None",
+        "        held = self.holders.get(id)\n        if held is None or (token is None",
+        "        held = next(iter(self.holders.values()), None)\n        if held is None or (token is None",
         ENDING + "test_renew_and_release_by_anyone_else_change_nothing",
     ),
     rule(
         "the token is not checked on renew",
-        "    held = _held_by(record, id, token)\n" + OR_NOT_HELD + "    longer",
-        "    held = _find(record.holders, id)\n" + OR_NOT_HELD + "    longer",
+        "        held = self._held_by(id, token)\n" + OR_NOT_HELD,
+        "        held = self.holders.get(id)\n" + OR_NOT_HELD,
         ENDING + "test_the_token_of_an_earlier_grant_of_the_same_attempt_is_not_enough",
     ),
     rule(
         "the token is not checked on release",
-        "    if _held_by(record, id, token) is None:",
-        "    if _find(record.holders, id) is None:",
+        "        if self._held_by(id, token) is None:",
+        "        if id not in self.holders:",
         ENDING + "test_the_token_of_an_earlier_grant_of_the_same_attempt_is_not_enough",
     ),
     rule(
         "any kind may be named without a token",
-        'if held is None or (token is None and record.kind != "lease"):',
+        'if held is None or (token is None and self.kind != "lease"):',
         "if held is None:",
         ENDING + "test_only_a_lease_may_be_named_by_its_owner_alone",
     ),
     rule(
         "a lease cannot be named by its owner alone",
-        'if held is None or (token is None and record.kind != "lease"):',
+        'if held is None or (token is None and self.kind != "lease"):',
         "if held is None or token is None:",
         ENDING + "test_only_a_lease_may_be_named_by_its_owner_alone",
     ),
     rule(
         "a renewal revives what has ended",
-        "    record, woken = settle(record, now, offers=offers)\n"
-        "    held = _held_by(record, id, token)\n" + OR_NOT_HELD + "    longer",
-        "    woken: tuple[str, ...] = ()\n    held = _held_by(record, id, token)\n" + OR_NOT_HELD + "    longer",
+        "        self.settle()\n        held = self._held_by(id, token)\n" + OR_NOT_HELD,
+        "        held = self._held_by(id, token)\n" + OR_NOT_HELD,
         ENDING + "test_what_has_expired_cannot_be_renewed",
     ),
     rule(
         "a renewal of an offer leaves it an offer",
-        "expires_at=_ends(now, ttl), offered=False)",
-        "expires_at=_ends(now, ttl))",
+        "expires_at=self._ends_after(ttl), offered=False, place=None)",
+        "expires_at=self._ends_after(ttl))",
         OFFERS + "test_renewing_an_offer_confirms_it",
     ),
 ]
@@ -74,69 +83,68 @@ OWNERSHIP = [
 TOKENS = [
     rule(
         "a grant does not raise the token",
-        "        token = next_token(record.fence, now)\n",
-        "        token = max(record.fence, now)\n",
+        "        token = self.next_token\n",
+        "        token = max(self.fence, self.now)\n",
         ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_falls",
     ),
     rule(
         "a grant does not raise the fence",
-        "record, now, offers, fence=token, holders=(*record.holders, grant)",
-        "record, now, offers, holders=(*record.holders, grant)",
+        "        self.fence = token\n",
+        "",
         ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_falls",
     ),
-    rule(
+    work(
         "tokens do not follow the clock",
         "return max(fence + 1, now)",
         "return fence + 1",
         ACQUIRE + "test_the_token_of_a_forgotten_key_is_still_higher_because_it_follows_the_clock",
     ),
-    rule(
+    work(
         "tokens fall with the clock",
         "return max(fence + 1, now)",
         "return now",
         ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_falls",
     ),
-    rule(
+    work(
         "offers of one step share a token",
-        "            fence = next_token(fence, now)\n",
-        "            fence = max(next_token(record.fence, now), fence)\n",
+        "            self.fence = self.next_token\n",
+        "            self.fence = max(self.fence, next_token(self._before.fence, self.now))\n",
         OFFERS + "test_several_permits_that_become_free_go_to_several_waiters_in_order",
     ),
     rule(
         "the floor of a semaphore is the token",
-        "            floor=floor(record),\n            since=now,",
-        "            floor=token,\n            since=now,",
+        "token=token, floor=self.floor, since=self.now",
+        "token=token, floor=token, since=self.now",
         ACQUIRE + "test_the_floor_of_a_semaphore_is_the_lowest_living_token",
     ),
     rule(
         "the floor of a renewal is the token",
-        "out.Renewed(floor=floor(record)",
+        "out.Renewed(floor=self.floor",
         "out.Renewed(floor=held.token",
         ACQUIRE + "test_the_floor_of_a_semaphore_is_the_lowest_living_token",
     ),
     rule(
         "a re-send is granted a new token",
-        "        held,\n        ttl=ttl,\n        expires_at=_ends(now, ttl),\n        offered=False,\n        delay",
-        "        held,\n        token=next_token(record.fence, now),\n        ttl=ttl,\n"
-        "        expires_at=_ends(now, ttl),\n        offered=False,\n        delay",
+        "            held,\n            ttl=ttl,\n" + CONFIRMED,
+        "            held,\n            token=self.next_token,\n            ttl=ttl,\n" + CONFIRMED,
         ACQUIRE + "test_a_resend_of_an_attempt_gets_the_same_token_and_its_full_ttl",
     ),
     rule(
         "a re-send is refused by its own grant",
-        "    if held is not None:\n        return _confirm",
-        "    if held is not None and held.offered:\n        return _confirm",
+        "        if held is not None:\n            return self._confirm",
+        "        if held is not None and held.offered:\n            return self._confirm",
         ACQUIRE + "test_a_resend_of_an_attempt_gets_the_same_token_and_its_full_ttl",
     ),
     rule(
         "a forced release resets the fence",
-        "holders=(), forced=note)",
-        "holders=(), forced=note, fence=0)",
+        "        self.forced = Forced(",
+        "        self.fence = 0\n        self.forced = Forced(",
         ENDING + "test_the_token_after_a_forced_release_is_higher_than_before_it",
     ),
     rule(
         "a transfer keeps the token",
-        "    fresh = next_token(record.fence, now)\n",
-        "    fresh = held.token\n",
+        "        fresh = self.next_token\n",
+        "        fresh = held.token\n",
         ENDING + "test_a_transfer_gets_a_higher_token_even_in_the_same_instant",
     ),
     rule(
@@ -162,128 +170,128 @@ TOKENS = [
 QUEUE = [
     rule(
         "a release settles nothing",
-        "record, more = _change(record, now, offers, holders=_without(record.holders, id))",
-        "record, more = _change(record, now, False, holders=_without(record.holders, id))",
+        "        self.let_go(id)\n        self.settle()\n        return out.Released()",
+        "        self.let_go(id)\n        return out.Released()",
         OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
     ),
     rule(
         "a newcomer takes what is free while others wait",
-        "    first = position == 0 or not record.waiters\n",
-        "    first = True\n",
+        "        if not position and me.weight <= self.free",
+        "        if me.weight <= self.free",
         ACQUIRE + "test_a_newcomer_cannot_take_what_is_free_while_others_wait",
     ),
     rule(
         "the last to come is served first",
-        "        waiters = (*record.waiters, me)\n",
-        "        waiters = (me, *record.waiters)\n",
+        "            number=self.next_number if waiting is None",
+        "            number=-self.next_number if waiting is None",
         ACQUIRE + "test_a_waiter_is_told_its_place_and_when_to_look_again",
     ),
     rule(
         "asking again costs the place in the queue",
-        "        waiters = (*record.waiters[:position], me, *record.waiters[position + 1 :])\n",
-        "        waiters = (*_without(record.waiters, me.id), me)\n",
+        "            number=self.next_number if waiting is None else waiting.number,\n",
+        "            number=self.next_number,\n",
         ACQUIRE + "test_asking_again_keeps_the_place_in_the_queue_and_prolongs_it",
     ),
     rule(
         "one permit too many",
-        "    if first and me.weight <= free and",
-        "    if first and me.weight <= free + 1 and",
+        "        if not position and me.weight <= self.free and",
+        "        if not position and me.weight <= self.free + 1 and",
         ACQUIRE + "test_a_semaphore_has_as_many_holders_as_permits",
     ),
-    rule(
+    work(
         "one permit too few is handed over",
-        "        while waiters and waiters[0].weight <= free:",
-        "        while waiters and waiters[0].weight < free:",
+        "            if head.weight > self.free:",
+        "            if head.weight >= self.free:",
         OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
     ),
-    rule(
+    work(
         "holders are counted without their weight",
-        "    free = record.permits - sum(holder.weight for holder in record.holders)\n",
-        "    free = record.permits - len(record.holders)\n",
+        "            self.load += holder.weight\n            if",
+        "            self.load += 1\n            if",
         ACQUIRE + "test_a_weight_counts_as_that_many_permits",
     ),
     rule(
         "nobody is told of an offer",
-        "    return settled, tuple(woken)\n",
-        "    return settled, ()\n",
+        "woken=(*outcome.woken, *self.woken), ",
+        "",
         OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
     ),
     rule(
         "a refusal keeps quiet about whom it granted to",
-        "        return record, out.Mismatch(found=record.kind, woken=woken)",
-        "        return record, out.Mismatch(found=record.kind)",
+        "        if self.woken or self.hinted:\n",
+        "        if (self.woken or self.hinted) and not isinstance(outcome, out.Mismatch):\n",
         OFFERS + "test_every_answer_lists_whom_its_step_granted_to",
     ),
-    rule(
+    work(
         "offers are made where none are wanted",
-        "    if offers and waiters and not closed_until:",
-        "    if waiters and not closed_until:",
+        "        if not self.offers or self.closed_until:",
+        "        if self.closed_until:",
         OFFERS + "test_without_offers_a_free_permit_waits_for_the_heads_own_acquire",
     ),
-    rule(
+    work(
         "an offer is endless",
-        "        ttl=waiter.ttl,\n        expires_at=waiter.expires_at,\n",
-        "        ttl=None,\n        expires_at=None,\n",
-        OFFERS + "test_an_offer_lives_as_long_as_its_waiters_sign_of_life_and_not_a_full_ttl",
+        "    ttl, expires_at = waiter.ttl, waiter.expires_at\n",
+        "    ttl = expires_at = None\n",
+        OFFERS + "test_an_offer_lives_for_a_second_and_not_for_a_full_ttl",
     ),
-    rule(
+    work(
         "an offer lives longer than its waiter would have",
-        "        ttl=waiter.ttl,\n        expires_at=waiter.expires_at,\n",
-        "        ttl=waiter.ttl,\n        expires_at=_ends(now, waiter.ttl),\n",
-        OFFERS + "test_an_offer_lives_as_long_as_its_waiters_sign_of_life_and_not_a_full_ttl",
+        "        expires_at = min(expires_at, now + ttl)\n",
+        "        expires_at = now + ttl\n",
+        OFFERS + "test_an_offer_never_outlives_its_waiters_place",
     ),
     rule(
         "an offer stays one after it was confirmed",
-        "        offered=False,\n        delay=delay,\n",
-        "        delay=delay,\n",
+        "            offered=False,\n            place=None,\n            delay=delay,\n",
+        "            delay=delay,\n",
         OFFERS + "test_confirming_an_offer_gives_the_same_token_and_the_full_ttl",
     ),
     rule(
         "a try without queueing leaves a waiter behind",
-        "    if position is None and not queue:",
-        "    if position is None and not queue and not record.holders:",
+        "        if waiting is not None or (queue and (",
+        "        if waiting is not None or self.holders or (queue and (",
         ACQUIRE + "test_a_refusal_tells_who_holds_and_for_how_long_and_leaves_nothing_behind",
     ),
     rule(
         "an abandon leaves no tombstone",
-        "        tombstones=(*_without(record.tombstones, id), *stones)[-MAX_TOMBSTONES:],\n",
-        "        tombstones=record.tombstones,\n",
+        "        if ttl > 0:\n            self.keep_out(Tombstone(",
+        "        if ttl < 0:\n            self.keep_out(Tombstone(",
         ENDING + "test_an_acquire_that_arrives_after_its_abandon_is_refused_for_one_ttl",
     ),
     rule(
         "an abandon leaves the waiter in the queue",
-        "        waiters=_without(record.waiters, id),\n",
-        "        waiters=record.waiters,\n",
+        "        elif self.leave(id) is not None:",
+        "        elif id in self.waiters:",
         ENDING + "test_abandoning_a_waiter_takes_it_out_of_the_queue",
     ),
     rule(
         "a transfer leaves its target in the queue",
-        "        waiters=_without(record.waiters, to_id),\n",
-        "        waiters=record.waiters,\n",
+        "        self.leave(to_id)\n",
+        "",
         ENDING + "test_a_transfer_takes_its_target_out_of_the_queue",
     ),
     rule(
         "a transfer to one who holds is done",
-        "    if target is not None:\n        return record, out.TargetHolds(woken=woken)\n",
+        "        if target is not None:\n            return out.TargetHolds()\n",
         "",
         ENDING + "test_a_transfer_to_one_who_holds_is_refused",
     ),
     rule(
         "a re-send of a transfer is not recognised",
-        "    if held is None and target is not None and target.via == id:",
-        "    if held is None and target is not None and target.via == to_id:",
+        "        if held is None and target is not None and target.via == id:",
+        "        if held is None and target is not None and target.via == to_id:",
         ENDING + "test_a_resend_of_a_transfer_gets_the_same_answer",
     ),
     rule(
         "a second grant of the giver is taken for a re-send",
-        "    if held is None and target is not None and target.via == id:",
-        "    if target is not None and target.via == id:",
+        "        if held is None and target is not None and target.via == id:",
+        "        if target is not None and target.via == id:",
         ENDING + "test_a_second_grant_of_the_giver_is_not_taken_for_a_resend",
     ),
     rule(
         "a forced release leaves no note",
-        "holders=(), forced=note)",
-        "holders=())",
+        "        self.forced = Forced(",
+        "        Forced(",
         ENDING + "test_a_forced_release_puts_everyone_out_and_keeps_who_and_why",
     ),
 ]
@@ -291,128 +299,128 @@ QUEUE = [
 SHAPE = [
     rule(
         "another kind is let in while the key is in use",
-        "    if record.kind != kind and not record.idle:",
-        "    if record.kind != kind and record.waiters:",
+        "        if self.kind != kind and (self.holders or self.waiting):",
+        "        if self.kind != kind and self.waiters:",
         ACQUIRE + "test_another_kind_on_a_key_in_use_is_refused",
     ),
     rule(
         "another kind is refused for ever",
-        "    if record.kind != kind and not record.idle:",
-        "    if record.kind != kind and record.fence:",
+        "        if self.kind != kind and (self.holders or self.waiting):",
+        "        if self.kind != kind and self.fence:",
         ACQUIRE + "test_another_kind_on_a_key_that_nobody_uses_is_taken_over",
     ),
     rule(
         "a re-send flips the number of permits",
-        "    if waiting is None:\n        if weight > permits:",
-        "    if True:\n        if weight > permits:",
+        "        if waiting is None and (permits != self.permits or kind != self.kind):",
+        "        if permits != self.permits or kind != self.kind:",
         ACQUIRE + "test_a_resend_with_an_old_number_of_permits_does_not_flip_it_back",
     ),
-    rule(
+    work(
         "a waiter that can never fit stays at the head",
-        "        waiters=stay,\n",
-        "        waiters=record.waiters,\n",
+        "            self.leave(waiter.id)\n            self._never_fits(waiter)\n",
+        "            self._never_fits(waiter)\n",
         ACQUIRE + "test_a_waiter_that_can_no_longer_fit_is_removed_and_told",
     ),
-    rule(
+    work(
         "a waiter that can never fit is not told",
-        "        tombstones=(*record.tombstones, *stones)[-MAX_TOMBSTONES:],\n",
-        "        tombstones=record.tombstones,\n",
+        "            self.leave(waiter.id)\n            self._never_fits(waiter)\n",
+        "            self.leave(waiter.id)\n",
         ACQUIRE + "test_a_waiter_that_can_no_longer_fit_is_removed_and_told",
     ),
     rule(
         "a change of permits is not reported",
-        "            permits_before = record.permits if permits != record.permits and record.fence else None\n",
+        "            permits_before = self.permits if permits != self.permits and self.fence else None\n",
         "",
         ACQUIRE + "test_more_permits_are_taken_from_the_caller_recorded_and_reported",
     ),
     rule(
         "a weight that can never fit is queued",
-        "        if weight > permits:\n",
-        "        if weight > permits and not queue:\n",
+        "        if waiting is None and weight > permits:\n",
+        "        if waiting is None and weight > permits + 1:\n",
         ACQUIRE + "test_a_weight_above_all_permits_is_refused_at_once",
     ),
-    rule(
+    work(
         "an unchanged record is written anew",
-        "    if changed == record:\n        return record, woken\n",
-        "",
-        ACQUIRE + "test_a_resend_of_an_endless_grant_or_place_changes_nothing_at_all",
+        "        ):\n            return before\n        return LockRecord(",
+        "        ):\n            pass\n        return LockRecord(",
+        ENDING + "test_abandoning_again_in_the_same_instant_changes_nothing_at_all",
     ),
 ]
 
 CLOCK = [
-    rule(
+    work(
         "a thing lives on at its end",
-        "(expires_at <= now or expires_at >",
-        "(expires_at < now or expires_at >",
+        "    if ends <= now:\n        return None\n",
+        "    if ends < now:\n        return None\n",
         TIME + "test_a_holder_lives_until_just_before_its_end_and_has_ended_at_it",
     ),
-    rule(
+    work(
         "waiters never expire",
-        "    waiters = _living(record.waiters, now)\n",
-        "    waiters = record.waiters\n",
+        "            for waiter in _strayed(self.waiters.values(), now):\n",
+        "            for waiter in _strayed((), now):\n",
         TIME + "test_a_waiter_has_ended_when_its_end_is_now",
     ),
-    rule(
+    work(
         "tombstones never expire",
-        "    tombstones = _living(record.tombstones, now)\n",
-        "    tombstones = record.tombstones\n",
+        "            for stone in _strayed(self.tombstones.values(), now):\n",
+        "            for stone in _strayed((), now):\n",
         ENDING + "test_an_acquire_that_arrives_after_its_abandon_is_refused_for_one_ttl",
     ),
-    rule(
+    work(
         "a clock that jumped forward and back locks for an hour",
-        "(expires_at <= now or expires_at > now + (thing.ttl or 0))",
-        "expires_at <= now",
+        "not now < thing.expires_at <= now + (thing.ttl or 0)",
+        "thing.expires_at <= now",
         TIME + "test_a_clock_that_jumped_forward_and_back_does_not_lock_for_an_hour",
     ),
-    rule(
+    work(
         "a lock-delay is stretched by a clock step",
-        "        closed_until = min(closed_until, now + closed_for)\n",
-        "",
+        "        until = min(self.closed_until, self.now + self.closed_for)\n",
+        "        until = self.closed_until\n",
         TIME + "test_a_tombstone_and_a_lock_delay_are_lowered_after_a_clock_step_too",
     ),
     rule(
         "a waiter's sign of life does not count",
-        "            expires_at=_ends(now, waiter_ttl),\n",
-        "            expires_at=_ends(now, waiter_ttl) if waiting is None else waiting.expires_at,\n",
+        "            return self._ends_after(ttl)\n        return ends\n",
+        "            return ends\n        return ends\n",
         ACQUIRE + "test_asking_again_keeps_the_place_in_the_queue_and_prolongs_it",
     ),
-    rule(
+    work(
         "no record is ever due",
-        "    due_at = _due_at(holders, waiters, closed_until)\n",
-        "    due_at = None\n",
+        "            due_at=self.soonest() if self.waiting else None,\n",
+        "            due_at=None,\n",
         TIME + "test_a_record_with_waiters_is_due_at_its_earliest_end",
     ),
-    rule(
+    work(
         "a record is due for its holders alone",
-        "    ends += [waiter.expires_at for waiter in waiters if waiter.expires_at is not None]\n",
-        "",
+        "[*self.holders.values(), *self.waiters.values()]",
+        "[*self.holders.values()]",
         TIME + "test_a_record_with_waiters_is_due_at_its_earliest_end",
     ),
-    rule(
+    work(
         "the end of a lock-delay is not due",
-        "    if closed_until:\n        ends.append(closed_until)\n",
-        "",
+        "        if self.closed_until:\n            return min(",
+        "        if not self.closed_until:\n            return min(",
         TIME + "test_the_queue_waits_for_the_lock_delay_and_moves_when_it_is_over",
     ),
     rule(
         "the lock-delay is not kept",
-        "me.weight <= free and not record.closed_until:",
-        "me.weight <= free:",
+        "me.weight <= self.free and not self.closed_until:",
+        "me.weight <= self.free:",
         TIME + "test_the_lock_delay_closes_the_key_after_an_abnormal_loss",
     ),
-    rule(
+    work(
         "the queue does not wait for the lock-delay",
-        "    if offers and waiters and not closed_until:",
-        "    if offers and waiters:",
+        "        if not self.offers or self.closed_until:",
+        "        if not self.offers:",
         TIME + "test_the_queue_waits_for_the_lock_delay_and_moves_when_it_is_over",
     ),
-    rule(
+    work(
         "an offer that nobody confirmed closes the key",
-        "lapsed <= now and holder.delay and not holder.offered:",
-        "lapsed <= now and holder.delay:",
+        "            if holder.offered:\n                missed.append(holder)\n            elif holder.delay",
+        "            if holder.offered:\n                missed.append(holder)\n            if holder.delay",
         TIME + "test_there_is_no_lock_delay_after_an_offer_that_nobody_confirmed",
     ),
-    rule(
+    work(
         "an offer forgets its lock-delay",
         "        delay=waiter.delay,\n",
         "",
@@ -433,7 +441,7 @@ STORED_FORM = [
         "",
         RECORD + "test_unknown_fields_survive_a_round_trip_at_every_level",
     ),
-    rule(
+    work(
         "fields of another version are lost on the way out of the queue",
         "        unknown=waiter.unknown,\n",
         "",

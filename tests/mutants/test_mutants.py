@@ -7,20 +7,44 @@ import pytest
 
 from .above import ABOVE
 from .belongings import BELONGINGS, OF_THE_ENGINE
+from .executor import EXECUTOR
 from .guards import GUARDS
 from .held import HELD
 from .limits import LIMITS
+from .local_queue import LOCAL_QUEUE
+from .offers import OF_CLIENTS, OF_SQLITE, OF_THE_RULES
 from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
+from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
+from .run_queues import OF_THE_WORKER, RUN_QUEUES
 from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, dismiss, run_tests
 from .servers import SERVERS
+from .sqlite import SQLITE
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *LIMITS, *BELONGINGS]
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *BELONGINGS, *RUN_QUEUES, *OF_TYPES]
 """Those of the rules. The others need a client, an engine or a server, and are tried by `make prove-mutants`."""
-MUTANTS = [*CHEAP, *ABOVE, *HELD, *WORKFLOWS, *OF_THE_ENGINE, *POSTGRES, *POSTGRES_RUNS, *REDIS, *GUARDS, *SERVERS]
+MUTANTS = [
+    *CHEAP,
+    *ABOVE,
+    *HELD,
+    *LOCAL_QUEUE,
+    *SQLITE,
+    *OF_SQLITE,
+    *OF_CLIENTS,
+    *WORKFLOWS,
+    *OF_THE_ENGINE,
+    *OF_THE_WORKER,
+    *POSTGRES,
+    *POSTGRES_RUNS,
+    *REDIS,
+    *EXECUTOR,
+    *OF_RECORDS,
+    *GUARDS,
+    *SERVERS,
+]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
@@ -59,7 +83,7 @@ def test_an_unchanged_copy_passes_so_a_failure_means_something(tmp_path):
 
 
 def test_a_mutant_that_changes_nothing_of_note_is_not_taken_for_caught(tmp_path):
-    harmless = Mutant("harmless", "rules/lock.py", "MAX_TOMBSTONES = 64", "MAX_TOMBSTONES = 65", (SOUND,))
+    harmless = Mutant("harmless", "rules/working.py", "MAX_TOMBSTONES = 64", "MAX_TOMBSTONES = 65", (SOUND,))
     assert not caught(harmless, tmp_path)
 
 
@@ -77,7 +101,7 @@ def test_a_mutant_that_changes_nothing_of_note_is_not_taken_for_caught(tmp_path)
 )
 def test_a_mutant_that_proves_nothing_is_an_error(why, old, new, nodes, tmp_path):
     with pytest.raises(Useless, match=why):
-        caught(Mutant("useless", "rules/lock.py", old, new, nodes), tmp_path)
+        caught(Mutant("useless", "rules/working.py", old, new, nodes), tmp_path)
 
 
 def test_tests_that_reach_the_original_package_are_not_believed(tmp_path):

@@ -9,20 +9,30 @@ FLOWS = "tests/workflows/test_workflows.py::"
 OWNERSHIP = "tests/workflows/test_ownership.py::"
 STATE = "tests/workflows/test_run_state.py::"
 MISTAKES = "tests/workflows/test_mistakes.py::"
+ATTEMPTS = "tests/workflows/test_attempts.py::"
+POLLING = "tests/workflows/test_polling.py::"
+ORDER = "tests/workflows/test_order.py::"
+HINTS = "tests/workflows/test_hints.py::"
+FAILURES = "tests/workflows/test_failures.py::"
+LIMITS = "tests/workflows/test_limits.py::"
+NOBODY = "tests/workflows/test_nobody_knows.py::"
+METHODS = "tests/workflows/test_methods.py::"
+RETRYING = "tests/workflows/test_retrying.py::"
+BEFORE_ITS_RECORD = "test_a_restarted_run_that_ended_before_its_first_record_still_starts_its_children_anew"
 
 WORKFLOWS = [
     Mutant(
         "a step begins before what was before it is durable",
         "workflow/driver.py",
-        "while effects and effects[0][0] <= self._durable and self.end is None and not self._draining:",
-        "while effects and self.end is None and not self._draining:",
+        "        return delivered <= self._durable and max(writes",
+        "        return max(writes",
         (BARRIER + "test_a_step_begins_when_what_was_before_it_is_recorded[memory]",),
     ),
     Mutant(
         "a worker that drains begins further steps",
         "workflow/driver.py",
-        "while effects and effects[0][0] <= self._durable and self.end is None and not self._draining:",
-        "while effects and effects[0][0] <= self._durable and self.end is None:",
+        "        if self._draining or self._children.reclaiming",
+        "        if self._children.reclaiming",
         (MISTAKES + "test_no_step_begins_while_a_worker_drains",),
     ),
     Mutant(
@@ -70,8 +80,8 @@ WORKFLOWS = [
     Mutant(
         "what failed to follow its history leaves entries behind",
         "workflow/driver.py",
-        "        self._fresh.clear()\n        self._delivered",
-        '        self._fresh.append(\'{"kind":"timer","at":1,"number":1}\')\n        self._delivered',
+        "if entry is self._attempt_begun]\n",
+        'if False]\n        self._fresh.append(\'{"kind":"timer","at":1,"number":1}\')\n',
         (BARRIER + "test_code_that_does_not_follow_its_history_is_told_both_sides",),
     ),
     Mutant(
@@ -97,9 +107,9 @@ WORKFLOWS = [
     ),
     Mutant(
         "a child is told to stop once whether it is answered or not",
-        "workflow/driver.py",
-        "                self.host.later(RETRY_SECONDS, lambda: self._tell(word))\n",
-        "                self._unanswered -= 1\n                self._flush()\n",
+        "workflow/children.py",
+        "                self._host.later(RETRY_SECONDS, lambda: self._cancel(child))\n",
+        "                self._unanswered -= 1\n                self._settled()\n",
         (OWNERSHIP + "test_a_child_is_told_to_stop_although_the_store_is_away_for_a_while",),
     ),
     Mutant(
@@ -166,5 +176,267 @@ WORKFLOWS = [
         '("execution", self._code.run.root, checked_key(key))',
         '("execution", self._code.run.id, checked_key(key))',
         (STATE + "test_a_run_shares_its_execution_with_its_children_and_a_session_with_nobody[memory]",),
+    ),
+    Mutant(
+        "a signal ends the pause between two attempts",
+        "workflow/driver.py",
+        "        elif now < pause.entry.again_at:\n",
+        "        elif False:\n",
+        (ATTEMPTS + "test_a_signal_in_the_pause_does_not_end_it[memory]",),
+    ),
+    Mutant(
+        "a cancel in the pause between two attempts is left for the next attempt",
+        "workflow/driver.py",
+        '        if any(event.kind == "cancel" for event in code.inbox.values()):\n            error',
+        "        if False:\n            error",
+        (ATTEMPTS + "test_a_cancel_in_the_pause_ends_the_run_in_it[memory]",),
+    ),
+    Mutant(
+        "the next attempt begins beside the children of the failed one",
+        "workflow/driver.py",
+        "        elif self._children.busy or pause.living(code.ends, self._children.gone):\n",
+        "        elif False:\n",
+        (ATTEMPTS + "test_a_child_that_still_lives_is_cancelled_and_awaited_before_the_next_attempt[memory-False]",),
+    ),
+    Mutant(
+        "how a child failed in an earlier attempt fails the next one too",
+        "workflow/code.py",
+        '                if event.number <= self.earlier and j.read_end(event.payload).status != "completed":\n',
+        "                if False:\n",
+        (ATTEMPTS + "test_a_child_that_failed_is_started_anew_with_the_next_attempt[memory-True]",),
+    ),
+    Mutant(
+        "a completed child runs again under its id in the next attempt",
+        "workflow/children.py",
+        '    elif child.status == "completed":\n',
+        "    elif False:\n",
+        (ATTEMPTS + "test_a_completed_child_with_an_id_of_its_own_gives_its_result_to_the_next_attempt[memory]",),
+    ),
+    Mutant(
+        "a child that failed in this attempt is started anew after a crash",
+        "workflow/children.py",
+        "    if number <= before.events:\n",
+        '    if child.status != "completed":\n',
+        (ATTEMPTS + "test_a_child_that_failed_in_this_attempt_is_not_started_anew_after_a_crash[sqlite]",),
+    ),
+    Mutant(
+        "a step begins before the child that was started before it",
+        "workflow/driver.py",
+        " and max(writes, self._floor) <= self._written\n",
+        "\n",
+        (BARRIER + "test_a_step_after_a_child_waits_until_the_child_is_recorded[memory]",),
+    ),
+    Mutant(
+        "a poll does not ask the store",
+        "workflow/driver.py",
+        "        self._looked = 0  # the last timer",
+        "        self._looked = 10**9  # the last timer",
+        (BARRIER + "test_a_poll_is_not_over_before_the_store_was_asked[memory]",),
+    ),
+    Mutant(
+        "a step under a timeout of 0 is begun",
+        "workflow/driver.py",
+        "        return min(self._code.loop.immediate, default=timer + 1) > timer\n",
+        "        return True\n",
+        (POLLING + "test_a_step_under_a_timeout_of_0_is_not_begun[memory]",),
+    ),
+    Mutant(
+        "wait_for with a timeout of 0 cancels what it waits for before it began",
+        "workflow/loop.py",
+        "        if _cancelled_by_wait_for(sys._getframe(1)) and self._not_begun():",
+        "        if False:",
+        (POLLING + "test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none[memory-by_wait_for]",),
+    ),
+    Mutant(
+        "as_completed makes tasks in the order of their coroutines' addresses",
+        "workflow/loop.py",
+        "        if given is not None:\n",
+        "        if False:\n",
+        (ORDER + "test_replays_go_the_same_way[bare-sqlite]",),
+    ),
+    Mutant(
+        "what gather returns is ordered by its address",
+        "workflow/loop.py",
+        "        if caller.f_code is _GATHERING:\n",
+        "        if False:\n",
+        (ORDER + "test_replays_go_the_same_way[gatherings_and_tasks-sqlite]",),
+    ),
+    Mutant(
+        "asyncio.wait takes futures that are ordered by their addresses",
+        "workflow/loop.py",
+        "        if caller.f_code is _WAIT:\n",
+        "        if False:\n",
+        (ORDER + "test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write[wait_for_own_futures]",),
+    ),
+    Mutant(
+        "asyncio.as_completed takes futures that are ordered by their addresses",
+        "workflow/loop.py",
+        "            if caller.f_code is _AS_COMPLETED:\n",
+        "            if False:\n",
+        (ORDER + "test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write[own_futures_as_completed]",),
+    ),
+    Mutant(
+        "a single future that the loop did not make is refused",
+        "workflow/loop.py",
+        "    if len(futures) > 1 and not all(",
+        "    if not all(",
+        (ORDER + "test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write[wait_for_own_futures]",),
+    ),
+    Mutant(
+        "the class of a class method is recorded when it is called as Python 3.13 does",
+        "workflow/definition.py",
+        "isinstance(member, classmethod) and member.__func__ is self for",
+        "member is None for",
+        (METHODS + "test_neither_instance_nor_class_is_among_the_recorded_arguments[bound_by_python_3_13]",),
+    ),
+    Mutant(
+        "ctx.step does not see the step in a class method of Python 3.13",
+        "workflow/definition.py",
+        "    if isinstance(function, MethodType) and isinstance(function.__func__, Step):\n",
+        "    if False:\n",
+        (METHODS + "test_neither_instance_nor_class_is_among_the_recorded_arguments[bound_by_python_3_13]",),
+    ),
+    Mutant(
+        "a class that is an argument of a step is taken for its owner",
+        "workflow/definition.py",
+        " and self._is_class_method_of(args[0]):",
+        ":",
+        (METHODS + "test_a_class_that_is_an_argument_is_recorded",),
+    ),
+    Mutant(
+        "a transaction of a failed attempt is carried out in the pause",
+        "workflow/driver.py",
+        "        self._effects.clear()\n        self._transactions.clear()\n\n    # -- steps",
+        "        self._effects.clear()\n\n    # -- steps",
+        (ATTEMPTS + "test_a_transaction_that_a_failed_attempt_asked_for_is_not_carried_out[sqlite]",),
+    ),
+    Mutant(
+        "a cancel goes to a run of which it is not known whether it is a child",
+        "workflow/children.py",
+        " and self._cancels[0][1] not in self._code.unclaimed:",
+        ":",
+        (ATTEMPTS + "test_a_run_of_somebody_else_with_the_id_of_a_child_is_not_cancelled[memory-2]",),
+    ),
+    Mutant(
+        "a run that fails cancels what it never started",
+        "workflow/children.py",
+        "        never = {new.id for new in self._code.unstarted} | self._code.unclaimed\n",
+        "        never = set()\n",
+        (ATTEMPTS + "test_a_run_that_spins_cancels_nobody_elses_run[memory]",),
+    ),
+    Mutant(
+        "a poll waits for a clock that was set back",
+        "workflow/driver.py",
+        "            if number <= self._looked and number in code.loop.immediate and not code.done:\n",
+        "            if False:\n",
+        (POLLING + "test_a_poll_ends_although_the_clock_was_set_back",),
+    ),
+    Mutant(
+        "a worker does not look for runs after a hint that names nobody",
+        "workflow/worker.py",
+        "        if runs is None:\n            self._wake.set()\n",
+        "",
+        (HINTS + "test_a_hint_that_names_nobody_makes_a_worker_look_for_runs[memory]",),
+    ),
+    Mutant(
+        "a refusal of I/O within a group is not found",
+        "workflow/failures.py",
+        "    if isinstance(error, BaseExceptionGroup):\n",
+        "    if False:\n",
+        ("tests/workflows/test_io_in_workflows.py::test_the_run_fails_with_what_to_do_instead[with_nested_groups]",),
+    ),
+    Mutant(
+        "the nearest base of an exception is not kept",
+        "workflow/failures.py",
+        "    return tuple(base.__qualname__ for base in found)\n",
+        "    return ()\n",
+        (FAILURES + "test_the_nearest_base_is_kept[OwnError-KeyError]",),
+    ),
+    Mutant(
+        "an exception that cannot be made from a message has no base",
+        "workflow/failures.py",
+        "issubclass(one, Exception) and not issubclass(one, _NOT_REBUILT))",
+        "not issubclass(kind, _NOT_REBUILT) or one is Exception)",
+        (FAILURES + "test_the_nearest_base_is_kept[UnicodeDecodeError-UnicodeError]",),
+    ),
+    Mutant(
+        "a run is started although a definition is required",
+        "workflow/starting.py",
+        "        elif require_definition:\n",
+        "        elif False:\n",
+        (LIMITS + "test_a_start_by_name_before_any_engine_was_up_is_told_or_refused[memory]",),
+    ),
+    Mutant(
+        "the input itself cannot be the key of a limit",
+        "workflow/limits.py",
+        "given.key != WHOLE_INPUT and not all",
+        "not all",
+        (LIMITS + "test_the_input_itself_can_be_the_key[memory]",),
+    ),
+    Mutant(
+        "a run that is there by its key is said to be of an unknown definition",
+        "workflow/starting.py",
+        "isinstance(workflow, str) and started.fresh and name",
+        "isinstance(workflow, str) and name",
+        (LIMITS + "test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition[memory]",),
+    ),
+    Mutant(
+        "a start within a transaction does not say that no worker knows the workflow",
+        "workflow/runs.py",
+        "            run(self._asking.look_for_workers_of(started.run), self._client.works.lanes)\n",
+        "",
+        (NOBODY + "test_a_start_within_a_transaction_says_too_that_no_worker_knows_the_workflow[sqlite-COMMIT]",),
+    ),
+    Mutant(
+        "nobody looks for workers that know the workflow of a child",
+        "workflow/worker.py",
+        "            self._follow(self._asking.look_for_workers(new.id, new.type))\n",
+        "            pass\n",
+        (NOBODY + "test_an_event_says_that_no_worker_knows_the_workflow_of_a_child[memory]",),
+    ),
+    Mutant(
+        "a cancel that comes with the failure waits for the end of the pause",
+        "workflow/driver.py",
+        "earlier=self._code.earlier)  # `_in_pause` decides how it begins\n",
+        "earlier=self._code.earlier)\n            self.end = Park(again_at)\n",
+        (ATTEMPTS + "test_a_cancel_that_comes_together_with_the_failure_ends_the_run[memory]",),
+    ),
+    Mutant(
+        "a retry forgets that the run was restarted",
+        "workflow/asking.py",
+        "restart or (keep == 1 and run.last.startswith(RESTART))",
+        "restart",
+        (RETRYING + BEFORE_ITS_RECORD + "[cancelled-sqlite]",),
+    ),
+    Mutant(
+        "a run that fails at once forgets that it was restarted",
+        "workflow/driver.py",
+        "        self._fresh = [entry for entry in self._fresh if entry is self._attempt_begun]\n",
+        "        self._fresh = []\n",
+        (RETRYING + BEFORE_ITS_RECORD + "[unreadable-sqlite]",),
+    ),
+    Mutant(
+        "a run is revived while its child still cleans up",
+        "workflow/asking.py",
+        "        if claim.run.living and claim.run.cancelling and claim.run.parent == run_id:\n",
+        "        if False:\n",
+        (
+            RETRYING
+            + "test_a_run_is_not_revived_while_a_child_that_was_cancelled_with_it_still_cleans_up[memory-restart]",
+        ),
+    ),
+    Mutant(
+        "a run that cannot be parked keeps others from being parked",
+        "workflow/worker.py",
+        "(one for one in self.drivers.values() if one.can_park)",
+        "(one for one in self.drivers.values() if one.idle)",
+        (FLOWS + "test_a_run_that_cannot_be_parked_does_not_keep_others_from_being_parked[memory]",),
+    ),
+    Mutant(
+        "a run is restarted while a child of a failed attempt still cleans up",
+        "workflow/asking.py",
+        "isinstance(entry, j.Left | j.BegunAgain)",
+        "isinstance(entry, j.Left)",
+        (RETRYING + "test_a_run_is_not_restarted_while_a_child_of_a_failed_attempt_still_cleans_up[memory]",),
     ),
 ]

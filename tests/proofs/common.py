@@ -35,7 +35,7 @@ WAITING_LEASE = 10.0
 SLACK = 5.0
 """Seconds that a busy machine may add to a documented bound."""
 
-LONGEST_SMALL, LONGEST_FULL = 120.0, 900.0
+LONGEST_SMALL, LONGEST_FULL = 240.0, 900.0
 """Seconds after which a proof is given up as a whole."""
 MOST_BROKEN = 40
 """More broken promises than this are not listed."""
@@ -146,8 +146,13 @@ class Worker:
             self.process.wait()
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP; `Crew.look_after` lets it go on when the time is over."""
+        """SIGSTOP; `Crew.look_after` lets it go on when the time is over.
+
+        On a busy machine its threads may go on for a while after the signal was sent: that is waited for.
+        """
         self.process.send_signal(signal.SIGSTOP)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self.resume_at = elapsed() + seconds
 
     def resume(self) -> None:
@@ -272,8 +277,12 @@ def main(
     full: SizeT,
     work: Callable[[dict[str, Any]], None] | None = None,
     parser: argparse.ArgumentParser | None = None,
+    longest: float = LONGEST_FULL,
 ) -> None:
-    """Run the proof, or one of its workers, as the command line says. A parser may bring options of its own."""
+    """Run the proof, or one of its workers, as the command line says. A parser may bring options of its own.
+
+    At full size it is given up after `longest` seconds.
+    """
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true", help="at full size")
     parser.add_argument("--seed", type=int, help="what chance decides; printed, so that it can be given again")
@@ -288,7 +297,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
     size = full if options.full else small
-    watchdog = threading.Timer(LONGEST_FULL if options.full else LONGEST_SMALL, _give_up)
+    watchdog = threading.Timer(longest if options.full else LONGEST_SMALL, _give_up)
     watchdog.daemon = True
     watchdog.start()
     report = Report(f"{Path(script).stem}, {'full' if options.full else 'small'} size, seed {seed}: {size}")

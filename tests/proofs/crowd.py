@@ -25,10 +25,12 @@ from holdfast.testing.proxy import Proxy
 
 TTL = 30.0
 """The default of a lock."""
-MOST_COMMANDS = 10 / 20
-"""A second, for each waiter."""
+TRIPS = {"postgres": 2}
+"""A sign of life is one request; on PostgreSQL one that locks and reads, and one that writes."""
 SIGN_OF_LIFE = 2.6
 """A waiter that is left alone does not ask sooner than this, in seconds."""
+SECOND_LOOKS = 0.75
+"""Nor does the second in line sooner than this: it looks once an offer, which may be missed by the first."""
 LONG_WAIT = 30.0
 """After so long it looks once more and says aloud that it waits."""
 HAND_OVER = 1.5
@@ -39,6 +41,8 @@ SETTLED = 1.5
 @dataclass(frozen=True)
 class Size:
     waiters: int
+    commands: float
+    """A second, of all waiters together, at most: each asks about every 3 s, the second in line about every second."""
     window: float
     """Seconds of waiting in which requests are counted."""
     turns: int
@@ -47,8 +51,8 @@ class Size:
     """So many of them with the other one known to wait: on a busy machine one is often alone for a while."""
 
 
-SMALL = Size(waiters=8, window=6.0, turns=240, told=80)
-FULL = Size(waiters=20, window=12.0, turns=1_000, told=666)
+SMALL = Size(waiters=8, commands=6, window=6.0, turns=240, told=80)
+FULL = Size(waiters=20, commands=10, window=12.0, turns=1_000, told=666)
 
 
 def queue_up(crew: list[Worker], hf: Client, report: Report, name: str) -> bool:
@@ -68,7 +72,7 @@ def wait_quietly(size: Size, proxy: Proxy, report: Report, name: str) -> float:
     requests, seconds = proxy.requests - before, elapsed() - since
     report.tell(f"{name}: {size.waiters} waited for {seconds:.0f} s, requests", requests)
     report.at_least(f"{name}: of them signs of life", requests, int(size.waiters * size.window / 5))
-    most = MOST_COMMANDS * size.waiters
+    most = size.commands * TRIPS.get(name, 1)
     report.demand(
         f"{name}: {requests / seconds:.1f} requests a second, less than {most:g} are promised",
         kept=requests / seconds < most,
@@ -125,10 +129,16 @@ def woken_asks(puppet: Worker, since: float) -> list[float]:
         late["at"]
         for early, late in pairwise(puppet.notes("sent"))
         if late["at"] > since
-        and late["at"] - early["at"] < SIGN_OF_LIFE
+        and late["at"] - early["at"] < soonest(puppet, early["at"], late["at"])
         and abs(late["at"] - asked - LONG_WAIT) > 0.5
         and not in_vain(puppet, early["at"], late["at"])
     ]
+
+
+def soonest(puppet: Worker, early: float, late: float) -> float:
+    """How soon it may ask again by itself, from what it was answered."""
+    positions = [note["position"] for note in puppet.notes("answered") if early < note["at"] < late]
+    return SECOND_LOOKS if positions[-1:] == [1] else SIGN_OF_LIFE
 
 
 def in_vain(puppet: Worker, early: float, late: float) -> bool:

@@ -43,7 +43,8 @@ class Witness(FaultyConnection):
         outcomes = self._connection.execute(commands)
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, Acquire):
-                self._journal.note("answered", attempt=command.id, outcome=type(outcome).__name__)
+                position = getattr(outcome, "position", None)
+                self._journal.note("answered", attempt=command.id, outcome=type(outcome).__name__, position=position)
         return outcomes
 
 

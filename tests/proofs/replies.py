@@ -267,7 +267,7 @@ class Room:
 
 
 def _choose(chance: random.Random) -> tuple[str, int]:
-    """A key and its permits. Callers of a mutex meet at a gate of their process, those of a semaphore in the store."""
+    """A key and its permits. Of a mutex one caller of a process goes to the store, of a semaphore a few wait there."""
     return chance.choice((("mutex-a", 1), ("mutex-b", 1), ("one-permit", 1), ("permits", 3)))
 
 

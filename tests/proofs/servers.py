@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import common
@@ -22,7 +23,7 @@ import redis
 from common import Report
 
 import real_servers
-from holdfast.stores import redis_script
+from holdfast.stores import redis_fast
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.servers import Server, ServerMissing
 
@@ -30,18 +31,12 @@ SizeT = TypeVar("SizeT")
 KINDS = tuple(real_servers.KINDS)
 SMALL_KINDS = ("postgres", "valkey")
 
-_NUMBERS = {
-    "Acquire": redis_script.ACQUIRE,
-    "Renew": redis_script.RENEW,
-    "Release": redis_script.RELEASE,
-    "Abandon": redis_script.ABANDON,
-    "Transfer": redis_script.TRANSFER,
-    "ForceRelease": redis_script.FORCE_RELEASE,
-    "Settle": redis_script.SETTLE,
-    "Inspect": redis_script.INSPECT,
-    "ReadSlot": redis_script.READ_SLOT,
-    "SwapSlot": redis_script.SWAP_SLOT,
-}
+FAST = {"Acquire": redis_fast.ACQUIRE, "Renew": redis_fast.RENEW, "Release": redis_fast.RELEASE}
+"""Commands that a server answers by itself, in one trip; on Redis by these numbers."""
+WAITING = ("Queue", "Confirm")
+"""An `Acquire` that waits, or takes what it was offered: only Redis answers it by itself."""
+WRITTEN = (*WAITING, "Abandon", "Transfer", "ForceRelease")
+"""Commands that are decided by the client: of their trips the one that writes is meant. Others only read here."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +60,27 @@ class Place:
         return f"{url}?socket_timeout={patience:g}&socket_connect_timeout={patience:g}"
 
     def wire(self, command: str, key: str) -> bytes:
-        """What a request has in it when it carries this command about this key, and no other request has."""
+        """What a request has in it when it carries this command about this key out, and no other request has."""
         if self.is_postgres:
-            body = '{"address":["shared","",' if command.endswith("Slot") else '{"key":'
-            return f'"{command}",{body}"{key}"'.encode()
-        name = f"shared::{key}" if command.endswith("Slot") else key
-        return bytes([_NUMBERS[command]]) + msgspec.msgpack.encode(name)
+            return self._in_sql(command, key).encode()
+        if command in FAST or command in WAITING:
+            return bytes([FAST.get(command, redis_fast.ACQUIRE)]) + msgspec.msgpack.encode(key)
+        name = (
+            f"holdfast:{{default}}:slot:shared::{key}"
+            if command.endswith("Slot")
+            else f"holdfast:{{default}}:lock:{key}"
+        )
+        sent = {"SwapSlot": "HSET", "ReadSlot": "HMGET"}.get(command, "MSET" if command in WRITTEN else "GET")
+        return msgspec.msgpack.encode(sent) + msgspec.msgpack.encode(name)
+
+    def _in_sql(self, command: str, key: str) -> str:
+        if command in FAST:
+            return f'"{command}","{key}"'
+        if command == "SwapSlot":
+            return f'"key":"{key}","version":'
+        if command == "ReadSlot":
+            return f'["shared","","{key}"]'
+        return f'"key":"{key}","record":' if command in WRITTEN else f'["{key}"]'
 
     @property
     def watching(self) -> bytes:
@@ -92,9 +102,15 @@ def main(
     work: Callable[[dict[str, Any]], None] | None = None,
     kinds: tuple[str, ...] = KINDS,
     here: Callable[[SizeT, int, Path, Report], None] | None = None,
+    parser: argparse.ArgumentParser | None = None,
+    longest: float = common.LONGEST_FULL,
+    settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Run the proof on the stores that the command line names, or one of its workers. `here` is for a SQLite file."""
-    parser = argparse.ArgumentParser()
+    """Run the proof on the stores that the command line names, or one of its workers. `here` is for a SQLite file.
+
+    `settings` are for the servers, by their kinds.
+    """
+    parser = parser or argparse.ArgumentParser()
     kinds = kinds if here is None else ("sqlite", *kinds)
     parser.add_argument("--store", choices=[*kinds, "all"], help="one kind of store, or all (default at full size)")
 
@@ -112,9 +128,9 @@ def main(
             if kind == "sqlite" and here is not None:
                 here(size, seed, home, report)
                 continue
-            settings = None if options.full else real_servers.SETTINGS.get(kind)
+            fast = {} if options.full else real_servers.SETTINGS.get(kind, {})
             goes = partial(prove, size, seed, home, report)
-            proofs.append(threading.Thread(target=_on, args=(kind, settings, report, goes)))
+            proofs.append(threading.Thread(target=_on, args=(kind, fast | settings.get(kind, {}), report, goes)))
             proofs[-1].start()
             if options.full:
                 proofs[-1].join()
@@ -123,10 +139,10 @@ def main(
         if here is None:
             report.at_least("kinds of server", len(proofs), 1)
 
-    common.main(script, prove_all, small=small, full=full, work=work, parser=parser)
+    common.main(script, prove_all, small=small, full=full, work=work, parser=parser, longest=longest)
 
 
-def _on(kind: str, settings: dict[str, str] | None, report: Report, prove: Callable[[Place], None]) -> None:
+def _on(kind: str, settings: dict[str, str], report: Report, prove: Callable[[Place], None]) -> None:
     try:
         with real_servers.KINDS[kind](settings=settings) as server:
             report.tell(f"{kind}: version of the server", server.version)

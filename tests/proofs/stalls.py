@@ -36,7 +36,7 @@ LONG = 60.0
 STORMS = 6
 """How many there are at most."""
 KEYS = (("mutex", 0), ("one-permit", 1), ("two-permits", 2))
-"""A mutex, whose callers meet at a gate within their process, and semaphores, whose callers all meet in the store."""
+"""A mutex, of which one caller at a time goes to the store, and semaphores, of which a few wait there."""
 
 
 @dataclass(frozen=True)

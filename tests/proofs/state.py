@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ class Size:
     limit: float
 
 
-SMALL = Size(processes=2, tasks=25, additions=400, lost=0.1, stale=20, limit=60)
+PER_WRITE = 2
+"""No write loses more replies than this: a client sends a write five times, then raises, as it should."""
+
+SMALL = Size(processes=2, tasks=25, additions=400, lost=0.25, stale=20, limit=60)
 FULL = Size(processes=4, tasks=25, additions=2_000, lost=0.03, stale=500, limit=300)
 
 
@@ -48,9 +52,12 @@ class Unlucky(Plan):
     def __init__(self, chance: random.Random, part: float) -> None:
         super().__init__()
         self.after = lambda commands: self._perhaps(commands, chance, part)
+        self.lost_by_write: Counter[str] = Counter()
 
     def _perhaps(self, commands: Any, chance: random.Random, part: float) -> None:
-        if chance.random() < part and any(isinstance(command, SwapSlot) for command in commands):
+        writes = [command.request for command in commands if isinstance(command, SwapSlot)]
+        if writes and chance.random() < part and all(self.lost_by_write[write] < PER_WRITE for write in writes):
+            self.lost_by_write.update(writes)
             self.lose_reply_of = SwapSlot
 
 

@@ -89,7 +89,7 @@ def acquire_granted(stage: Stage) -> None:
 
 def acquire_queued(stage: Stage) -> None:
     holder = stage.lock(stage.other).acquire()
-    stage.lose_reply_of("Acquire")
+    stage.lose_reply_of("Queue")
     taker = Taker(stage.lock(stage.hf))
     assert until(stage.lost, within=PATIENCE)
     until(lambda: False, within=0.5)  # it has asked again by now
@@ -104,7 +104,7 @@ def acquire_confirming(stage: Stage) -> None:
     taker = Taker(stage.lock(stage.hf))
     assert stage.queued()
     until(lambda: False, within=0.3)  # the watch has begun, and whoever asked again has
-    stage.lose_reply_of("Acquire")
+    stage.lose_reply_of("Confirm")
     holder.release()
     stage.sole(taker.got())
     taker.lease.release()

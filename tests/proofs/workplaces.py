@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import servers
-from common import Report
+from common import LONGEST_FULL, Report
 
 SizeT = TypeVar("SizeT")
 KINDS = ("sqlite", "postgres", "valkey", "redis")
@@ -40,6 +42,9 @@ def main(
     small: SizeT,
     full: SizeT,
     work: Callable[[dict[str, Any]], None] | None = None,
+    parser: argparse.ArgumentParser | None = None,
+    longest: float = LONGEST_FULL,
+    settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
 ) -> None:
     """Run the proof on the stores that the command line names, or one of its workers."""
 
@@ -49,4 +54,14 @@ def main(
     def here(size: SizeT, seed: int, folder: Path, report: Report) -> None:
         prove(size, seed, folder, report, Workplace("sqlite", ""))
 
-    servers.main(script, on_server, small=small, full=full, work=work, here=here)
+    servers.main(
+        script,
+        on_server,
+        small=small,
+        full=full,
+        work=work,
+        here=here,
+        parser=parser,
+        longest=longest,
+        settings=settings,
+    )

@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from holdfast.commands import Abandon, Acquire, LockCommand, Release, Renew, Transfer
+from holdfast.commands import Abandon, Acquire, LockCommand, PassOver, Release, Renew, Transfer
 from holdfast.rules import outcomes as out
 from holdfast.rules.invariants import Asked, step_violations, violations
-from holdfast.rules.record import EMPTY, Label, LockRecord
+from holdfast.rules.record import EMPTY, Holder, Label, LockRecord, Waiter
 
 from .desk import SECOND, T0
 
@@ -33,14 +33,16 @@ TTL = 3 * TICK
 PATIENCE = 2 * TICK
 NOBODY = Label("owner")
 PLAIN = ("Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHeld")
-TROUBLED = (*PLAIN, "Transferred", "TargetHolds", "Gone")
+TROUBLED = (*PLAIN, "Transferred", "TargetHolds", "Gone", "PassedOver")
 TO_THE_END = 1_000
+MOST_MISSED = 1
+"""Offers are not longer than a place, which is two ticks here: more misses than this make no difference."""
 
 QUIET = {
-    (1, False): (1_700, 20_000),
-    (2, False): (1_300, 16_000),
-    (1, True): (10_000, 54_000),
-    (2, True): (20_000, 93_000),
+    (1, False): (10_500, 125_000),
+    (2, False): (3_200, 41_000),
+    (1, True): (11_500, 56_000),
+    (2, True): (20_000, 94_000),
 }
 """By permits and trouble: three owners who are walked to the end, or in trouble to depth 6, give at least so many
 states and transitions. Fewer are no proof, but a search that has lost its way."""
@@ -116,7 +118,10 @@ def _steps(
     alive = {thing.id for thing in (*state.record.holders, *state.record.waiters)}
     ghosts = alive - {owner.current.id for owner in state.owners}
     for place, owner in enumerate(state.owners):
-        moves = [*_moves(owner, permits), *(_troubles(owner, state.owners, permits, ghosts) if trouble else ())]
+        moves = [
+            *_moves(owner, permits),
+            *(_troubles(owner, state.owners, permits, ghosts, state.record.holders) if trouble else ()),
+        ]
         for name, command, lost in moves:
             told = f"{name} {owner.current.id}"
             record, answer = command.apply(state.record, state.now)
@@ -144,7 +149,9 @@ def _moves(owner: Owner, permits: int) -> Iterator[Move]:
         yield "release", Release(key="k", id=me.id, token=me.token), False
 
 
-def _troubles(owner: Owner, owners: tuple[Owner, ...], permits: int, ghosts: set[str]) -> Iterator[Move]:
+def _troubles(
+    owner: Owner, owners: tuple[Owner, ...], permits: int, ghosts: set[str], holders: tuple[Holder, ...]
+) -> Iterator[Move]:
     me, late = owner.current, owner.earlier
     yield "wait, reply lost", _acquire(me.id, permits, queue=True), True
     if not ghosts or late.id in ghosts:
@@ -152,6 +159,9 @@ def _troubles(owner: Owner, owners: tuple[Owner, ...], permits: int, ghosts: set
     if late.token:
         yield "late renew", Renew(key="k", id=late.id, token=late.token, ttl=TTL), True
         yield "late release", Release(key="k", id=late.id, token=late.token), True
+    offer = next((holder for holder in holders if holder.id == me.id and holder.offered), None)
+    if offer is not None:
+        yield "pass over", PassOver(key="k", id=me.id, token=offer.token), True
     for other in owners:
         if me.token and other is not owner:
             to = other.current.id
@@ -222,10 +232,24 @@ def _normal(state: State, *, trouble: bool) -> tuple:
 
     return (
         len(record.holders),
-        tuple([(_left(holder.expires_at, now), holder.offered) for holder in record.holders]),
-        tuple([_left(waiter.expires_at, now) for waiter in record.waiters]),
+        tuple(
+            [
+                (_left(holder.expires_at, now), holder.offered, _place(holder.place, record, now))
+                for holder in record.holders
+            ]
+        ),
+        tuple([_place(waiter, record, now)[:-1] for waiter in record.waiters]),
         tuple(sorted([(seen_by(one.current), seen_by(one.earlier) if trouble else ()) for one in state.owners])),
     )
+
+
+def _place(place: Waiter | None, record: LockRecord, now: int) -> tuple[int, ...]:
+    """A place in the queue: how long it is kept, what was missed, and how many waiters would stand before it."""
+    if place is None:
+        return ()
+    before = sum(waiter.number < place.number for waiter in record.waiters)
+    others = sum(other.place is not None and other.place.number < place.number for other in record.holders)
+    return _left(place.expires_at, now), min(place.missed, MOST_MISSED), place.passed, before, others
 
 
 def _left(moment: int, now: int) -> int:

@@ -20,6 +20,14 @@ class One:
     token: int = 0
     offered: bool = False
     given_by: str = ""
+    number: int = 0
+    missed: int = 0
+    passed: bool = False
+    place: tuple | None = None  # of an offer: the ttl and the end of the place that its waiter goes back to
+
+    @property
+    def mortal(self) -> bool:
+        return self.ttl is not None
 
 
 @dataclass
@@ -33,7 +41,9 @@ class Model:
     stones: list[list] = field(default_factory=list)  # [id, end, ttl, reason]
     closed_until: int = 0
     closed_for: int = 0
+    arrivals: int = 0
     woken: list[str] = field(default_factory=list)
+    hinted: list[str] = field(default_factory=list)
     now: int = 0
 
     def view(self) -> tuple:
@@ -45,8 +55,11 @@ class Model:
             self.kind,
             self.permits,
             self.fence,
-            [(one.id, one.token, one.weight, one.ttl, one.end, one.offered, one.delay) for one in self.holders],
-            [(one.id, one.weight, one.ttl, one.end, one.delay) for one in self.queue],
+            [
+                (one.id, one.token, one.weight, one.ttl, one.end, one.offered, one.delay, one.place)
+                for one in self.holders
+            ],
+            [(one.id, one.weight, one.ttl, one.end, one.delay, one.missed, one.passed) for one in self.queue],
             [tuple(stone) for stone in self.stones],
             (self.closed_until, self.closed_for),
             min(ends, default=None) if self.queue else None,
@@ -58,21 +71,53 @@ class Model:
             if one.end is not None and one.end <= now and one.delay > 0 and not one.offered:
                 self.closed_until = max(self.closed_until, one.end + one.delay)
                 self.closed_for = max(self.closed_for, one.delay)
+        late = [one for one in self.holders if one.end is not None and one.end <= now and one.offered]
         self.holders = [one for one in self.holders if one.end is None or one.end > now]
         self.queue = [one for one in self.queue if one.end is None or one.end > now]
         self.stones = [stone for stone in self.stones if stone[1] > now]
         for one in self.holders + self.queue:
             if one.end is not None:
                 one.end = min(one.end, now + one.ttl)
+            if one.place:
+                one.place = (one.place[0], min(one.place[1], now + one.place[0]))
         for stone in self.stones:
             stone[1] = min(stone[1], now + stone[2])
         self.closed_until = min(self.closed_until, now + self.closed_for)
         if self.closed_until <= now:
             self.closed_until = self.closed_for = 0
-        while self.offers and self.queue and not self.closed_until and self.queue[0].weight <= self.free():
-            one = self.queue.pop(0)
+        if late:
+            self.miss(late)
+        self.hand_over()
+
+    def hand_over(self):
+        while self.offers and not self.closed_until:
+            heads = [one for one in self.queue if not one.passed][:1]
+            if not heads or heads[0].weight > self.free():
+                return
+            one = heads[0]
+            self.queue.remove(one)
+            if one.mortal:
+                one.place = (one.ttl, one.end)
+                one.ttl = min(one.ttl, 1_000_000 * 2**one.missed)
+                one.end = min(one.end, self.now + one.ttl)
             self.grant(one, offered=True)
             self.woken.append(one.id)
+
+    def miss(self, late):
+        for one in [one for one in self.queue if one.mortal and not one.passed]:
+            one.passed = True
+            if len(self.hinted) < 16:
+                self.hinted.append(one.id)
+        for one in late:
+            (one.ttl, one.end), one.place, one.offered = one.place, None, False
+            one.missed, one.passed = one.missed + 1, True
+            if one.end <= self.now:
+                continue
+            if one.weight > self.permits:
+                self.stones = [*self.stones, [one.id, self.now + one.ttl, one.ttl, "never_fits"]][-64:]
+            else:
+                self.queue.append(one)
+        self.queue.sort(key=lambda one: one.number)
 
     def free(self) -> int:
         return self.permits - sum(one.weight for one in self.holders)
@@ -90,40 +135,45 @@ class Model:
         return ([one for one in among if one.id == id] or [None])[0]
 
     def do(self, now: int, verb: str, **asked) -> tuple:
-        """Carry a command out. Returns the answer's name and what matters of it, and whom it woke."""
-        self.now, self.woken = now, []
+        """Carry a command out. Returns the answer's name and what matters of it, and whom it woke and hinted."""
+        self.now, self.woken, self.hinted = now, [], []
         self.settle()
         name, *told = getattr(self, verb)(**asked)
         self.settle()
-        return name, tuple(told), tuple(self.woken)
+        return name, tuple(told), tuple(self.woken), tuple(self.hinted)
 
     def acquire(self, *, id, kind, permits, weight, ttl, queue, waiter_ttl, delay):  # noqa: PLR0911 - as many answers
         held, one = self.find(self.holders, id), self.find(self.queue, id)
         stone = ([stone for stone in self.stones if stone[0] == id] or [None])[0]
         if held:
-            held.ttl, held.end, held.offered, held.delay = ttl, self.end(ttl), False, delay
+            held.ttl, held.end, held.offered, held.delay, held.place = ttl, self.end(ttl), False, delay, None
             return "Granted", held.token, held.end
         if stone:
             return ("TooHeavy", self.permits) if stone[3] == "never_fits" else ("Gone",)
         if kind != self.kind and (self.holders or self.queue):
             return "Mismatch", self.kind
         if one:
-            one.ttl, one.end, one.delay = waiter_ttl, self.end(waiter_ttl), delay
+            fresh = one.mortal and one.ttl == waiter_ttl and not one.passed and one.end - self.now >= 0.75 * one.ttl
+            one.ttl, one.end = waiter_ttl, one.end if fresh else self.end(waiter_ttl)
+            one.delay, one.passed = delay, False
             return self.enter_or_stay(one, ttl)
         if weight > permits:
             return "TooHeavy", permits
         self.reshape(kind, permits)
-        if not queue and (self.queue or weight > self.free() or self.closed_until):
+        blocked = [other for other in self.queue if not other.passed]
+        if not queue and (blocked or weight > self.free() or self.closed_until):
             return "Busy", [other.token for other in self.holders], len(self.queue)
-        self.queue.append(One(id, weight, delay, waiter_ttl, self.end(waiter_ttl)))
+        self.arrivals += 1
+        self.queue.append(One(id, weight, delay, waiter_ttl, self.end(waiter_ttl), number=self.arrivals))
         return self.enter_or_stay(self.queue[-1], ttl)
 
     def enter_or_stay(self, one, ttl):
-        if self.queue[0] is one and one.weight <= self.free() and not self.closed_until:
+        eligible = [other for other in self.queue if not other.passed]
+        if eligible[0] is one and one.weight <= self.free() and not self.closed_until:
             self.queue.remove(one)
             one.ttl, one.end = ttl, self.end(ttl)
             return "Granted", self.grant(one).token, one.end
-        return "Queued", self.queue.index(one)
+        return "Queued", eligible.index(one)
 
     def reshape(self, kind, permits):
         self.kind = kind
@@ -147,7 +197,7 @@ class Model:
         held = self.rightful(id, token)
         if not held:
             return ("NotHeld",)
-        held.ttl, held.end, held.offered = ttl, self.end(ttl), False
+        held.ttl, held.end, held.offered, held.place = ttl, self.end(ttl), False, None
         return "Renewed", held.end
 
     def release(self, *, id, token):
@@ -156,6 +206,14 @@ class Model:
             return ("NotHeld",)
         self.holders.remove(held)
         return ("Released",)
+
+    def pass_over(self, *, id, token):
+        held = self.find(self.holders, id)
+        if not held or held.token != token or not held.place:
+            return ("NotHeld",)
+        self.holders.remove(held)
+        self.miss([held])
+        return ("PassedOver",)
 
     def abandon(self, *, id, ttl):
         was = "holder" if self.find(self.holders, id) else "waiter" if self.find(self.queue, id) else "nothing"

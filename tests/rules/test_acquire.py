@@ -94,11 +94,37 @@ def test_asking_again_keeps_the_place_in_the_queue_and_prolongs_it():
     desk.acquire("a")
     desk.wait("b")
     desk.wait("c")
-    again = desk.later(SECOND).wait("b")
+    again = desk.later(2 * SECOND).wait("b")
     assert again.position == 0
     assert desk.waiting == ["b", "c"]
-    assert desk.waiter("b").expires_at == T0 + SECOND + PATIENCE
+    assert desk.waiter("b").expires_at == T0 + 2 * SECOND + PATIENCE
     assert desk.waiter("b").since == T0
+
+
+def test_looking_again_soon_does_not_write():
+    """Waiters near the head look often; their places are prolonged when a quarter of the time has passed."""
+    desk = Desk()
+    desk.acquire("a")
+    desk.wait("b")
+    before = desk.record
+    desk.later(PATIENCE // 4).wait("b")
+    assert desk.record is before
+    desk.later(1).wait("b")
+    assert desk.waiter("b").expires_at == desk.now + PATIENCE
+    desk.wait("b", waiter_ttl=PATIENCE // 2)
+    assert desk.waiter("b").expires_at == desk.now + PATIENCE // 2
+
+
+def test_a_sign_of_life_after_being_passed_over_always_counts():
+    desk = Desk()
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.wait("c")
+    desk.release("a", a.token)
+    desk.pass_over("b", desk.holder("b").token)
+    desk.acquire("d")
+    desk.later(1).wait("b")
+    assert desk.waiter("b").expires_at == desk.now + PATIENCE
 
 
 def test_a_waiting_attempt_that_asks_without_queueing_keeps_its_place():

@@ -140,6 +140,14 @@ def test_abandoning_again_says_nothing_and_keeps_the_door_shut():
     assert len(desk.record.tombstones) == 1
 
 
+def test_abandoning_again_in_the_same_instant_changes_nothing_at_all():
+    desk = Desk()
+    desk.abandon("a")
+    before = desk.record
+    desk.abandon("a")
+    assert desk.record is before
+
+
 def test_there_are_never_more_tombstones_than_the_limit():
     desk = Desk()
     for number in range(lock.MAX_TOMBSTONES + 6):

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from holdfast.rules import lock
 from holdfast.rules import outcomes as out
 from holdfast.rules.invariants import Asked, step_violations, violations
+from holdfast.rules.lock import Lock
 from holdfast.rules.record import EMPTY, Label, decode, encode
 
 from .desk import HOUR, SECOND, T0
@@ -33,7 +34,7 @@ STORIES = 10_000 if SEARCHING else 200
 COMMON = ["Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHeld", "Settled"]
 UNCOMMON = [
     "Transferred", "TargetHolds", "Mismatch", "TooHeavy", "Gone", "ForceReleased", "woken", "closed",
-    "permits changed", "never fits", "removable",
+    "permits changed", "never fits", "removable", "PassedOver", "hinted", "passed over",
 ]  # fmt: skip
 
 
@@ -55,38 +56,43 @@ class History(RuleBasedStateMachine):
         self.acquire(queue=False, kind=self.kind if same_kind else "rw", waiter_ttl=patience, **fields)
 
     def acquire(self, *, id, **fields):
-        answer = self.step("Acquire", lock.acquire, {"label": Label(id)}, id=id, **fields)
+        answer = self.step("Acquire", Lock.acquire, {"label": Label(id)}, id=id, **fields)
         if isinstance(answer, out.Granted):
             self.told[id] = answer.token
 
     @rule(who=holders, which=tokens, ttl=ttls)
     def renew(self, who, which, ttl):
         id = nth(self.record.holders, who)
-        self.step("Renew", lock.renew, id=id, token=self.token(id, which), ttl=ttl)
+        self.step("Renew", Lock.renew, id=id, token=self.token(id, which), ttl=ttl)
 
     @rule(who=holders, which=tokens)
     def release(self, who, which):
         id = nth(self.record.holders, who)
-        self.step("Release", lock.release, id=id, token=self.token(id, which))
+        self.step("Release", Lock.release, id=id, token=self.token(id, which))
+
+    @rule(who=holders, which=tokens)
+    def pass_over(self, who, which):
+        id = nth([one for one in self.record.holders if one.offered] or self.record.holders, who)
+        self.step("PassOver", Lock.pass_over, id=id, token=self.token(id, which))
 
     @rule(who=waiters, ttl=lengths)
     def abandon(self, who, ttl):
-        self.step("Abandon", lock.abandon, id=nth(self.record.waiters, who), ttl=ttl)
+        self.step("Abandon", Lock.abandon, id=nth(self.record.waiters, who), ttl=ttl)
 
     @rule(who=holders, which=tokens, to=waiters, ttl=ttls)
     def transfer(self, who, which, to, ttl):
         id, to = nth(self.record.holders, who), nth(self.record.waiters, to)
         token = self.token(id, which)
-        self.step("Transfer", lock.transfer, {"to_label": Label(to)}, id=id, token=token, to_id=to, ttl=ttl)
+        self.step("Transfer", Lock.transfer, {"to_label": Label(to)}, id=id, token=token, to_id=to, ttl=ttl)
 
     @rule(what=st.sampled_from(["settle", "settle", "store", "force"]))
     def something_rare(self, what):
         if what == "settle":
-            self.step("Settle", lambda record, now, offers: _settled(lock.settle(record, now, offers=offers)))
+            self.step("Settle", Lock.settled)
         elif what == "store":
             self.record = decode("k", encode(self.record))
         else:
-            self.step("ForceRelease", lock.force_release, {"by": "ada", "reason": "stuck"})
+            self.step("ForceRelease", Lock.force_release, {"by": "ada", "reason": "stuck"})
 
     @rule(how=st.sampled_from(["a while", "to an end", "to an end", "set"]), pick=st.integers(0, 9))
     def time_passes(self, how, pick):
@@ -107,7 +113,9 @@ class History(RuleBasedStateMachine):
 
     def step(self, verb, decide, unseen=None, /, **fields):
         before = self.record
-        self.record, answer = decide(before, self.now, offers=self.offers, **(unseen or {}), **fields)
+        working = Lock(before, self.now, offers=self.offers)
+        answer = working.answer(lambda one: decide(one, **(unseen or {}), **fields))
+        self.record = working.record()
         asked = Asked(verb=verb, id=fields.get("id", ""), token=fields.get("token"), to_id=fields.get("to_id", ""))
         problems = step_violations(before, asked, self.record, answer, self.now)
         problems += violations(self.record, self.now, offers=self.offers)
@@ -118,6 +126,9 @@ class History(RuleBasedStateMachine):
         self.forgetting_would_be_harmless()
         SEEN[expected[0]] += 1
         SEEN["woken"] += len(answer.woken)
+        SEEN["hinted"] += len(answer.hinted)
+        SEEN["passed over"] += sum(one.passed for one in self.record.waiters)
+        SEEN["missed twice"] += any(one.missed > 1 for one in self.record.waiters)
         SEEN["closed"] += bool(self.record.closed_until)
         SEEN["permits changed"] += getattr(answer, "permits_before", None) is not None
         SEEN["never fits"] += any(stone.reason == "never_fits" for stone in self.record.tombstones)
@@ -144,15 +155,11 @@ MODEL_VERBS = {
     "Renew": "renew",
     "Release": "release",
     "Abandon": "abandon",
+    "PassOver": "pass_over",
     "Transfer": "transfer",
     "ForceRelease": "force_release",
     "Settle": "just_settle",
 }
-
-
-def _settled(step):
-    record, woken = step
-    return record, out.Settled(woken=woken)
 
 
 def told(answer) -> tuple:
@@ -169,7 +176,7 @@ def told(answer) -> tuple:
         "TooHeavy": lambda: (answer.permits,),
         "ForceReleased": lambda: ([holder.id for holder in answer.holders],),
     }.get(name, tuple)()
-    return name, parts, answer.woken
+    return name, parts, answer.woken, answer.hinted
 
 
 def view(record) -> tuple:
@@ -178,12 +185,19 @@ def view(record) -> tuple:
         record.kind,
         record.permits,
         record.fence,
-        [(one.id, one.token, one.weight, one.ttl, one.expires_at, one.offered, one.delay) for one in record.holders],
-        [(one.id, one.weight, one.ttl, one.expires_at, one.delay) for one in record.waiters],
+        [
+            (one.id, one.token, one.weight, one.ttl, one.expires_at, one.offered, one.delay, place(one))
+            for one in record.holders
+        ],
+        [(one.id, one.weight, one.ttl, one.expires_at, one.delay, one.missed, one.passed) for one in record.waiters],
         [(stone.id, stone.expires_at, stone.ttl, stone.reason) for stone in record.tombstones],
         (record.closed_until, record.closed_for),
         record.due_at,
     )
+
+
+def place(holder):
+    return None if holder.place is None else (holder.place.ttl, holder.place.expires_at)
 
 
 def test_rules_statements_and_model_agree_on_searched_histories():
@@ -198,6 +212,7 @@ def test_rules_statements_and_model_agree_on_long_crowded_histories():
     for seed in range(STORIES):
         Crowd(seed).play()
     assert_not_quiet(COMMON + UNCOMMON, at_least=STORIES // 4)
+    assert_not_quiet(["missed twice"], at_least=STORIES // 40)
 
 
 class Crowd:
@@ -211,8 +226,8 @@ class Crowd:
         self.log = [f"seed {seed}"]
 
     def play(self):
-        moves = [self.ask, self.renew, self.release, self.abandon, self.transfer, self.rare, self.time]
-        for move in self.random.choices(moves, weights=[40, 10, 14, 4, 8, 3, 14], k=120):
+        moves = [self.ask, self.renew, self.release, self.pass_over, self.abandon, self.transfer, self.rare, self.time]
+        for move in self.random.choices(moves, weights=[40, 10, 14, 12, 4, 8, 3, 14], k=120):
             name, fields = move()
             self.log.append(f"{name}({fields})")
             try:
@@ -249,6 +264,9 @@ class Crowd:
 
     def release(self):
         return "release", {"who": self.who(), "which": self.which()}
+
+    def pass_over(self):
+        return "pass_over", {"who": self.who(), "which": self.which()}
 
     def abandon(self):
         return "abandon", {"who": self.who(), "ttl": self.pick(SECOND, 3 * SECOND)}

@@ -6,14 +6,16 @@ from msgspec.structs import replace
 from holdfast.rules import lock
 from holdfast.rules import outcomes as out
 from holdfast.rules.invariants import Asked, step_violations, violations
-from holdfast.rules.record import EMPTY, Forced, Holder, Label, LockRecord, Tombstone, Waiter
+from holdfast.rules.record import EMPTY, Forced, Holder, Label, LockRecord, Overflow, Tombstone, Waiter
+from holdfast.rules.stepping import Change
 
-from .desk import HOUR, PATIENCE, SECOND, T0, TTL, Desk
+from .desk import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
 
 A = Holder("a", Label("a"), token=T0, since=T0, ttl=TTL, expires_at=T0 + TTL)
 B = Holder("b", Label("b"), token=T0 + 1, since=T0, ttl=TTL, expires_at=T0 + TTL)
 W = Waiter("w", Label("w"), since=T0, ttl=PATIENCE, expires_at=T0 + PATIENCE)
-X = Waiter("x", Label("x"), since=T0, ttl=PATIENCE, expires_at=T0 + PATIENCE)
+X = Waiter("x", Label("x"), since=T0, ttl=PATIENCE, expires_at=T0 + PATIENCE, number=1)
+OPEN = Holder("b", Label("b"), T0 + 1, T0, OFFER, T0 + OFFER, offered=True, place=replace(W, id="b", number=2))
 STONE = Tombstone("t", ttl=TTL, expires_at=T0 + TTL)
 GOOD = LockRecord(
     kind="semaphore", permits=2, fence=T0 + 1, version=5, holders=(A, B), waiters=(W, X), tombstones=(STONE,),
@@ -21,6 +23,11 @@ GOOD = LockRecord(
 )  # fmt: skip
 
 BROKEN = {
+    "the overflow counts 0": replace(GOOD, overflow=Overflow(0, 9, 9)),
+    "came after the first of the overflow": replace(
+        GOOD, waiters=(W, replace(X, ttl=None, expires_at=None, number=9)), overflow=Overflow(1, 8, 8)
+    ),
+    "nobody of the overflow was asked": replace(GOOD, holders=(A,), waiters=(), overflow=Overflow(1, 9, 9)),
     "twice": replace(GOOD, holders=(A, replace(B, id="a"))),
     "stands in the record twice": replace(GOOD, waiters=(W, replace(X, id="a"))),
     "stands in the record twice: ": replace(GOOD, tombstones=(STONE, STONE)),
@@ -45,6 +52,14 @@ BROKEN = {
     "due at: too late": replace(GOOD, due_at=T0 + PATIENCE + 1),
     "due at: nobody waits": replace(GOOD, waiters=()),
     "lost wake-up": replace(GOOD, holders=(A,)),
+    "order of their arrival": replace(GOOD, waiters=(X, W)),
+    "given twice": replace(GOOD, holders=(A, replace(OPEN, place=replace(OPEN.place, number=1)))),
+    "an offer without a place": replace(GOOD, holders=(A, replace(OPEN, place=None))),
+    "a place without an offer": replace(GOOD, holders=(A, replace(OPEN, offered=False))),
+    "outlives its place": replace(
+        GOOD, holders=(A, replace(OPEN, place=replace(OPEN.place, expires_at=T0 + OFFER - 1)))
+    ),
+    "outlives its place: of another": replace(GOOD, holders=(A, replace(OPEN, place=replace(OPEN.place, id="c")))),
 }
 
 
@@ -120,12 +135,13 @@ FALSE_STEPS = {
     "the floor fell": (release_a, lambda after, answer: (offer(after, token=T0 - 1), answer)),
     "took the load": (release_a, lambda after, answer: (offer(after, weight=2), answer)),
     "the load rose": (renew_a, lambda after, answer: (offer(after, weight=2), answer)),
-    "granted to": (release_a, lambda after, answer: (offer(after, id="x"), replace(answer, woken=("x",)))),
-    "granted to: a passer-by": (release_a, lambda after, answer: (offer(after, id="n"), replace(answer, woken=("n",)))),
+    "offered to": (release_a, lambda after, answer: (offer(after, id="x"), replace(answer, woken=("x",)))),
+    "offered to: a passer-by": (release_a, lambda after, answer: (offer(after, id="n"), replace(answer, woken=("n",)))),
+    "hinted are": (release_a, lambda after, answer: (after, replace(answer, hinted=("x",)))),
     "woken are": (release_a, lambda after, answer: (after, replace(answer, woken=("x",)))),
     "without being asked for": (release_a, lambda after, answer: (offer(after, offered=False), answer)),
-    "its waiter until": (release_a, lambda after, answer: (offer(after, ttl=TTL, expires_at=T0 + TTL), answer)),
-    "its waiter until: endless": (release_a, lambda after, answer: (offer(after, ttl=None, expires_at=None), answer)),
+    "and should until": (release_a, lambda after, answer: (offer(after, ttl=TTL, expires_at=T0 + TTL), answer)),
+    "and should until: endless": (release_a, lambda after, answer: (offer(after, ttl=None, expires_at=None), answer)),
     "not what it waited for": (release_a, lambda after, answer: (offer(after, delay=9), answer)),
     "who did not wait": (release_a, lambda after, answer: (offer(after, id="n"), answer)),
     "b lost a living grant": (release_a, lambda after, answer: (replace(after, holders=after.holders[1:]), answer)),
@@ -187,6 +203,68 @@ def test_a_revived_grant_is_told():
     assert any("revived" in text for text in found)
 
 
+LAPSED = replace(GOOD, holders=(A, replace(OPEN, expires_at=T0)), waiters=(W, X))
+BACK = replace(OPEN.place, missed=1, passed=True)
+CALLED = (replace(W, passed=True), replace(X, passed=True), BACK)
+SETTLED = replace(LAPSED, version=6, holders=(A,), waiters=CALLED)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "after", "answer"),
+    [
+        ("is not passed over", replace(SETTLED, waiters=(W, *CALLED[1:])), out.Settled(hinted=("w", "x"))),
+        ("the place of b was changed", replace(SETTLED, waiters=(*CALLED[:2], OPEN.place)), out.Settled()),
+        ("the place of b was changed", replace(SETTLED, waiters=(*CALLED[:2], replace(BACK, missed=0))), out.Settled()),
+        ("the queue is", replace(SETTLED, waiters=(BACK, *CALLED[:2])), out.Settled(hinted=("w", "x"))),
+        ("b lost its place", replace(SETTLED, waiters=CALLED[:2]), out.Settled(hinted=("w", "x"))),
+        ("hinted are", SETTLED, out.Settled()),
+        ("hinted are", SETTLED, out.Settled(hinted=("w", "x", "b"))),
+        (
+            "offered to",
+            replace(
+                SETTLED, fence=T0 + 2, holders=(A, replace(OPEN, id="w", token=T0 + 2, place=W)), waiters=CALLED[1:]
+            ),
+            out.Settled(woken=("w",), hinted=("x",)),
+        ),
+    ],
+)
+def test_a_false_step_after_a_missed_offer_is_told(phrase, after, answer):
+    assert step_violations(LAPSED, of("Settle"), SETTLED, out.Settled(hinted=("w", "x")), T0) == []
+    assert any(phrase in text for text in step_violations(LAPSED, of("Settle"), after, answer, T0))
+
+
+def test_a_grant_past_an_eligible_waiter_is_told():
+    before = replace(GOOD, permits=3, waiters=(replace(W, weight=2), X))
+    after = replace(before, version=6, fence=T0 + 2, holders=(A, B, replace(B, id="n", token=T0 + 2)))
+    answer = out.Granted(token=T0 + 2, floor=T0, since=T0, expires_at=T0 + TTL)
+    assert any("stood before it" in text for text in step_violations(before, of("Acquire", id="n"), after, answer, T0))
+
+
+def test_a_refusal_while_a_permit_is_free_is_told():
+    before = replace(GOOD, permits=3, waiters=CALLED[:2])
+    after = replace(before, version=6, waiters=(W, CALLED[1]))
+    answer = out.Queued(position=0, holders=after.holders, now=T0, recheck_in=PATIENCE)
+    found = step_violations(before, of("Acquire", id="w"), after, answer, T0)
+    assert any("a permit was free" in text for text in found)
+
+
+def test_a_queue_that_is_called_full_and_is_not_is_told():
+    found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.QueueFull(waiting=2), T0)
+    assert any("called full" in text for text in found)
+    found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.QueueFull(waiting=9), T0)
+    assert any("how many wait" in text for text in found)
+
+
+def test_a_pass_over_without_the_token_is_told():
+    before = replace(GOOD, holders=(A, OPEN))
+    after = replace(SETTLED, due_at=GOOD.due_at)
+    wrong = of("PassOver", id="b", token=T0)
+    found = step_violations(before, wrong, after, out.PassedOver(hinted=("w", "x")), T0)
+    assert any("without the right id and token" in text for text in found)
+    right = of("PassOver", id="b", token=T0 + 1)
+    assert step_violations(before, right, after, out.PassedOver(hinted=("w", "x")), T0) == []
+
+
 def test_a_return_from_the_dead_is_told():
     desk = Desk()
     granted = desk.acquire("t")
@@ -230,6 +308,6 @@ def test_every_statement_has_been_heard():
         if name == "without the right id and token":
             asked = replace(asked, token=T0 - 1)
         after, answer = falsify(after, answer)
-        change = invariants._Change(GOOD, asked, after, answer, T0)
+        change = Change(GOOD, asked, after, answer, T0)
         silent -= {check for check in silent if list(check(change))}
     assert silent == set()

@@ -4,7 +4,18 @@ from holdfast.rules import lock
 from holdfast.rules import outcomes as out
 from holdfast.rules.record import Label, LockRecord, Waiter
 
-from .desk import HOUR, PATIENCE, SECOND, T0, TTL, Desk
+from .desk import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
+
+
+def offered(*waiters, **options) -> Desk:
+    """A lock that was just offered to the first of these waiters."""
+    desk = Desk()
+    kind, permits = options.get("kind", "item"), options.get("permits", 1)
+    a = desk.acquire("a", kind=kind, permits=permits, weight=permits)
+    for waiter in waiters:
+        desk.wait(waiter, **options)
+    desk.release("a", a.token)
+    return desk
 
 
 def test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step():
@@ -19,45 +30,52 @@ def test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step():
     assert offer.token == T0 + SECOND
 
 
-def test_an_offer_lives_as_long_as_its_waiters_sign_of_life_and_not_a_full_ttl():
+def test_an_offer_lives_for_a_second_and_not_for_a_full_ttl():
+    desk = offered("b")
+    assert desk.holder("b").expires_at == desk.now + OFFER
+
+
+def test_an_offer_never_outlives_its_waiters_place():
     desk = Desk()
     a = desk.acquire("a")
     desk.wait("b", ttl=HOUR)
-    desk.later(SECOND).release("a", a.token)
+    desk.later(PATIENCE - 1).release("a", a.token)
     assert desk.holder("b").expires_at == T0 + PATIENCE
 
 
 def test_confirming_an_offer_gives_the_same_token_and_the_full_ttl():
-    desk = Desk()
-    a = desk.acquire("a")
-    desk.wait("b")
-    desk.release("a", a.token)
+    desk = offered("b")
     token = desk.holder("b").token
-    answer = desk.later(SECOND).wait("b")
-    assert answer == out.Granted(token=token, floor=token, since=T0 + SECOND, expires_at=T0 + SECOND + TTL)
+    answer = desk.later(OFFER - 1).wait("b")
+    assert answer == out.Granted(token=token, floor=token, since=desk.now, expires_at=desk.now + TTL)
     assert not desk.holder("b").offered
+    assert desk.holder("b").place is None
 
 
-def test_an_offer_that_ran_out_goes_to_the_next_in_line_under_a_higher_token():
-    desk = Desk()
-    a = desk.acquire("a")
-    desk.wait("dead")
-    desk.later(SECOND).wait("alive")
-    desk.release("a", a.token)
+def test_an_offer_that_ran_out_goes_to_the_first_that_asks_under_a_higher_token():
+    desk = offered("dead", "alive")
     token = desk.holder("dead").token
-    assert desk.later(PATIENCE - SECOND).settle() == ("alive",)
-    assert desk.holding == ["alive"]
-    assert desk.holder("alive").token > token
+    answer = desk.later(OFFER).wait("alive")
+    assert isinstance(answer, out.Granted)
+    assert answer.token > token
+    assert (desk.holding, desk.waiting) == (["alive"], ["dead"])
 
 
 def test_an_offer_that_ran_out_cannot_be_confirmed():
-    desk = Desk()
-    a = desk.acquire("a")
-    desk.wait("b")
-    desk.release("a", a.token)
+    desk = offered("b")
     token = desk.holder("b").token
-    assert isinstance(desk.later(PATIENCE).renew("b", token), out.NotHeld)
-    assert desk.acquire("b").token > token
+    desk.later(OFFER)
+    assert isinstance(desk.renew("b", token), out.NotHeld)
+    assert isinstance(desk.release("b", token), out.NotHeld)
+    assert isinstance(desk.pass_over("b", token), out.NotHeld)
+    assert desk.waiting == ["b"]
+    assert desk.wait("b").token > token
+
+
+def test_a_waiter_that_missed_its_offer_and_lost_its_place_is_forgotten():
+    desk = offered("b", "c", waiter_ttl=OFFER)
+    desk.later(OFFER).settle()
+    assert desk.record.idle
 
 
 def test_renewing_an_offer_confirms_it():
@@ -159,7 +177,7 @@ def test_an_offer_carries_what_the_waiter_asked_for():
     desk.wait("b", kind="semaphore", permits=2, weight=2, delay=HOUR, label="the next")
     desk.release("a", a.token)
     offer = desk.holder("b")
-    assert (offer.weight, offer.delay, offer.label.name, offer.ttl) == (2, HOUR, "the next", PATIENCE)
+    assert (offer.weight, offer.delay, offer.label.name, offer.ttl) == (2, HOUR, "the next", OFFER)
 
 
 def test_without_offers_a_free_permit_waits_for_the_heads_own_acquire():

@@ -6,7 +6,7 @@ from holdfast.rules import lock
 from holdfast.rules import outcomes as out
 from holdfast.rules.record import EMPTY, Forced, LockRecord
 
-from .desk import DAY, HOUR, PATIENCE, SECOND, T0, TTL, Desk
+from .desk import DAY, HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
 
 
 def test_a_holder_lives_until_just_before_its_end_and_has_ended_at_it():
@@ -211,8 +211,24 @@ def test_a_record_is_due_again_when_an_offer_may_run_out():
     desk.wait("b")
     desk.wait("c", waiter_ttl=HOUR)
     desk.release("a", a.token)
-    assert desk.record.due_at == T0 + PATIENCE
-    assert desk.later(PATIENCE).settle() == ("c",)
+    assert desk.record.due_at == T0 + OFFER
+    assert desk.wait("c", waiter_ttl=HOUR).recheck_in == OFFER
+    desk.later(OFFER).settle()
+    assert (desk.holding, desk.waiting) == ([], ["b", "c"])
+
+
+def test_the_end_of_an_offer_and_of_its_place_are_lowered_after_a_clock_step():
+    desk = Desk(now=T0 + HOUR)
+    a = desk.acquire("a")
+    desk.wait("b")
+    desk.wait("c")
+    desk.release("a", a.token)
+    desk.later(-HOUR).settle()
+    assert desk.holder("b").expires_at == desk.now + OFFER
+    assert desk.holder("b").place.expires_at == desk.now + PATIENCE
+    assert desk.record.due_at == desk.now + OFFER
+    desk.later(OFFER).settle()
+    assert desk.waiter("b").expires_at == desk.now - OFFER + PATIENCE
 
 
 def test_a_key_that_nobody_ever_used_may_be_forgotten():

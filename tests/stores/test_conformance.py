@@ -10,7 +10,7 @@ def suite_for(provider: Provider) -> type:
     """A class of tests for this store, as somebody else would write it down."""
 
     class Conformance(StoreConformance):
-        processes = provider.processes
+        processes, notices = provider.processes, provider.notices
 
         def url(self, folder):
             return provider.url(folder)
@@ -22,6 +22,10 @@ def suite_for(provider: Provider) -> type:
             if provider.plant is None:
                 return False
             provider.plant(url, namespace, key, text)
+            return True
+
+        def plant_record(self, url, namespace, kind, key, text):
+            provider.plant_record(url, namespace, kind, key, text)
             return True
 
     Conformance.__name__ = Conformance.__qualname__ = f"Test{provider.name.capitalize()}"

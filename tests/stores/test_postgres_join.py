@@ -190,7 +190,7 @@ def test_what_the_server_refuses_at_the_commit_for_the_users_reasons_stays_so_to
 
 def test_a_bad_command_breaks_neither_the_transaction_nor_its_neighbours(store, server):
     with store.transaction() as connection:
-        bad = r.PostEvent(run="r", event=Event(kind="signal", name="a\0b"))
+        bad = r.PostEvent(run="a\0b", event=Event(kind="signal", name="x"))
         outcomes = store.join(connection).execute([start(), bad, start("s")])
         assert [type(one).__name__ for one in outcomes] == ["Started", "Failed", "Started"]
         write(connection)

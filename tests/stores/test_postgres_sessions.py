@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import socket
 import socketserver
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
@@ -21,12 +21,12 @@ from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
 from holdfast.rules import outcomes as out
-from holdfast.stores import open_store, postgres_address, redacted
+from holdfast.stores import open_store, postgres_address, postgres_session, redacted
 from holdfast.testing.asking import acquire, release, renew, wait
 from providers import PROVIDERS
 from waiting import eventually
 
-SERIALIZABLE = "options=-c%20default_transaction_isolation%3Dserializable"
+SERIALIZABLE = b"SELECT set_config('default_transaction_isolation', 'serializable', false)"
 
 
 @pytest.fixture
@@ -75,8 +75,10 @@ def test_an_error_of_the_disk_at_the_commit_is_one_of_the_whole_batch(url, opene
         connection.execute([acquire()])
 
 
-def test_under_a_stricter_isolation_every_answered_grant_is_there(url, opened):
-    store = opened(f"{url}&{SERIALIZABLE}")
+def test_under_a_stricter_isolation_every_answered_grant_is_there(url, opened, monkeypatch):
+    """A session is set to READ COMMITTED when it begins. Where somebody changes that, nothing wrong is answered."""
+    monkeypatch.setattr(postgres_session, "_PIN", SERIALIZABLE)
+    store = opened(f"{url}&options=-c%20default_transaction_isolation%3Drepeatable%5C%20read")
     connections = [store.connect() for _ in range(4)]
 
     def take(place):
@@ -201,43 +203,27 @@ def expiry(admin, key="k"):
     ).fetchone()[0]
 
 
-def test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before(url, opened, admin, server):
+@pytest.mark.parametrize("keys", [("k",), ("k", "other")], ids=["alone", "beside-others"])
+def test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before(url, opened, admin, patient, keys):
     """Renewed while a stranger's release waited: its time must not be cut to what the stranger thinks is now."""
-    connection, other = opened(url).connect(), opened(url).connect()
-    (granted,) = connection.execute([acquire(ttl=5)])
-    renewal = f'[["one", "Renew", {{"key": "k", "id": "a.1", "token": {granted.token}, "ttl": 5000000}}]]'
-    for _ in range(20):
-        with psycopg.connect(server.url) as db, ThreadPoolExecutor(1) as pool:
-            db.execute("SELECT 1 FROM tests.locks WHERE key = 'k' FOR UPDATE")
-            stranger = pool.submit(other.execute, [release(id="x.1", token=7)])
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            while not stranger.done() and not admin.execute(waiting).fetchone()[0]:
-                pass
-            reply = db.execute("SELECT tests.execute('default', %s, NULL, 40, '[]')", (renewal,)).fetchone()[0]
-            db.commit()
-            if isinstance(stranger.result()[0], out.NotHeld):
-                break
-    else:
-        pytest.fail("it never waited for as long as it takes")
-    assert expiry(admin) == json.loads(reply)[1][0][0][1]["expires_at"]
-    assert isinstance(connection.execute([renew(token=granted.token, ttl=5)])[0], out.Renewed)
-
-
-def test_a_record_that_is_younger_than_a_batchs_clock_is_left_alone(url, opened, admin):
-    """As when somebody makes the key after the clock was read. Here the clock of the batch is set late for it."""
-    connection = opened(url).connect()
-    connection.execute([acquire(ttl=1), acquire("l", ttl=1)])
-    before = expiry(admin)
-    source = admin.execute("SELECT pg_get_functiondef('tests.clock'::regproc)").fetchone()[0]
-    admin.execute(source.replace("SELECT (extract", "SELECT -500000 + (extract"))
-    try:
-        commands = [release(id="x.1", token=7), release("l", id="x.1", token=7), acquire("other")]
-        first, second, third = connection.execute(commands)
-    finally:
-        admin.execute(source)
-    assert [type(getattr(one, "error", one)) for one in (first, second)] == [StoreContended] * 2
-    assert isinstance(third, out.Granted)
-    assert expiry(admin) == before
+    store = opened(url)
+    connection, other = store.connect(), store.connect()
+    grants = dict(zip(keys, connection.execute([acquire(key, ttl=5) for key in keys]), strict=True))
+    renewals = [renew(key, token=granted.token, ttl=5) for key, granted in grants.items()]
+    with ThreadPoolExecutor(1) as pool:
+        with store.transaction() as mine:
+            store.join(mine).execute(renewals)
+            stranger = pool.submit(other.execute, [release(key, id="x.1", token=7) for key in keys])
+            eventually(
+                lambda: admin.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                ).fetchone()[0]
+            )
+            time.sleep(0.05)
+            renewed = store.join(mine).execute(renewals)
+        assert all(isinstance(outcome, out.NotHeld) for outcome in stranger.result())
+    assert [expiry(admin, key) for key in keys] == [outcome.expires_at for outcome in renewed]
+    assert all(isinstance(outcome, out.Renewed) for outcome in connection.execute(renewals))
 
 
 # -- what it is tied to ---------------------------------------------------------------------------------------

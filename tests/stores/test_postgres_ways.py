@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
+import psycopg.sql
 import psycopg_pool
 import pytest
 import sqlalchemy
@@ -167,6 +168,17 @@ def contend(url, *, turns=10):
 
 def test_every_statement_in_a_session_of_its_own_is_enough(server, monkeypatch):
     """What a pooler in transaction mode does at its worst: no two statements of ours meet the same session."""
+    let_every_statement_have_a_session_of_its_own(monkeypatch)
+    with Client(server.url, store_options={**SCHEMA, "wakeup": "poll"}) as hf:
+        with hf.lock("k", ttl=3, renew_every=0.3) as lease, hf.semaphore("s", permits=2):
+            first = lease.expires_at
+            eventually(lambda: lease.expires_at > first)
+            assert hf.lock("k").try_acquire() is None
+        states = hf.state("n", initial=0)
+        assert states.update(lambda n: n + 1) == 1
+
+
+def let_every_statement_have_a_session_of_its_own(monkeypatch):
     talk = postgres_session.Session._talk
 
     def in_a_new_session(self, send, *options):
@@ -178,13 +190,37 @@ def test_every_statement_in_a_session_of_its_own_is_enough(server, monkeypatch):
         return talk(self, send, *options)
 
     monkeypatch.setattr(postgres_session.Session, "_talk", in_a_new_session)
-    with Client(server.url, store_options={**SCHEMA, "wakeup": "poll"}) as hf:
-        with hf.lock("k", ttl=3, renew_every=0.3) as lease, hf.semaphore("s", permits=2):
-            first = lease.expires_at
-            eventually(lambda: lease.expires_at > first)
-            assert hf.lock("k").try_acquire() is None
-        states = hf.state("n", initial=0)
-        assert states.update(lambda n: n + 1) == 1
+
+
+OTHER_DEFAULTS = {
+    "serializable": ("default_transaction_isolation", "serializable"),
+    "repeatable_read": ("default_transaction_isolation", "repeatable read"),
+    "read_only": ("default_transaction_read_only", "on"),
+}
+
+
+@pytest.fixture(params=OTHER_DEFAULTS.values(), ids=OTHER_DEFAULTS)
+def other_default(server, request):
+    """The role of these tests has another default while the test runs: the setting and its value."""
+    name, value = request.param
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        role = psycopg.sql.Identifier(server.user)
+        alter = psycopg.sql.SQL("ALTER ROLE {} SET {} = {}").format(role, psycopg.sql.Identifier(name), value)
+        admin.execute(alter)
+        yield name, value
+        admin.execute("SET default_transaction_read_only = off")
+        admin.execute(psycopg.sql.SQL("ALTER ROLE {} RESET {}").format(role, psycopg.sql.Identifier(name)))
+
+
+def test_a_session_that_was_not_ours_alone_is_told_of_a_role_with_another_default(server, other_default, monkeypatch):
+    """A pooler that does not show: what was set for the session is not there for the next statement."""
+    let_every_statement_have_a_session_of_its_own(monkeypatch)
+    with (
+        closing(open_store(server.url, namespace="default", options=SCHEMA)) as store,
+        pytest.raises(StoreError, match=f"read-only|transactions of this role are '{other_default[1]}'"),
+        closing(store.connect("commands")) as connection,
+    ):
+        connection.execute([acquire()])
 
 
 @contextmanager
@@ -268,3 +304,13 @@ def test_behind_pgbouncer_advisory_is_refused_unless_there_is_a_direct_way(serve
         hf.lock("k") as lease,
     ):
         lease.check()
+
+
+def test_behind_pgbouncer_a_role_with_another_default_is_refused_with_what_to_change(server, other_default):
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        pgbouncer(server, Path(folder)) as url,
+        closing(open_store(f"{url}?schema=tests", namespace="default")) as store,
+        pytest.raises(StoreUnusable, match=rf"by default.*A pooler is in between.*SET {other_default[0]}"),
+    ):
+        store.connect("commands")

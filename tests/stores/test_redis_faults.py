@@ -17,9 +17,15 @@ from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, StoreUnusable
 from holdfast.rules import outcomes as out
+from holdfast.rules.run_outcomes import Started
 from holdfast.rules.slot import SlotSeen, Swapped
-from holdfast.testing.asking import ManualClock, abandon, acquire, read, release, renew, swap, transfer
+from holdfast.stores import work
+from holdfast.stores.redis_link import Link
+from holdfast.stores.redis_script import FAST, READ
+from holdfast.stores.redis_source import RedisSource
+from holdfast.testing.asking import ManualClock, abandon, acquire, read, release, renew, swap, transfer, wait
 from holdfast.testing.proxy import Proxy
+from holdfast.testing.suite.runs import start
 from providers import PROVIDERS
 from waiting import eventually
 
@@ -150,7 +156,7 @@ def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
     assert not any(error.ambiguous for error in refusals)
 
 
-def test_a_server_that_is_kept_busy_by_a_script_says_so(own, operator, opened):
+def test_a_server_that_is_kept_busy_by_a_script_says_so_and_blames_nobody(own, operator, opened):
     store = opened(own.url)
     connection = store.connect("commands")
     connection.execute([acquire()])
@@ -168,12 +174,47 @@ def test_a_server_that_is_kept_busy_by_a_script_says_so(own, operator, opened):
             try:
                 store.connect("commands")
             except StoreUnavailable as error:
-                return not error.ambiguous and "SCRIPT KILL" in str(error)
+                told = str(error)
+                whose = "another program's or one of Holdfast's own" in told and FAST.sha.decode() in told
+                return not error.ambiguous and whose and "SLOWLOG GET" in told and "SCRIPT KILL" in told
 
         eventually(told)
         killer.script_kill()
         busy.join()
     assert isinstance(connection.execute([acquire(id="b.1")])[0], out.Busy)
+
+
+def test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed(own, operator, opened, monkeypatch):
+    monkeypatch.setattr(work, "AT_ONCE", 10**9)  # one script for the whole batch
+    store = opened(own.url)
+    slow, other = store.connect("commands"), store.connect("commands")
+    (held,) = slow.execute([acquire()])
+    operator.config_set("lua-time-limit", "1")
+    operator.config_set("slowlog-log-slower-than", "0")
+    ended = []
+
+    def read_for_long():
+        with refused("SCRIPT KILL.*smaller"):
+            slow.execute([renew(f"k{n}", "nobody.1", token=1) for n in range(200_000)])
+        ended.append(True)
+
+    reading = threading.Thread(target=read_for_long)
+    reading.start()
+
+    def busy():
+        try:
+            store.connect("commands").execute([c.Inspect(key="k")])
+        except StoreUnavailable as error:
+            return "one of Holdfast's own" in str(error) and not error.ambiguous
+
+    eventually(busy)
+    with redis.Redis(port=own.port) as killer:
+        killer.script_kill()
+    reading.join()
+    assert ended
+    logged = [entry["command"].split() for entry in operator.slowlog_get(50)]
+    assert [b"EVALSHA", FAST.sha] in [words[:2] for words in logged], "the error names what the log shows"
+    assert other.execute([renew(token=held.token)])[0].floor == held.token
 
 
 def test_a_server_with_too_many_clients_says_so(own, operator, opened):
@@ -189,9 +230,92 @@ def test_a_server_with_too_many_clients_says_so(own, operator, opened):
 def test_a_wrong_type_in_the_place_of_an_index_changes_nothing(own, operator, opened):
     operator.rpush("holdfast:{default}:keys", "mine")
     connection = opened(own.url).connect("commands")
-    with pytest.raises(StoreUnusable, match="prefix"):
-        connection.execute([acquire()])
+    (failed,) = connection.execute([acquire()])
+    assert isinstance(failed.error, StoreUnusable)
+    assert "prefix" in str(failed.error)
     assert operator.keys("*") == ["holdfast:{default}:keys"]
+
+
+def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_goes_on(own, operator, opened):
+    """The index of runs by age is not ours: locks before and after the start of a run are taken all the same."""
+    operator.set("holdfast:{default}:runs:age", "mine")
+    connection = opened(own.url).connect("commands")
+    locks = [acquire(f"k{n}") for n in range(5)]
+    outcomes = connection.execute([*locks[:3], start("r"), *locks[3:], start("s")])
+    kinds = ["Granted"] * 3 + ["Failed"] + ["Granted"] * 2 + ["Failed"]
+    assert [type(outcome).__name__ for outcome in outcomes] == kinds
+    for failed in (outcomes[3], outcomes[6]):
+        assert isinstance(failed.error, StoreUnusable)
+        assert not failed.error.ambiguous
+    assert not operator.exists("holdfast:{default}:run:r", "holdfast:{default}:run:s")
+    operator.delete("holdfast:{default}:runs:age")
+    assert [type(outcome) for outcome in connection.execute([start("r"), acquire("more")])] == [Started, out.Granted]
+
+
+def test_a_look_that_the_server_refuses_fails_alone(own, operator, opened):
+    user(operator, "app")
+    connection = opened(own.url.replace("redis://", "redis://app:pw@")).connect("commands")
+    operator.execute_command("ACL", "SETUSER", "app", "-zrangebylex", "-hmget")
+    outcomes = connection.execute([acquire(), c.ListLocks(), read(), acquire("other")])
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Granted", "Failed", "Failed", "Granted"]
+    assert all(isinstance(outcome.error, StoreUnusable) for outcome in outcomes[1:3])
+
+
+def test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_it_is(own, opened, monkeypatch):
+    connection = opened(own.url).connect("commands")
+
+    def unusable(*_):
+        raise StoreUnusable("no more")
+
+    monkeypatch.setattr(RedisSource, "write", unusable)
+    with pytest.raises(StoreUnusable) as caught:
+        connection.execute([acquire(), start("r")])
+    assert caught.value.ambiguous
+    with pytest.raises(StoreUnusable) as caught:
+        connection.execute([start("r")])
+    assert not caught.value.ambiguous
+
+
+def test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again(own, operator, opened, monkeypatch):
+    """The batch is answered. What comes after it, ending an offer that nobody receives, is not needed."""
+    connection = opened(own.url).connect("commands")
+    (held,) = connection.execute([acquire()])
+    connection.execute([wait(listens=True)])
+    call = Link.call
+
+    def lost_before_the_look(link, script, *arguments):
+        if script is READ:
+            operator.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return call(link, script, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Link, "call", lost_before_the_look)
+        assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
+    assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
+
+
+def test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_the_next_one(proxy, through, opened):
+    connection = opened(through).connect("commands")
+    (held,) = connection.execute([acquire()])
+    connection.execute([wait(listens=True)])
+    call = Link.call
+
+    def lost_before_the_look(link, script, *arguments):
+        if script is READ:
+            proxy.refuse()
+            proxy.cut()
+        return call(link, script, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Link, "call", lost_before_the_look)
+        connection.execute([release(token=held.token)])
+    with refused("cannot be reached"):
+        connection.execute([acquire("other")])
+    proxy.go_on()
+    assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
+    connection.close()
+    with pytest.raises(StoreUnusable, match="closed"):
+        connection.execute([acquire("other")])
 
 
 def test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising(own, operator):
@@ -345,11 +469,14 @@ def test_no_connection_in_time_is_not(opened, proxy, through):
          "SettleDue", "Cleanup", "SwapSlot", "ReadSlot"],
 )  # fmt: skip
 def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opened, command, first):
-    store = opened(through)
+    def prepared(connection):
+        (held,) = connection.execute([acquire()])
+        return command(held.token) if callable(command) else command
+
+    store, last = opened(through), last_call(opened(through, namespace="rehearsal"), prepared)
     connection = store.connect("commands")
-    (held,) = connection.execute([acquire()])
-    command = command(held.token) if callable(command) else command
-    proxy.drop_next_reply()
+    command = prepared(connection)
+    proxy.drop_next_reply(last)
     with refused("failed", ambiguous=True):
         connection.execute([command])
     assert proxy.replies_dropped == 1
@@ -361,6 +488,21 @@ def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opene
     else:
         assert isinstance(again, first)
     assert _state(fresh) == after_lost
+
+
+def last_call(store, prepared):
+    """The digest of the last script that a command is carried out with: where something is written, it is by that."""
+    connection, called = store.connect("commands"), []
+    command = prepared(connection)
+    call = connection._link.call
+
+    def listening(script, *arguments):
+        called.append(script.sha)
+        return call(script, *arguments)
+
+    connection._link.call = listening
+    connection.execute([command])
+    return called[-1]
 
 
 def _state(connection):

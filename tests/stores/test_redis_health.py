@@ -6,7 +6,7 @@ import pytest
 import redis
 
 import real_servers
-from holdfast.stores import redis_health
+from holdfast.stores import redis_health, redis_rights
 from holdfast.testing.asking import acquire
 
 
@@ -19,6 +19,7 @@ def kind(request):
 def _nothing_is_known(monkeypatch):
     """A port of an earlier test may have come back."""
     monkeypatch.setattr(redis_health, "_known", {})
+    monkeypatch.setattr(redis_rights, "_known", set())
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def details(store):
 
 def test_a_server_that_is_set_up_well_is_said_to_be_so(kind, own, opened, caplog):
     store = opened(own.url)
-    assert levels(store) == dict.fromkeys(("server", "role", "eviction", "durability"), "ok")
+    assert levels(store) == dict.fromkeys(("server", "role", "rights", "eviction", "durability"), "ok")
     assert details(store)["server"] == f"{own.kind} {own.version}".replace("Valkey v", "Valkey ")
     assert store.capabilities.durable
     assert caplog.text == ""
@@ -96,6 +97,7 @@ def test_what_may_not_be_looked_at_is_said(own, operator, opened, caplog):
     assert levels(store) == {
         "server": "warning",
         "role": "warning",
+        "rights": "ok",
         "eviction": "warning",
         "durability": "warning",
     }

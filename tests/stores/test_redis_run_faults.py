@@ -15,14 +15,14 @@ from holdfast.rules.run import Event, Finish, NewRun, Park
 from holdfast.rules.run_book import RunFilter
 from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started, TermsPublished
 from holdfast.rules.slot import Swap
-from holdfast.stores import redis_link, redis_script
+from holdfast.stores.redis_source import RedisSource
 from holdfast.testing.asking import SECOND, SLOT, START, acquire, read, renew, swap
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.belongings import take
 from holdfast.testing.suite.runs import record, signal, start
 from providers import REDISES
-from stores.runs_asking import ask, claim, driven, everything, hire, lease
-from stores.test_redis_faults import refused, user
+from stores.runs_asking import ask, by_the_rules, claim, driven, everything, hire, lease
+from stores.test_redis_faults import last_call, refused, user
 from waiting import eventually
 
 AT_ONCE = START - rule.LONG_AGO
@@ -90,6 +90,7 @@ def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, co
     ]
     before = server.dump(base + "run:r"), server.dump(base + "journal:r"), server.dump(base + "inbox:r")
     for outcome in connection.execute(commands):
+        assert isinstance(outcome, c.Failed)
         assert isinstance(outcome.error, RecordUnreadable)
         assert "'r'" in str(outcome.error)
     assert (server.dump(base + "run:r"), server.dump(base + "journal:r"), server.dump(base + "inbox:r")) == before
@@ -108,12 +109,20 @@ def test_a_damaged_run_does_not_hide_those_that_are_due_after_it(server, base, c
     assert isinstance(connection.execute([claim(runs=("a",))])[0], c.Failed)
 
 
+def test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it(server, base, connection):
+    hire(connection)
+    connection.execute([start(name) for name in "ab"])
+    server.hset(base + "run:a", "last", b"\xff")
+    assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["b"]
+    assert ask(connection, claim(), Claimed).claims == ()
+
+
 def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, base, connection, clock):
     hire(connection, "w.1", seconds=1)
     hire(connection, "v.1")
     for name in "abc":
         driven(connection, name)
-    server.hset(base + "run:a", "fence", "")
+    server.hdel(base + "run:a", "fence")
     server.hset(base + "run:b", "lives", "x")
     clock.pass_by(2)
     assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["a", "c"]
@@ -136,7 +145,10 @@ def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, 
     before = everything(server, base)
     assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["d"]
     after = everything(server, base)
-    assert {name for name in after if after[name] != before.get(name)} == {"run:d", "runs:of:w.1", "runs:due:order"}
+    changed = {name for name in after if after[name] != before.get(name)}
+    lists = {"runs:in:pending:order", "runs:in:running:order"}
+    assert changed == {"run:c", "run:d", "runs:of:w.1", "runs:due:order"} | lists
+    assert after["run:c"] == before["run:c"] | {"due_at": str(clock.now + SECOND)}, "it is looked at again later"
     server.delete(base + "inbox-keys:p")
     server.set(base + "lock:worker/v.1", "{")
     server.hset(base + "workers", "v.1", '{"id":"v.1","name":"v","types":["mail"],"since":1}')
@@ -169,6 +181,7 @@ def test_a_record_whose_slot_cannot_be_read_is_refused_and_changes_nothing(serve
 def test_a_journal_without_its_run_is_not_written_to(server, base, connection):
     server.rpush(base + "journal:r", "old")
     (outcome,) = connection.execute([start()])
+    assert isinstance(outcome, c.Failed)
     assert isinstance(outcome.error, RecordUnreadable)
     assert set(everything(server, base)) == {"journal:r"}
 
@@ -222,6 +235,13 @@ def test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease(ser
     outcomes = connection.execute([release, claim(), lease(), claim(), start(worker="w.1")])
     names = [type(outcome).__name__ for outcome in outcomes]
     assert names == ["Released", "WorkerGone", "Granted", "Claimed", "Started"]
+
+
+def test_a_start_needs_no_worker_that_can_be_read(server, base, connection):
+    server.hset(base + "workers", "v.1", "{")
+    ask(connection, start(), Started)
+    (outcome,) = connection.execute([r.ListWorkers()])
+    assert "worker 'v.1'" in str(outcome.error)
 
 
 def test_a_damaged_lease_is_named(server, base, connection):
@@ -286,17 +306,19 @@ def test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs(*, kind, serv
     shared = real_servers.shared(kind)
     with Proxy(shared.host, shared.port) as proxy:
         store = opened(proxy.url_for(url), clock=clock)
+        rehearsal = opened(url, namespace="rehearsal", clock=clock)
+        last = last_call(rehearsal, lambda connection: command(setting(connection)))
         connection = store.connect("commands")
-        command = command(setting(connection))
-        proxy.drop_next_reply()
+        asked = command(setting(connection))
+        proxy.drop_next_reply(last)
         with refused("failed", ambiguous=True):
-            connection.execute([command])
+            connection.execute([asked])
         assert proxy.replies_dropped == 1
         after_lost = everything(server, base)
-        (again,) = store.connect("commands").execute([command])
+        (again,) = store.connect("commands").execute([asked])
     assert not isinstance(again, c.Failed | Refused)
     assert getattr(again, "done", True)
-    if isinstance(command, r.PostEvent):
+    if isinstance(asked, r.PostEvent):
         assert not again.fresh
     assert everything(server, base) == after_lost
 
@@ -357,15 +379,22 @@ def test_entries_of_a_driven_run_take_the_short_way(url, server, opened, clock, 
     connection = opened(url, clock=clock).connect("commands")
     hire(connection)
     run = driven(connection)
-    short = redis_script._read("redis.lua").replace(
-        redis_script._read("redis_rest.lua"), "return redis.error_reply('LONG')"
-    )
-    assert "LONG" in short
-    monkeypatch.setattr(redis_link, "SCRIPT", short.encode())
-    monkeypatch.setattr(redis_link, "SHA", server.script_load(short).encode())
+    monkeypatch.setattr(RedisSource, "read", by_the_rules)
     for n in range(3):
         assert ask(connection, record(run, "x", "", at=1 + 2 * n, request=f"q.{n}"), Recorded).done
     assert ask(connection, record(run, at=7, request="q.9"), Recorded).done
+
+
+def test_entries_end_the_suspicion_that_a_run_kills_its_workers(connection, clock):
+    hire(connection, seconds=1)
+    driven(connection)
+    clock.pass_by(2)
+    hire(connection, "v.1")
+    (claimed,) = ask(connection, claim("v.1"), Claimed).claims
+    assert claimed.run.deaths == 1
+    ask(connection, record(claimed.run, "x"), Recorded)
+    (seen,) = connection.execute([r.SeeRun(run="r")])
+    assert seen.claim.run.deaths == 0
 
 
 def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
@@ -375,6 +404,9 @@ def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
     told = ask(connection, record(run, "x", seen=0), Recorded)
     assert (told.done, [event.name for event in told.events]) == (True, ["paid"])
     assert ask(connection, record(run, "y", at=2, seen=1), Recorded).events == ()
+    ask(connection, signal(), Posted)
+    told = ask(connection, record(run, "z", at=3, seen=1), Recorded)
+    assert [event.number for event in told.events] == [2]
 
 
 def test_looks_at_runs_write_nothing(server, connection):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from holdfast import commands as c
@@ -45,16 +47,17 @@ def test_the_layout_of_runs_is_this_one(server, base, connection):
     assert set(stored) == {
         "keys", "lock:worker/w.1", "workers", "run:p", "run:p/1", "run:z", "journal:p", "journal:p/1", "journal:z",
         "inbox:p", "inbox:z", "inbox-keys:p", "runs:age", "runs:due:mail@*", "runs:of:w.1", "runs:living:order",
-        "runs:living:mail@*", "runs:types", "runs:keys",
+        "runs:living:mail@*", "runs:types", "runs:keys", "runs:ids", "runs:in:running:order", "runs:in:pending:mail",
+        "runs:in:cancelled:mail", 'runs:with:"customer"="acme"', 'runs:with:"n"=1',
     }  # fmt: skip
     assert stored["run:p"] == {
-        "type": "order", "status": "running", "created_at": str(START), "due_at": "", "worker": "w.1",
-        "fence": str(START), "lives": "1", "deaths": "", "request": "start p", "last": "q.2", "key": "k:1",
+        "type": "order", "status": "running", "created_at": str(START), "worker": "w.1",
+        "fence": str(START), "lives": "1", "request": "start p", "last": "q.2", "key": "k:1",
         "root": "p", "started_at": str(START), "attributes": '{"customer":"acme","n":1}',
         "watchers": '["x.7"]',
     }  # fmt: skip
     assert stored["run:p/1"] == {
-        "type": "mail@*", "status": "pending", "created_at": str(START), "due_at": str(AT_ONCE), "request": "q.1",
+        "type": "mail@*", "created_at": str(START), "due_at": str(AT_ONCE), "request": "q.1",
         "parent": "p", "root": "p",
     }  # fmt: skip
     assert stored["run:z"]["status"] == "cancelled"
@@ -63,8 +66,11 @@ def test_the_layout_of_runs_is_this_one(server, base, connection):
     assert stored["inbox:p"] == [f'{{"number":1,"kind":"signal","name":"paid","payload":"7","key":"e","at":{START}}}']
     assert stored["inbox-keys:p"] == {"e": "1"}
     assert stored["runs:age"] == [("p", START), ("p/1", START), ("z", START)]
+    assert stored["runs:ids"] == [("p", 0), ("p/1", 0), ("z", 0)]
+    assert stored["runs:in:running:order"] == stored['runs:with:"n"=1'] == [("p", START)]
+    assert stored["runs:in:cancelled:mail"] == [("z", START)]
     assert stored["runs:due:mail@*"] == [("p/1", AT_ONCE)]
-    assert stored["runs:of:w.1"] == [("p", START)]
+    assert stored["runs:of:w.1"] == [("p", 0)]
     assert stored["runs:living:order"] == {"p"}
     assert stored["runs:living:mail@*"] == {"p/1"}
     assert stored["runs:types"] == {"order", "mail", "mail@*"}
@@ -80,7 +86,8 @@ def test_the_layout_of_a_slot_that_was_written_with_a_record_is_this_one(server,
     past = '{"last":"r:3.2","writers":[["a",0,[1],1]]}'
     assert server.hgetall(base + "slot:shared::k") == {"version": "2", "value": '{"n": 1}', "past": past}
     ask(connection, record(run, "y", at=2, request="3.3", swap=Swap(SLOT, "r:3.2", 2, None)), Recorded)
-    assert set(server.hgetall(base + "slot:shared::k")) == {"version", "past"}
+    past = '{"last":"r:3.3","writers":[["a",0,[1],1]],"empty":true}'
+    assert server.hgetall(base + "slot:shared::k") == {"version": "3", "value": "", "past": past}
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -95,15 +102,20 @@ def test_every_index_says_what_the_runs_say(server, base, connection, clock, see
         told += len(commands)
     stored = everything(server, base)
     runs = {name.removeprefix("run:"): value for name, value in stored.items() if name.startswith("run:")}
-    due, owned, living, keys = {}, {}, {}, {}
+    due, owned, living, keys, groups, attributes = {}, {}, {}, {}, {}, {}
     for id, run in runs.items():
         known = model.book.run(id)
         if run.get("due_at"):
             due.setdefault(run["type"], {})[id] = int(run["due_at"])
         if run.get("worker"):
-            owned.setdefault(run["worker"], {})[id] = int(run["fence"])
-        if run["status"] in rule.LIVING:
+            owned.setdefault(run["worker"], {})[id] = 0
+        status = run.get("status", "pending")
+        if status in rule.LIVING:
             living.setdefault(run["type"], set()).add(id)
+        moment = {id: int(run["created_at"])}
+        groups.setdefault(f"{status}:{rule.workflow_of(run['type'])}", {}).update(moment)
+        for name, value in known.attributes.items():
+            attributes.setdefault(f"{json.dumps(name)}={json.dumps(value)}", {}).update(moment)
         if run.get("key"):
             keys[f"{rule.workflow_of(run['type'])}:{run['key']}"] = id
         assert stored[f"journal:{id}"] == list(model.book.entries(id, None))
@@ -116,6 +128,10 @@ def test_every_index_says_what_the_runs_say(server, base, connection, clock, see
     def index(name):
         return {key.removeprefix(name): dict(value) for key, value in stored.items() if key.startswith(name)}
 
+    assert stored["runs:ids"] == [(id, 0) for id in sorted(runs)]
+    assert index("runs:in:") == groups
+    assert index("runs:with:") == attributes
+    assert stored["runs:types"] >= {run["type"] for run in runs.values()}
     assert index("runs:due:") == due
     assert index("runs:of:") == owned
     assert {key.removeprefix("runs:living:"): value for key, value in stored.items() if "living" in key} == living
@@ -230,7 +246,6 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         record(run, then=Park(2**53)),
         record(run, "x", at=1.5),
         record(run, "x", seen=None),
-        r.RecordRun(run="r", fence=2**53, at=1, request="q", entries=("x",)),
         record(run, "x", 7),
         record(run, "x", then=Finish("ended", "1")),
         r.ReviveRun(run="r", fence=run.fence, keep=1.5, request="q"),
@@ -248,16 +263,33 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         start("s", attributes={"a": None}),
         record(run, "x", swap=Swap(SLOT, "", 0, 7)),
         record(run, "x", swap=Swap(SLOT, "", 0.5, "1")),
-        record(run, "x", swap=Swap(SLOT, "", 2**53 - 1, "1")),
         record(run, "x", swap=Swap(SLOT, None, 0, "1")),
         record(run, "x", swap=Swap(("shared", "", 7), "", 0, "1")),
         record(run, "x", swap=Swap(SLOT, "", 0, "1"), children=(NewRun(id="c", type="order", input=7, request="q"),)),
     ]
-    assert [type(outcome).__name__ for outcome in connection.execute(bad)] == ["Failed"] * len(bad)
+    wrong = [  # of their kind, and not those that are stored: the rules say so
+        (r.RecordRun(run="r", fence=2**53, at=1, request="q", entries=("x",)), "Refused"),
+        (record(run, "x", swap=Swap(SLOT, "", 2**53 - 1, "1")), "Conflict"),
+    ]
+    for command in bad:
+        (outcome,) = connection.execute([command])
+        assert type(outcome).__name__ == "Failed", command
+    assert {type(outcome).__name__ for outcome in connection.execute(bad)} == {"Failed"}
+    for command, answer in wrong:
+        assert type(connection.execute([command])[0]).__name__ == answer
     assert ask(connection, r.SeeRun(run="r", history=True), RunSeen) == before
     assert ask(connection, read(), SlotSeen).version == 0
     ask(connection, record(run, then=Park(2**53 - 1)), Recorded)
     assert connection.execute([r.RunsOutlook(types=("order",))])[0].next_due == 2**53 - 1
+
+
+def test_a_batch_sees_the_journal_that_it_has_cut(connection):
+    hire(connection)
+    run = driven(connection)
+    ask(connection, record(run, "x", "y", then=Finish("failed", "1")), Recorded)
+    again = r.ReviveRun(run="r", fence=run.fence, keep=2, request="q")
+    _, seen = connection.execute([again, r.SeeRun(run="r", history=True)])
+    assert seen.claim.entries == ("1", "x")
 
 
 def test_attributes_beyond_what_lua_can_count_are_told_apart(connection):

@@ -11,10 +11,11 @@ from holdfast import commands as c
 from holdfast.errors import InvalidOption, RecordUnreadable
 from holdfast.rules import outcomes as out
 from holdfast.rules.record import Label, decode, encode
-from holdfast.stores import redis_link, redis_script
 from holdfast.stores.redis_keys import Layout
+from holdfast.stores.redis_source import RedisSource
 from holdfast.testing.asking import ME, SECOND, START, acquire, read, release, renew, swap, wait
 from providers import PROVIDERS, redis_layout
+from stores.runs_asking import by_the_rules
 
 KINDS = ["valkey", "redis"]
 
@@ -74,6 +75,9 @@ def test_names_are_made_of_a_prefix_a_hash_tag_and_the_rest():
     assert layout.due == "holdfast:{orders}:due"
     assert layout.lock("invoice:42") == "holdfast:{orders}:lock:invoice:42"
     assert layout.slot(("shared", "", "seats")) == "holdfast:{orders}:slot:shared::seats"
+    assert layout.record("inbox", "a:b") == "holdfast:{orders}:record:inbox:a:b"
+    assert layout.record_keys("inbox") == "holdfast:{orders}:records:keys:inbox"
+    assert layout.due_records("inbox") == "holdfast:{orders}:records:due:inbox"
     assert layout.run("order-42") == "holdfast:{orders}:run:order-42"
     assert layout.journal("order-42") == "holdfast:{orders}:journal:order-42"
     assert layout.inbox("order-42") == "holdfast:{orders}:inbox:order-42"
@@ -167,13 +171,8 @@ def test_the_largest_numbers_are_kept_and_larger_ones_refused(connection, clock)
 
 
 def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monkeypatch):
-    """Otherwise nobody would notice that it is never taken: the long way gives the same answers."""
-    short = redis_script._read("redis.lua").replace(
-        redis_script._read("redis_rest.lua"), "return redis.error_reply('LONG')"
-    )
-    assert "LONG" in short
-    monkeypatch.setattr(redis_link, "SCRIPT", short.encode())
-    monkeypatch.setattr(redis_link, "SHA", server.script_load(short).encode())
+    """Otherwise nobody would notice that it is never taken: the rules give the same answers."""
+    monkeypatch.setattr(RedisSource, "read", by_the_rules)
     connection = opened(url, clock=clock).connect("commands")
     me = Label(name="worker-7 (eu)", host="web-1.example", pid=4711)
     for kind, permits in (("item", 1), ("lease", 1), ("semaphore", 3), ("run", 1)):
@@ -184,6 +183,9 @@ def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monke
             keep = c.Renew(key=kind, id="c0ffee.1", token=granted.token, ttl=30 * SECOND)
             assert isinstance(connection.execute([keep])[0], out.Renewed)
             assert connection.execute([release(kind, "c0ffee.1", token=granted.token)]) == [out.Released()]
+    listener = server.pubsub()  # otherwise it is looked whether the waiters are gone
+    listener.subscribe(redis_layout(url, "default").channel("c0ffee"))
+    assert listener.get_message(timeout=5)
     attempts = [
         c.Acquire(key="handed", id=f"c0ffee.{n}", label=me, ttl=30 * SECOND, queue=True, waiter_ttl=10 * SECOND)
         for n in range(6)
@@ -270,6 +272,26 @@ def test_who_has_another_token_hands_nothing_over(connection):
     assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
 
 
+def test_a_hand_over_keeps_the_index_of_what_is_due(url, server, connection, clock):
+    layout = redis_layout(url, "default")
+
+    def due():
+        record = decode("k", server.get(layout.lock("k")))
+        assert server.zscore(layout.due, "k") == record.due_at
+        return record.due_at
+
+    (held,) = connection.execute([acquire(ttl=30)])
+    assert due() is None
+    connection.execute([wait(id="b.1", waiter_ttl=10 * SECOND), wait(id="c.1", waiter_ttl=20 * SECOND)])
+    assert due() == START + 10 * SECOND
+    connection.execute([release(token=held.token)])
+    assert due() is not None
+    (held,) = connection.execute([wait(id="b.1", ttl=60)])
+    assert due() == START + 20 * SECOND
+    connection.execute([release(id="b.1", token=held.token)])
+    assert due() is None
+
+
 def test_an_offer_that_has_run_out_is_not_confirmed(connection, clock):
     (held,) = connection.execute([acquire()])
     connection.execute([wait(id="b.1", waiter_ttl=1_000_000), release(token=held.token)])
@@ -286,6 +308,30 @@ def test_an_offer_with_fields_of_a_newer_version_keeps_them_when_it_is_confirmed
     server.set(name, server.get(name).replace('"offered":true', '"offered":true,"newer":[7]'))
     assert isinstance(connection.execute([wait(id="b.1")])[0], out.Granted)
     assert '"newer":[7]' in server.get(name)
+
+
+def test_a_waiter_with_fields_of_a_newer_version_keeps_them_while_it_waits_and_when_it_is_offered_the_lock(
+    url, server, connection, clock
+):
+    (held,) = connection.execute([acquire(ttl=60)])
+    connection.execute([wait(id="a.2"), wait(id="b.1")])
+    name = redis_layout(url, "default").lock("k")
+    text = server.get(name)
+    server.set(name, text.replace(',"number":1}', ',"number":1,"newer":7}'))
+    assert server.get(name) != text
+    clock.pass_by(5)
+    connection.execute([wait(id="b.1")])
+    assert decode("k", server.get(name)).waiters[1].unknown == {"newer": 7}
+    connection.execute([c.Abandon(key="k", id="a.2", ttl=SECOND)])
+    assert connection.execute([release(token=held.token)])[0].woken == ("b.1",)
+    assert decode("k", server.get(name)).holders[0].unknown == {"newer": 7}
+
+
+def test_a_release_offers_nothing_to_a_waiter_whose_place_has_ended(connection, clock):
+    (held,) = connection.execute([acquire(ttl=60)])
+    connection.execute([wait(id="b.1", waiter_ttl=SECOND), wait(id="b.2", waiter_ttl=50 * SECOND)])
+    clock.pass_by(2)
+    assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.2",))]
 
 
 def test_a_newer_record_that_somebody_changes_meanwhile_is_decided_anew(url, server, opened, clock, monkeypatch):

@@ -10,6 +10,7 @@ import redis
 import real_servers
 from exhausted import no_threads
 from holdfast import Client
+from holdfast.commands import Inspect
 from holdfast.rules import outcomes as out
 from holdfast.stores import redis_watch
 from holdfast.testing.asking import acquire, release, wait
@@ -109,9 +110,18 @@ def test_who_waits_sends_nothing(url, kind):
         base = redis_layout(url, "default").base
         eventually(lambda: client.pubsub_channels(f"{base.replace('{', '?').replace('}', '?')}wake:*"))
         eventually(lambda: len(hf.locks.inspect("k").waiters) == 1)
-        before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-        assert not got.wait(0.5)
-        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 1
+
+        def calls():
+            return client.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+        def is_quiet():  # once it has looked again because its subscription began
+            before = calls()
+            return not got.wait(0.2) and calls() == before
+
+        eventually(is_quiet)
+        before = calls()
+        assert not got.wait(1.0)  # one that polls looks every 0.3 s
+        assert calls() - before <= 1
         lease.release()
         taking.join()
 
@@ -214,3 +224,30 @@ def test_a_child_of_a_fork_leaves_its_parents_subscription_alone(url, opened, wa
     hand_over(opened(url).connect("commands"))
     eventually(lambda: heard)
     assert heard == [["b.1"]]
+
+
+def test_a_waiter_is_said_to_listen_only_while_it_is_subscribed(url, kind, opened):
+    """Otherwise a hint that nobody receives would be taken for its death."""
+    connection = opened(url).connect("commands")
+    (held,) = connection.execute([acquire()])
+    with redis.Redis(port=real_servers.shared(kind).port) as operator:
+
+        def listen():
+            return [waiter.listens for waiter in connection.execute([Inspect(key="k")])[0].record.waiters]
+
+        def refused():
+            return operator.info("commandstats").get("cmdstat_subscribe", {}).get("rejected_calls", 0)
+
+        operator.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-subscribe")
+        with Client(url.replace("redis://", "redis://app:pw@")) as deaf:
+            before, got = refused(), []
+            waiting = threading.Thread(target=lambda: got.append(deaf.lock("k", wait=20).acquire()))
+            waiting.start()
+            eventually(lambda: listen() and refused() >= before + 2)
+            assert listen() == [False]
+            operator.execute_command("ACL", "SETUSER", "app", "+subscribe")
+            eventually(lambda: listen() == [True])
+            connection.execute([release(token=held.token)])
+            waiting.join()
+            got[0].release()
+        operator.execute_command("ACL", "DELUSER", "app")

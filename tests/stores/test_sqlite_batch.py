@@ -13,8 +13,6 @@ from holdfast import run_commands as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules import outcomes as out
 from holdfast.rules.run import NewRun
-from holdfast.rules.run_outcomes import Census
-from holdfast.rules.slot import Swapped
 from holdfast.stores import sqlite_limits, sqlite_runs
 from holdfast.testing.asking import ME, SECOND, read, swap
 from providers import sqlite_path
@@ -66,24 +64,10 @@ def test_a_run_that_cannot_be_read_keeps_no_other_from_being_claimed(url, opened
     assert isinstance(seen.error, RecordUnreadable)
 
 
-def test_a_file_of_the_first_schema_is_brought_up_to_date_and_keeps_its_locks(url, opened):
-    store = opened(url)
-    store.connect("commands").close()
-    store.close()
-    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
-        for table in ("slots", "runs", "journal", "events", "workers", "terms", "places", "starts"):
-            db.execute(f"DROP TABLE {table}")
-        db.execute("PRAGMA user_version = 1")
-        db.execute("INSERT INTO locks VALUES ('default', 'old', '{\"fence\": 7}', NULL)")
-    connection = opened(url).connect("commands")
-    assert connection.execute([c.Inspect(key="old")])[0].record.fence == 7
-    assert connection.execute([swap("a.1"), r.CountRuns()]) == [Swapped(version=1), Census(counts={})]
-
-
 ALL_THE_TIME = {
     "NEXT_DUE": ("n", "order"),
     "OWNED": ("n", "w.1", -1),
-    "DUE": ("n", "order", 0, 1, 100),
+    "DUE": ("n", "order", 0, 1),
     "LOAD": ("n", "r"),
     "WITH_KEY": ("n", "order", "k"),
     "ENTRIES": ("n", "r", -1),

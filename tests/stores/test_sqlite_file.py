@@ -123,6 +123,11 @@ def newer(path):
     query(path, "PRAGMA user_version = 99")
 
 
+def of_development(path):
+    open_store(f"sqlite:///{path}", namespace="default").close()
+    query(path, f"PRAGMA user_version = {sqlite_file.FIRST_VERSION - 1}")
+
+
 def without_table(path):
     open_store(f"sqlite:///{path}", namespace="default").close()
     query(path, "DROP TABLE locks")
@@ -137,6 +142,7 @@ def without_table(path):
         (foreign_in_wal, "another application.*file of its own"),
         (another_id, "another application.*file of its own"),
         (newer, "newer version of Holdfast.*Upgrade"),
+        (of_development, "earlier development version.*Move it away"),
         (without_table, "damaged.*Restore"),
     ],
 )
@@ -169,11 +175,12 @@ def test_a_migration_leads_an_older_file_to_the_present(url, path, monkeypatch, 
     opened(url).connect("commands").execute([acquire()])
     more = (*sqlite_file.MIGRATIONS, "later.sql")
     monkeypatch.setattr(sqlite_file, "MIGRATIONS", more)
-    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", len(more))
-    monkeypatch.setattr(sqlite_store, "SCHEMA_VERSION", len(more))
+    later = sqlite_file.FIRST_VERSION + len(more)
+    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", later)
+    monkeypatch.setattr(sqlite_store, "SCHEMA_VERSION", later)
     monkeypatch.setattr(sqlite_file, "_statements", lambda script: ["CREATE TABLE later (x)"] * (script == "later.sql"))
     store = opened(url)
-    assert query(path, "PRAGMA user_version") == [(len(more),)]
+    assert query(path, "PRAGMA user_version") == [(later,)]
     assert isinstance(store.connect("commands").execute([acquire(id="b.1")])[0], out.Busy)
 
 
@@ -289,9 +296,10 @@ def test_corruption_that_shows_later_makes_the_store_unusable(url, path, opened)
     connection = opened(url).connect("commands")
     connection.execute([acquire(f"{n:0200}") for n in range(200)])
     connection.close()
+    half = path.stat().st_size // 8192 * 4096  # the schema is in the pages before it
     with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(os.urandom(path.stat().st_size - 4096))
+        file.seek(half)
+        file.write(os.urandom(half))
     damaged = opened(url).connect("commands")
     with pytest.raises(StoreUnusable, match="damaged"):
         damaged.execute([acquire(f"{n:0200}") for n in range(200)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
+from holdfast.commands import Inspect
 from holdfast.stores import wakeup
-from holdfast.testing.asking import acquire, release, wait
+from holdfast.testing.asking import abandon, acquire, release, wait
 from holdfast.testing.processes import running
 from providers import open_files
 from waiting import eventually
@@ -97,19 +98,67 @@ def test_where_a_socket_cannot_be_bound_the_store_polls(tmp_path, opened, watchi
     assert isinstance(watching(store), wakeup.PollingWatch)
 
 
-def test_the_socket_of_a_dead_process_is_removed(tmp_path, opened, watching):
+def test_the_socket_of_a_dead_process_is_removed_after_a_while(tmp_path, opened, watching):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     folder = tmp_path / "locks.db-wake"
     folder.mkdir()
-    for name in ("dead", "told"):
-        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as dead:
-            dead.bind(str(folder / name))
-    connection = store.connect("commands")
-    (held,) = connection.execute([acquire(), wait(id="told.1")])[:1]
-    connection.execute([release(token=held.token)])
-    assert [path.name for path in folder.iterdir()] == ["dead"]
+    for name in ("old", "fresh"):
+        dead_socket(folder / name)
+    os.utime(folder / "old", (1, 1))
     watching(store)
-    assert [path.name for path in folder.iterdir()] == ["b"]
+    assert sorted(path.name for path in folder.iterdir()) == ["b", "fresh"]
+
+
+def dead_socket(path):
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as dead:
+        dead.bind(str(path))
+
+
+def hand_over(connection, *waiters):
+    """Let these wait for a key in turn, and give it free. Returns the record after that."""
+    (held,) = connection.execute([acquire()])
+    connection.execute([*waiters])
+    connection.execute([release(token=held.token)])
+    (seen,) = connection.execute([Inspect(key="k")])
+    return seen.record
+
+
+def test_an_offer_to_a_dead_process_is_passed_over_at_once_and_the_next_are_hinted(tmp_path, opened, watching, heard):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    watching(store)
+    dead_socket(tmp_path / "locks.db-wake" / "dead")
+    dead = [wait(id=f"dead.{n}", listens=True) for n in range(3)]
+    record = hand_over(store.connect("commands"), *dead, wait(id="b.1", listens=True))
+    assert record.holders == ()
+    assert [(one.id, one.passed, one.missed) for one in record.waiters] == [
+        ("dead.0", True, 1), ("dead.1", True, 0), ("dead.2", True, 0), ("b.1", True, 0)
+    ]  # fmt: skip
+    assert heard == [["b.1"]]
+
+
+def test_a_waiter_that_does_not_listen_is_not_passed_over(tmp_path, opened):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    connection = store.connect("commands")
+    (tmp_path / "locks.db-wake").mkdir()
+    dead_socket(tmp_path / "locks.db-wake" / "dead")
+    record = hand_over(connection, wait(id="dead.1"), wait(id="b.1"))
+    assert [holder.id for holder in record.holders] == ["dead.1"]
+
+
+def test_a_missing_or_full_socket_is_no_sign_of_death(tmp_path, opened):
+    store = opened(f"sqlite:///{tmp_path}/locks.db")
+    folder = tmp_path / "locks.db-wake"
+    folder.mkdir()
+    connection = store.connect("commands")
+    assert [one.id for one in hand_over(connection, wait(id="gone.1", listens=True)).holders] == ["gone.1"]
+    connection.execute([abandon(id="gone.1")])
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as paused:
+        paused.bind(str(folder / "paused"))
+        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as sender, suppress(BlockingIOError):
+            sender.setblocking(False)  # noqa: FBT003
+            while True:
+                sender.sendto(b"x", str(folder / "paused"))
+        assert [one.id for one in hand_over(connection, wait(id="paused.1", listens=True)).holders] == ["paused.1"]
 
 
 def test_a_watch_does_not_take_a_socket_that_is_being_made_for_a_dead_one(tmp_path, opened, watching):

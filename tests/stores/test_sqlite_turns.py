@@ -8,7 +8,6 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,7 @@ from holdfast import commands as c
 from holdfast._platform import elapsed
 from holdfast.errors import StoreUnavailable
 from holdfast.rules import outcomes as out
-from holdfast.stores.turns import share_like, turn_for
+from holdfast.stores.turns import turn_for
 from holdfast.testing.asking import acquire, release
 from holdfast.testing.processes import running
 from waiting import eventually
@@ -134,7 +133,7 @@ def test_an_interruption_in_the_middle_leaves_neither_turn_nor_transaction(url, 
         return time.time_ns() // 1000
 
     class Interrupted(c.Settle, frozen=True, kw_only=True):
-        def apply(self, record, now):
+        def decide(self, lock):
             raise KeyboardInterrupt
 
     connection = opened(url, clock=clock).connect("commands")
@@ -163,61 +162,6 @@ def test_an_error_at_the_commit_is_ambiguous(url, opened, tmp_path):
         db = connection._handle.ready()
         db.set_authorizer(None)
     assert isinstance(connection.execute([acquire(id="b.1")])[0], out.Granted)
-
-
-NOBODY = 65_534
-
-
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o660, 0o664, 0o666])
-def test_a_turn_that_is_missing_is_made_for_all_who_may_write_to_the_database(url, opened, tmp_path, mode):
-    opened(url).close()
-    database, turn = tmp_path / "locks.db", tmp_path / "locks.db-turn"
-    turn.unlink()
-    database.chmod(mode)
-    opened(url).close()
-    writers = mode & 0o222
-    assert turn.stat().st_mode & 0o777 == writers | writers << 1
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away")
-@pytest.mark.parametrize("before", ["missing", "left by an older version"])
-def test_root_makes_the_turn_of_somebody_elses_database_for_its_owner(url, opened, tmp_path, before):
-    opened(url).close()
-    database, turn = tmp_path / "locks.db", tmp_path / "locks.db-turn"
-    os.chown(database, NOBODY, NOBODY - 1)
-    if before == "missing":
-        turn.unlink()
-    opened(url).close()
-    assert (turn.stat().st_uid, turn.stat().st_gid) == (NOBODY, NOBODY - 1)
-
-
-def test_who_may_not_give_the_turn_away_leaves_it_to_the_databases_group(tmp_path, monkeypatch):
-    (tmp_path / "a.db").touch(mode=0o660)
-    given = []
-
-    def chown(_file, uid, gid, **_options):
-        given.append((uid, gid))
-        if uid != -1:
-            raise PermissionError
-
-    monkeypatch.setattr("holdfast.stores.turns.os.chown", chown)
-    share_like(SimpleNamespace(stat=lambda: SimpleNamespace(st_mode=0o660, st_uid=7, st_gid=8)), tmp_path / "a.db")
-    assert given == [(7, 8), (-1, 8)]
-
-
-@pytest.mark.parametrize("kind", ["symbolic", "hard"])
-def test_a_link_in_the_place_of_a_turn_changes_nothing_of_what_it_leads_to(tmp_path, kind):
-    database, secret, turn = tmp_path / "a.db", tmp_path / "secret", tmp_path / "a.db-turn"
-    database.touch()
-    database.chmod(0o666)
-    secret.touch()
-    secret.chmod(0o600)
-    if kind == "symbolic":
-        turn.symlink_to(secret)
-    else:
-        turn.hardlink_to(secret)
-    share_like(database, turn)
-    assert secret.stat().st_mode & 0o777 == 0o600
 
 
 def test_looking_again_does_not_touch_a_turn_that_is_in_order(url, opened, tmp_path):

@@ -6,6 +6,7 @@ module is the suite on every one of them; `test_broken.py` does that, and looks 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from holdfast import commands as c
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, RecordUnreadable
 from holdfast.rules import outcomes as out
 from holdfast.rules.record import EMPTY
+from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
 from holdfast.testing import StoreConformance
 from holdfast.testing.suite.callers import Callers
@@ -187,6 +189,63 @@ class LookingSettles(Broken):
             self._connection.execute([c.Settle(key=command.key)])
 
 
+class RemovedRecordsStay(Broken):
+    def one(self, command):
+        if not isinstance(command, c.RecordCommand):
+            return super().one(command)
+        before = self._space.typed.get(command.record_type.name, command.key) if type(command.key) is str else None
+        outcome = super().one(command)
+        if before and self._space.typed.get(command.record_type.name, command.key) is None:
+            self._space.typed.put(command.record_type.name, command.key, before)
+        return outcome
+
+
+class DueTimesAreNotUpdated(Broken):
+    def one(self, command):
+        if not isinstance(command, c.RecordCommand) or type(command.key) is not str:
+            return super().one(command)
+        name = command.record_type.name, command.key
+        before = self._space.typed.get(*name)
+        outcome = super().one(command)
+        if before and (after := self._space.typed.get(*name)):
+            self._space.typed.put(*name, after._replace(due_at=before.due_at))
+        return outcome
+
+
+class ChangesOfRecordsAreLost(Broken):
+    """What is read and what is written are two steps, and nothing is compared."""
+
+    def one(self, command):
+        if not isinstance(command, c.RecordCommand) or type(command.key) is not str:
+            return super().one(command)
+        name = command.record_type.name, command.key
+        with self._space.mutex:
+            before = self._space.typed.get(*name)
+        outcome = super().one(command)
+        with self._space.mutex:
+            after = self._space.typed.get(*name)
+        time.sleep(0.001)
+        with self._space.mutex:
+            if before != after:
+                self._space.typed.put(*name, after)
+        return outcome
+
+
+class UnreadableRecordsAreEmpty(Broken):
+    def before(self, command):
+        if isinstance(command, c.RecordCommand):
+            stored = self._space.typed.get(command.record_type.name, command.key)
+            try:
+                command.record_type.decode("", stored.text if stored else "{}")
+            except RecordUnreadable:
+                self._space.typed.put(command.record_type.name, command.key, None)
+
+
+class ListsOfRecordsEndEarly(Broken):
+    def after(self, command, outcome):
+        return replace(outcome, next=None) if isinstance(outcome, c.RecordPage) else None
+
+
 class Deaf:
     def __init__(self, *_: Any) -> None:
         self.closed = False
@@ -239,7 +298,7 @@ WAYS = {
         WaitersNeverExpire,
         (
             "test_a_waiter_that_shows_no_sign_of_life_loses_its_place",
-            "test_an_offer_lives_as_long_as_its_waiter_would_have",
+            "test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks",
         ),
     ),
     "a renewal that revives": Way(
@@ -255,6 +314,7 @@ WAYS = {
             "test_one_bad_command_fails_alone",
             "test_a_bad_command_spares_its_neighbours_on_the_same_key",
             "test_a_bad_write_fails_alone",
+            "test_what_cannot_be_stored_fails_alone",
         ),
     ),
     "a second grant for a lost reply": Way(
@@ -276,8 +336,35 @@ WAYS = {
         ForgetsAFenceAhead,
         ("test_a_fence_ahead_of_the_clock_is_not_forgotten", "test_cleanup_spares_a_key_that_was_just_used"),
     ),
-    "an offer for the full ttl": Way(OffersForTheFullTtl, ("test_an_offer_lives_as_long_as_its_waiter_would_have",)),
-    "no hints": Way(Broken, ("test_a_release_is_heard_by_the_one_who_is_next",), watch=Deaf),
+    "an offer for the full ttl": Way(
+        OffersForTheFullTtl,
+        (
+            "test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks",
+            "test_an_offer_that_ran_out_is_never_revived",
+        ),
+    ),
+    "no hints": Way(
+        Broken,
+        (
+            "test_a_release_is_heard_by_the_one_who_is_next",
+            "test_those_that_a_record_wakes_are_told_by_their_channel",
+            "test_those_that_a_command_hints_at_are_told_also_where_nothing_changes",
+        ),
+        watch=Deaf,
+    ),
+    "a record that cannot be removed": Way(
+        RemovedRecordsStay, ("test_a_record_is_made_changed_seen_by_others_and_removed",)
+    ),
+    "a due time that is not updated": Way(
+        DueTimesAreNotUpdated, ("test_records_that_are_due_are_found_by_their_time",)
+    ),
+    "a record that is written without comparing": Way(
+        ChangesOfRecordsAreLost, ("test_threads_that_change_one_record_lose_no_change",)
+    ),
+    "a record that is unreadable and taken for none": Way(
+        UnreadableRecordsAreEmpty, ("test_a_record_that_cannot_be_read_is_refused_by_name_and_left_as_it_is",)
+    ),
+    "lists of records that end early": Way(ListsOfRecordsEndEarly, ("test_pages_of_records_come_in_order_and_end",)),
     "a listing that skips a key": Way(ListingSkipsAKey, ("test_pages_come_in_order_and_end",)),
     "pages that end early": Way(PagesEndEarly, ("test_no_key_is_left_out_where_there_are_many",)),
     "an abandoned attempt that comes back": Way(
@@ -302,6 +389,12 @@ def suite_for(name: str, way: Way) -> type:
         def open(self, url, *, namespace, clock):
             store = open_store(url, namespace=namespace if way.namespaces else "default", clock=clock)
             return BrokenStore(store, way.connection, way.watch)
+
+        def plant_record(self, url, namespace, kind, key, text):
+            store = open_store(url, namespace=namespace)
+            store._space.typed.put(kind, key, StoredRecord(text, 1))
+            store.close()
+            return True
 
     if name != SOUND:  # what takes long is left to those who must notice something
         for test in {*vars(Callers), *vars(Crowds)} - set(way.caught_by):

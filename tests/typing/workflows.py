@@ -155,6 +155,29 @@ async def engine_code(engine: Engine) -> None:
     len(await handle.result())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+class Provider:
+    """Steps that are methods."""
+
+    @step
+    async def charge(self, order: Order) -> Receipt:
+        """An async one."""
+        raise NotImplementedError
+
+    @step(retry=None)
+    def refund(self, order: Order) -> int:
+        """A plain one."""
+        raise NotImplementedError
+
+
+async def method_code(ctx: Context, provider: Provider) -> None:
+    """A bound step takes what its method takes after `self`."""
+    assert_type(await provider.charge(Order(1)), Receipt)
+    assert_type(await ctx.step("refund", provider.refund, Order(1)), int)
+    assert_type(await ctx.signals("word", type=Order), list[Order])
+    assert_type(await ctx.signals("word"), list[Any])
+    await provider.charge()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
 async def test_code(engine: TestEngine) -> None:
     """An engine for tests is an engine."""
     engine.mock(charge, Receipt(Decimal(1)))

@@ -171,3 +171,87 @@ def test_sets_of_tasks_have_the_same_order_in_every_life(url, played, engine_on)
             assert all(order == seen[0] for order in seen)
 
     played(story)
+
+
+@pytest.mark.parametrize("run", range(3))
+def test_a_child_and_attributes_are_in_the_store_before_the_next_effect_begins(url, played, engine_on, run):
+    seen = []
+
+    @workflow
+    async def below(ctx: Context) -> None:
+        await ctx.wait_for_signal("go")
+
+    @workflow
+    async def above(ctx: Context) -> None:
+        await ctx.start_child(below, id="child")
+        await ctx.step("look at the child", look, "child")
+        await ctx.set_attributes(colour="red")
+        await ctx.step("look at the attributes", look, ctx.run_id)
+
+    async def look(name):
+        info = await engines[0].get(name)
+        seen.append((info.id, info.attributes))
+
+    engines = []
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            engines.append(engine)
+            handle = await engine.start(above, id="above")
+            await handle.result(timeout=20)
+            assert seen == [("child", {}), ("above", {"colour": "red"})]
+
+    played(story)
+
+
+def test_a_step_after_a_child_waits_until_the_child_is_recorded(url, played, engine_on):
+    done = []
+
+    @workflow
+    async def below(ctx: Context) -> None:
+        pass
+
+    @workflow
+    async def above(ctx: Context) -> None:
+        await ctx.start_child(below)
+        await ctx.step("effect", done.append, "effect")
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            held = HeldRecords(engine)
+            handle = await engine.start(above)
+            while not held.kept:
+                await asyncio.sleep(0.01)
+            await some_turns()
+            assert done == []
+            held.let_go()
+            await handle.result()
+            assert done == ["effect"]
+
+    played(story)
+
+
+def test_a_poll_is_not_over_before_the_store_was_asked(url, played, engine_on):
+    @workflow
+    async def polling(ctx: Context) -> str:
+        await ctx.step("send", send, ctx.run_id)
+        return await ctx.wait_for_signal("word", timeout=0)
+
+    async def send(run):
+        await engines[0].signal(run, "word", "there")
+
+    engines = []
+
+    async def story():
+        async with engine_on(url, [polling]) as engine:
+            engine._worker._hinted = lambda runs: None  # as if every hint were late
+            engines.append(engine)
+            held = HeldRecords(engine)
+            handle = await engine.start(polling)
+            while not held.kept:
+                await asyncio.sleep(0.01)
+            await some_turns()
+            held.let_go()
+            assert await handle.result(timeout=20) == "there"
+
+    played(story)

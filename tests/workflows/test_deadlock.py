@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from holdfast.commands import Inspect
 from holdfast.rules.asks import attempt_of
 from holdfast.rules.outcomes import Seen
-from holdfast.rules.record import Holder, Label, LockRecord, Waiter
-from holdfast.rules.run import Run, Stuck
+from holdfast.rules.record import Holder, Label, LockRecord, Overflow, Waiter
+from holdfast.rules.run import LockWait, Run, Stuck
 from holdfast.rules.run_outcomes import Claim, Posted, RunSeen
 from holdfast.run_commands import PostEvent, SeeRun
 from holdfast.workflow.deadlock import Found, resolve
@@ -105,6 +105,20 @@ def test_those_before_it_are_in_the_way_only_where_there_would_be_room():
     assert circle(RUNS, LOCKS | {"b": full}) == ["x", "y"]
     room = lock([of("y", 1)], ["4f.1", of("x", 2)], permits=2)
     assert circle(RUNS, LOCKS | {"b": room}) == []
+
+
+def test_a_run_that_the_lock_does_not_list_waits_for_the_holders():
+    runs = {"x": RUNS["x"], "y": run("y", (1, "b"), (2, "a"), waits=(LockWait("a", 40, 2, 1),))}
+    locks = LOCKS | {"a": replace(lock([of("x", 1)], [of("z", 1)]), overflow=Overflow(1, 40, 40))}
+    assert circle(runs, locks) == ["x", "y"]
+
+
+def test_a_run_that_the_lock_does_not_list_waits_for_those_it_lists_where_there_would_be_room():
+    runs = {"x": RUNS["x"], "y": run("y", (1, "b"), (2, "a"), waits=(LockWait("a", 40, 2, 1),))}
+    first = lock([of("x", 1)], [of("z", 1)], permits=2, weight=2)
+    locks = LOCKS | {"a": replace(first, overflow=Overflow(1, 40, 40))}
+    assert circle(runs | {"z": run("z", (1, "a"))}, locks) == ["x", "y"]
+    assert circle(runs | {"z": run("z", (1, "a"), stuck=None)}, locks) == [], "one of those before it can go on"
 
 
 def test_the_youngest_is_told_of_what_it_waits_for_once():

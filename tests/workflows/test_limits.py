@@ -15,6 +15,7 @@ from holdfast import (
     Engine,
     InvalidOption,
     Rate,
+    RunExists,
     StepFailed,
     WorkflowConcurrencyLimitExceededError,
     WorkflowDefinitionRequired,
@@ -36,7 +37,7 @@ class Order:
 def waiting(**options):
     """A workflow whose runs wait until they are told to go."""
 
-    @workflow(name="order", **options)
+    @workflow(**({"name": "order"} | options))
     async def order(ctx: Context, order: Order) -> int:
         await ctx.wait_for_signal("go")
         return order.number
@@ -233,6 +234,67 @@ def test_a_start_by_name_obeys_the_limits_that_an_engine_has_published(played, e
                     client.runs.start("order", {"name": "ann"})
             with pytest.raises(WorkflowConcurrencyLimitExceededError):
                 await engine.start("order", Order("bob"))
+
+    played(story)
+
+
+def test_the_input_itself_can_be_the_key(played, engine_on, url):
+    @workflow(concurrency=Concurrency(max=1, key="."))
+    async def rebuild(ctx, customer: str) -> None:
+        await ctx.wait_for_signal("go")
+
+    async def story():
+        async with engine_on(url, [rebuild]) as engine:
+            await engine.start(rebuild, "ann")
+            with pytest.raises(WorkflowConcurrencyLimitExceededError) as refused:
+                await engine.start(rebuild, "ann")
+            assert (refused.value.partition_key, refused.value.name) == ("ann", "concurrency:input")
+            await engine.start(rebuild, "bob")
+            with Client(url) as client:
+                with pytest.raises(WorkflowConcurrencyLimitExceededError):
+                    client.runs.start("rebuild", "bob")
+                with pytest.raises(InvalidOption, match="a key is text, a whole number"):
+                    client.runs.start("rebuild", {"customer": "bob"})
+
+    played(story)
+
+
+def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(played, engine_on, url):
+    order = waiting(concurrency=Concurrency(max=1, key="customer"))
+    plain = waiting(name="plain")
+
+    async def story():
+        async with engine_on(url, []) as keeper:  # of a memory store
+            with Client(url) as client:
+                told = []
+                client.events.subscribe(lambda event: told.append((event.name, event.fields)))
+                with pytest.raises(WorkflowDefinitionRequired, match="Nothing was started"):
+                    client.runs.start("order", {"customer": "ann"}, require_definition=True)
+                assert (await keeper.list()).runs == ()
+                for name in ("order", "plain"):
+                    run = client.runs.start(name, {"customer": "ann"})
+                    assert ("definition_unknown", {"run": run, "workflow": name}) in told
+                async with engine_on(url, [order, plain]):
+                    told.clear()
+                    client.runs.start("order", {"customer": "bob"}, require_definition=True)
+                    client.runs.start("plain", {"customer": "bob"}, require_definition=True)
+                assert "definition_unknown" not in [name for name, _ in told]
+
+    played(story)
+
+
+def test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition(played, engine_on, url):
+    async def story():
+        async with engine_on(url, []):  # of a memory store
+            with Client(url) as client:
+                told = []
+                client.events.subscribe(lambda event: told.append((event.name, event.fields)))
+                run = client.runs.start("order", 1, idempotency_key="once")
+                assert client.runs.start("order", 1, id="another", idempotency_key="once") == run
+                with pytest.raises(RunExists):
+                    client.runs.start("order", 2, id=run)
+                unknown = [fields for name, fields in told if name == "definition_unknown"]
+                assert unknown == [{"run": run, "workflow": "order"}]
 
     played(story)
 

@@ -286,23 +286,30 @@ def test_several_are_taken_in_one_order_whatever_order_they_are_named_in(url, en
 @pytest.mark.parametrize(("scope", "together"), [("workflow", 1), ("execution", 2), ("global", 1)])
 def test_a_scope_tells_who_meets_at_a_key(url, engine_on, played, scope, together):
     story = Story()
-    turn = in_turn(story, scope=scope)
+    keys = {
+        "workflow": ["workflow/turn/account"],
+        "execution": ["execution/a/account", "execution/b/account"],
+        "global": ["account"],
+    }[scope]
+
+    @workflow
+    async def turn(ctx, who: str) -> None:
+        async with ctx.mutex("account", scope=scope) as lease:
+            await ctx.step("enter", story.enter, who, lease.token)
+            await ctx.wait_for_signal("go")
+            await ctx.step("leave", story.leave)
 
     async def told():
         async with engine_on(url, [turn]) as engine, AsyncClient(url) as hf:
             handles = [await engine.start(turn, name, id=name) for name in ("a", "b")]
-            keys = set()
-            while any([(await handle.status()) not in ("completed", "failed") for handle in handles]):
-                keys |= {item.key for item in await hf.locks.list() if item.key.endswith("account")}
-                await asyncio.sleep(0.002)
-        expected = {
-            "workflow": ["workflow/turn/account"],
-            "execution": ["execution/a/account", "execution/b/account"],
-            "global": ["account"],
-        }
-        assert sorted(keys) == expected[scope]
+            await eventually_async(lambda: story.entered(together))
+            held = [item.key for item in await hf.locks.list() if item.key.endswith("account")]
+            assert sorted(held) == keys
+            for handle in handles:
+                await handle.signal("go")
+                await handle.result()
         assert len(story.said) == 2
-        assert story.most <= together
+        assert story.most == together
 
     played(told)
 
@@ -352,8 +359,8 @@ def test_two_tasks_of_one_run_exclude_each_other(url, engine_on, played, story):
 def test_a_lock_with_a_lease_is_kept_while_its_run_is_driven(url, engine_on, played):
     @workflow(name="leased")
     async def leased(ctx, _none: None) -> str:
-        async with ctx.mutex("a", scope="global", lease=0.5) as lease:
-            await ctx.sleep(1.6)
+        async with ctx.mutex("a", scope="global", lease=1.5) as lease:
+            await ctx.sleep(3.5)
             lease.check()
             return "kept"
 
@@ -361,7 +368,7 @@ def test_a_lock_with_a_lease_is_kept_while_its_run_is_driven(url, engine_on, pla
         async with engine_on(url, [leased], park_after=0.05) as engine, AsyncClient(url) as hf:
             handle = await engine.start(leased)
             for _ in range(12):
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.25)
                 with pytest.raises(LockTimeout):
                     await hf.lock("a").acquire(wait=0)
             assert await handle.result() == "kept"
@@ -480,10 +487,9 @@ def test_one_that_is_lost_while_nobody_drives_the_run_is_delivered_as_lost(url, 
             if lease is None:
                 await hf.locks.force_release("a", reason="a test")
             async with hf.lock("a", wait=5):
+                await hf.runs.signal(run, "go")
                 async with engine_on(url, [leased]) as engine:
-                    handle = engine.handle(run)
-                    await handle.signal("go")
-                    assert await handle.result() == "lost"
+                    assert await engine.handle(run).result() == "lost"
 
     played(told)
 
@@ -697,9 +703,7 @@ def test_code_that_takes_other_locks_than_before_is_noticed(url, engine_on, play
             await eventually_async(story.entered)
         keys[0] = "b"
         async with engine_on(url, [changed]) as engine:
-            handle = engine.handle(run)
-            await handle.signal("go")
             with pytest.raises(WorkflowFailed, match="does not follow its history"):
-                await handle.result()
+                await engine.handle(run).result()
 
     played(told)

@@ -123,6 +123,8 @@ async def interpreter(ctx: Context, op: list) -> object:
 class Nobody:
     """Effects that a replay asks for, of which there must be none."""
 
+    refused = None
+
     def __getattr__(self, name):
         raise AssertionError(f"a finished history asks for {name}")
 

@@ -6,9 +6,13 @@ import asyncio
 
 import pytest
 
-from holdfast import AsyncClient, WorkflowFailed, workflow
+from holdfast import AsyncClient, Retry, RunLocked, WorkflowFailed, workflow
 from waiting import eventually_async
-from watching import each_inside, held
+from watching import each_inside, held, suspended
+
+
+async def living(engine, run):
+    return (await engine.get(run)).living
 
 
 async def ended(engine, run):
@@ -42,6 +46,7 @@ def test_a_child_that_was_stopped_with_its_parent_goes_on_with_it(url, played, e
                 await handle.result()
             await eventually_async(lambda: ended(engine, "child"))
             await getattr(engine, how)(handle.id)
+            await eventually_async(lambda: living(engine, "child"))
             await engine.handle("child").signal("go", "went on")
             assert await handle.result(timeout=20) == "went on"
 
@@ -83,6 +88,7 @@ def test_a_child_that_its_parent_did_not_wait_for_any_more_is_heard_of_after_all
             broken.update(first=False, second=False)
             await getattr(engine, how)(handle.id)
             if late == "it is still there" or how == "restart":
+                await eventually_async(lambda: living(engine, "second"))
                 await engine.handle("second").signal("go")
             assert await handle.result(timeout=20) == ["first", "second"]
 
@@ -178,5 +184,125 @@ def test_a_run_that_met_a_lock_of_another_kind_asks_anew(url, played, engine_on)
                     await handle.result()
             await engine.retry(handle.id)
             assert await handle.result(timeout=20) == "in"
+
+    played(story)
+
+
+def family(kind, broken, begun):
+    """A parent that fails after its child has completed, and the child."""
+
+    @workflow(name="below")
+    async def below(ctx, _none: None) -> str:
+        begun.append(ctx.run_id)
+        return "result"
+
+    async def above(ctx, number) -> str:
+        got = await ctx.child(below, id="child")
+        if broken:
+            raise ValueError("after the child")
+        return got
+
+    above.__annotations__["number"] = kind
+    return [workflow(name="above")(above), below]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey"], indirect=True)
+@pytest.mark.parametrize("why", ["cancelled", "unreadable"])
+def test_a_restarted_run_that_ended_before_its_first_record_still_starts_its_children_anew(url, played, engine_on, why):
+    broken, begun = [True], []
+
+    async def story():
+        async with engine_on(url, family(int, broken, begun)) as engine:
+            handle = await engine.start("above", 7, id="parent")
+            with pytest.raises(WorkflowFailed, match="after the child"):
+                await handle.result()
+        broken.clear()
+        if why == "cancelled":
+            async with AsyncClient(url) as client:
+                await client.runs.restart("parent")
+                await client.runs.cancel("parent")
+        else:
+            async with engine_on(url, family(list[str], broken, begun)) as engine:
+                await engine.restart("parent")
+                with pytest.raises(WorkflowFailed, match="the input of the run"):
+                    await engine.handle("parent").result()
+        async with engine_on(url, family(int, broken, begun)) as engine:
+            await engine.retry("parent")
+            assert await engine.handle("parent").result(timeout=20) == "result"
+            assert begun == ["child", "child"]
+
+    played(story)
+
+
+@pytest.mark.parametrize("how", ["retry", "restart"])
+def test_a_run_is_not_revived_while_a_child_that_was_cancelled_with_it_still_cleans_up(url, played, engine_on, how):
+    @workflow(name="below")
+    async def below(ctx, _none: None) -> str:
+        try:
+            return await ctx.wait_for_signal("go")
+        except asyncio.CancelledError:
+            await ctx.wait_for_signal("cleaned up")
+            raise
+
+    @workflow(name="above")
+    async def above(ctx, _none: None) -> str:
+        return await ctx.child(below, id="child")
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            await eventually_async(lambda: there(engine))
+            await handle.cancel()
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await handle.result()
+            with pytest.raises(RunLocked, match=r"'child' of the run .* is still cleaning up: nothing was done"):
+                await getattr(engine, how)(handle.id)
+            assert (await handle.info()).status == "cancelled"
+            await engine.handle("child").signal("cleaned up")
+            await eventually_async(lambda: ended(engine, "child"))
+            await getattr(engine, how)(handle.id)
+            await eventually_async(lambda: living(engine, "child"))
+            await engine.handle("child").signal("go", "went on")
+            assert await handle.result(timeout=20) == "went on"
+
+    async def there(engine):
+        return [run.id for run in (await engine.list()).runs if run.id == "child"]
+
+    played(story)
+
+
+def test_a_run_is_not_restarted_while_a_child_of_a_failed_attempt_still_cleans_up(url, played, engine_on):
+    """It was cancelled in the pause between two attempts."""
+    begun = []
+
+    @workflow(name="below")
+    async def below(ctx, _none: None) -> str:
+        begun.append(ctx.run_id)
+        try:
+            return await ctx.wait_for_signal("go")
+        except asyncio.CancelledError:
+            await ctx.wait_for_signal("cleaned up")
+            raise
+
+    @workflow(name="above", retry=Retry(max_attempts=2, initial="1 hour"))
+    async def above(ctx, _none: None) -> str:
+        await ctx.start_child(below, id="child")
+        await ctx.wait_for_signal("fail")
+        raise ValueError("not yet")
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            await eventually_async(lambda: begun)
+            await handle.signal("fail")
+            await eventually_async(lambda: suspended(handle))
+            await handle.cancel()
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await handle.result()
+            with pytest.raises(RunLocked, match="still cleaning up"):
+                await engine.restart(handle.id)
+            await engine.handle("child").signal("cleaned up")
+            await eventually_async(lambda: ended(engine, "child"))
+            assert (await engine.restart(handle.id)).living
 
     played(story)

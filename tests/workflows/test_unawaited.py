@@ -35,6 +35,7 @@ CALLS = {
     "Context.transaction": lambda ctx: ctx.transaction("forgotten", lambda connection: None),
     "Context.sleep": lambda ctx: ctx.sleep("1 day"),
     "Context.sleep_until": lambda ctx: ctx.sleep_until(datetime(2999, 1, 1, tzinfo=UTC)),
+    "Context.signals": lambda ctx: ctx.signals("forgotten"),
     "Context.wait_for_signal": lambda ctx: ctx.wait_for_signal("forgotten", timeout="1 day"),
     "Context.child": lambda ctx: ctx.child(other, 1),
     "Context.start_child": lambda ctx: ctx.start_child(other, 1),

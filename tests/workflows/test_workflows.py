@@ -850,6 +850,52 @@ def test_engines_leave_unknown_types_and_versions_alone_and_say_so(url, played, 
     played(story)
 
 
+def test_an_engine_without_room_parks_those_who_wait_for_what_is_due(url, played, engine_on):
+    @workflow
+    async def child(ctx, _):
+        return await ctx.step("one", add, 1, 1)
+
+    @workflow
+    async def parent(ctx, _):
+        async with ctx.mutex("m", scope="global"):
+            return await ctx.child(child, None)
+
+    async def story():
+        async with engine_on(url, [parent, child], max_active_runs=1, park_after=3_600) as engine:
+            handles = [await engine.start(parent, None) for _ in range(3)]
+            return [await handle.result(30) for handle in handles]
+
+    assert played(story) == [2, 2, 2]
+
+
+def test_a_run_that_cannot_be_parked_does_not_keep_others_from_being_parked(url, played, engine_on):
+    @workflow
+    async def leased(ctx, _):
+        async with ctx.mutex("m", lease=30):
+            return await ctx.wait_for_signal("go")
+
+    @workflow
+    async def child(ctx, _):
+        return await ctx.step("one", add, 1, 1)
+
+    @workflow
+    async def parent(ctx, _):
+        await ctx.wait_for_signal("go")
+        return await ctx.child(child, None)
+
+    async def story():
+        async with engine_on(url, [leased, parent, child], max_active_runs=3, park_after=3_600) as engine:
+            first = await engine.start(leased, None)
+            handles = [await engine.start(parent, None) for _ in range(2)]
+            for handle in handles:
+                await handle.signal("go")
+            results = [await handle.result(30) for handle in handles]
+            await first.signal("go", 3)
+            return [*results, await first.result(30)]
+
+    assert played(story) == [2, 2, 3]
+
+
 def test_a_sweep_drives_what_is_due_once(url, played, engine_on):
     @workflow
     async def flow(ctx, _):

@@ -12,6 +12,7 @@ from .doctor import doctor
 from .ending import App
 from .locks import locks
 from .runs import runs
+from .schema import schema
 from .settings import Settings, common, pass_settings
 from .state import state
 from .worker import worker
@@ -37,5 +38,5 @@ def demo(settings: Settings, ttl: float) -> None:
     sys.exit(0 if Demo(console, ttl).run() else 1)
 
 
-for command in (locks, state, runs, worker, doctor):
+for command in (locks, state, runs, worker, doctor, schema):
     app.add_command(command)

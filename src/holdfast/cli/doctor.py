@@ -148,7 +148,7 @@ def _dead_waiters(_hf: Client, page: Page) -> Finding:
         and (waiter.expires_at - page.now) * SIGNS_OF_LIFE < waiter.ttl
     ]
     if not silent:
-        waiting = sum(len(item.record.waiters) for item in page.items if item.record is not None)
+        waiting = sum(item.record.waiting for item in page.items if item.record is not None)
         return Finding(check="dead_waiters", level="ok", detail=f"{waiting} waiting, all of them show signs of life")
     return Finding(
         check="dead_waiters",

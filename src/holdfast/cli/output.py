@@ -112,7 +112,7 @@ def lock_table(locks: list[LockInfo]) -> Table:
     for name in ("KEY", "HOLDER", "FOR", "LEFT", "WAITING", "NOTE"):
         table.add_column(name, overflow="fold")
     for info in locks:
-        key, waiting = info.key, str(len(info.waiters)) if info.waiters else ""
+        key, waiting = info.key, str(info.waiting) if info.waiting else ""
         if info.error:
             table.add_row(shown(key), shown("?"), "", "", "", shown(info.error, "red"))
         elif not info.holders:

@@ -20,10 +20,8 @@ from rich.table import Table
 
 from .. import Client, HoldfastError, InvalidOption, RunEnded, RunInfo, StoreUnusable
 from ..codec import MAX_BYTES
-from ..flows import send
 from ..rules import run as rule
-from ..rules.run_outcomes import Claim, WorkersSeen
-from ..run_commands import ListWorkers
+from ..rules.run_outcomes import Claim
 from ..runners import run as carry_out
 from ..values import MICROSECONDS, seconds
 from ..workflow import journal as j
@@ -183,11 +181,15 @@ def show(settings: Settings, run_id: str) -> None:
     with _opened(settings) as hf:
         found, claim, _ = _seen(hf, run_id, history=True)
         waits = _waits(hf, claim.run)
+        workers = _who_can(hf, claim.run.type) if found.living else []
     history, unread = _history(claim), _unread(claim)
     if settings.json:
-        tell({**run_document(found), "input": _value(claim.entries[0]), "history": history, "signals": unread})
+        more = {"input": _value(claim.entries[0]), "history": history, "signals": unread, "workers": workers}
+        tell({**run_document(found), **more})
         return
     _show(found, claim, waits)
+    if found.living and found.holder is None and not workers:
+        say(f"  no living worker knows {_plainly(claim.run.type)}: the run waits until one is started")
     say("  history:" if history else "  history: nothing yet")
     for entry in history:
         value = "" if entry["value"] is None else f"  {_short(json.dumps(entry['value'], ensure_ascii=False))}"
@@ -196,7 +198,7 @@ def show(settings: Settings, run_id: str) -> None:
         payload = _short(json.dumps(one["payload"], ensure_ascii=False))
         say(f"  unread signal: {one['name']}  {payload}  since {moment(one['at'])}")
     if found.error is not None:
-        say(f"  {found.error.type}: {found.error.message}")
+        say(f"  {found.error}")
         for line in found.error.traceback.splitlines():
             say(f"    {line}")
 
@@ -273,6 +275,8 @@ def _history(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (one
                 kind, name = "left", ", ".join(entry.children)
             case j.BegunAgain():
                 kind, value = "again", _failure(entry.error, None)
+            case j.AttemptBegun():
+                kind = "attempt begun"
         found.append({"at": _time(entry.at), "kind": kind, "name": name, "value": value})
     return found
 
@@ -454,7 +458,12 @@ def _prospect(hf: Client, run: rule.Run, found: RunInfo, now: int) -> tuple[str,
 
 def _waits(hf: Client, run: rule.Run) -> _Waits:
     keys = dict.fromkeys(key for _, key in run.locks)
-    waited = [key for key in keys if any(one.owner == f"run {run.id}" for one in hf.locks.inspect(key).waiters)]
+    unlisted = {wait.key for wait in run.waits}
+    waited = [
+        key
+        for key in keys
+        if key in unlisted or any(one.owner == f"run {run.id}" for one in hf.locks.inspect(key).waiters)
+    ]
     return _Waits(waited, () if run.stuck is None else run.stuck.children)
 
 
@@ -479,9 +488,7 @@ def _able(hf: Client, run: rule.Run) -> str:
 
 
 def _who_can(hf: Client, kind: str) -> list[str]:
-    outcome, _ = carry_out(send(ListWorkers(), role="queries"), hf.works.lanes)
-    assert isinstance(outcome, WorkersSeen)  # noqa: S101  (the command's only answer)
-    return sorted({worker.name or worker.id for worker in outcome.workers if kind in worker.types})
+    return carry_out(Asking(hf, max_bytes=MAX_BYTES).who_can(kind), hf.works.lanes)
 
 
 def _plainly(kind: str) -> str:

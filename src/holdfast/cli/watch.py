@@ -70,6 +70,7 @@ def _essence(info: LockInfo) -> tuple[Any, ...]:
         info.permits,
         [(holder.token, holder.offered, who(holder)) for holder in info.holders],
         [(waiter.since, who(waiter)) for waiter in info.waiters],
+        info.waiting,
         info.forced,
         info.error,
     )
@@ -88,4 +89,6 @@ def _words(info: LockInfo) -> str:
         return info.error
     holders = ", ".join(who(holder) + (" (offered)" if holder.offered else "") for holder in info.holders)
     waiters = ", ".join(who(waiter) for waiter in info.waiters)
+    if info.waiting > len(info.waiters):
+        waiters += f" and {info.waiting - len(info.waiters)} more runs"
     return f"held by {holders or 'nobody'}" + (f"; waiting: {waiters}" if waiters else "")

@@ -3,8 +3,8 @@
 -- Before this text stands the user's own script as the function `work(KEYS, ARGV)`, on the lines where it was written.
 -- KEYS[1] is the fence, a plain string with the highest floor; the script's own keys follow. ARGV[1] and ARGV[2] are
 -- token and floor; the script's own arguments follow. Answers {1, what the script returned}, {0, the highest floor} if
--- the token is older than that, or {-1, what was found} if the fence cannot be read: then nothing is let through.
--- An error that the script returns or raises is answered as it is.
+-- the token is older than that, or {-1, what was found} if the fence is no number: then nothing is let through.
+-- An error of the server's, and one that the script returns or raises, is answered as it is.
 --
 -- The floor is remembered before the script runs. Redis does not roll back: a script that fails in its middle has
 -- written something, and nobody older may write over that.
@@ -15,7 +15,10 @@ end
 
 local stored = redis.pcall("GET", KEYS[1])
 if type(stored) == "table" then
-    return {-1, stored.err}
+    if string.find(stored.err, "WRONGTYPE", 1, true) then
+        return {-1, stored.err}
+    end
+    return stored -- such as a missing right: nothing is wrong with the fence
 end
 if stored and not readable(stored) then
     return {-1, stored}

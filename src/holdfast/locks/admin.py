@@ -61,7 +61,10 @@ class ForcedInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One lock as it is now. `error` is set when its record cannot be read."""
+    """One lock as it is now. `error` is set when its record cannot be read.
+
+    `waiters` lists everybody who waits, but of runs only the first ones (32 or more); `waiting` counts all.
+    """
 
     key: str
     kind: str = ""
@@ -69,6 +72,7 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
     fence: int = 0
     holders: tuple[HolderInfo, ...] = ()
     waiters: tuple[WaiterInfo, ...] = ()
+    waiting: int = 0
     forced: ForcedInfo | None = None
     error: str = ""
 
@@ -127,6 +131,7 @@ def _info(key: str, record: LockRecord | None, now: int, error: str = "") -> Loc
         fence=record.fence,
         holders=tuple(_holder(holder, now) for holder in record.holders),
         waiters=tuple(_waiter(waiter, place, now) for place, waiter in enumerate(record.waiters)),
+        waiting=record.waiting,
         forced=None
         if forced is None
         else ForcedInfo(at=_time(forced.at), by=forced.by, reason=forced.reason, holders=forced.holders),

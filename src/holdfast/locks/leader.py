@@ -24,6 +24,7 @@ from ..errors import ClientClosed, InvalidOption, LeaseLost, NotHeld, StoreError
 from ..flag import Flag, running_loop
 from ..flows import Flow, Wait
 from ..runners import run, run_async
+from ..usage import AsyncOnly
 from ..values import MICROSECONDS, Duration, checked_key
 from .block import Block, Leaving
 from .gate import Context, current_context
@@ -293,7 +294,7 @@ class Leader(BaseLeader[Term]):
             term.release()
 
 
-class AsyncLeader(BaseLeader[AsyncTerm]):
+class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
     """Leadership in asynchronous code.
 
     `async for term in leader:` leads again and again. In `async with term:` the work is cancelled when the term is

@@ -27,7 +27,8 @@ from ..keeper import Kept, Pulse
 from ..rules import outcomes as out
 from ..runners import run, run_async
 from ..values import checked_key
-from .gate import Turn, gates
+from .gate import gates
+from .local_queue import Turn
 from .terms import Terms
 
 
@@ -150,6 +151,7 @@ class BaseLease:
         held.when_over(_Teller(self, self._client, self._works, self._turn, terms))
         if self._turn is not None:
             self._turn.held, self._turn.lease = held, weakref.ref(self)
+            gates.granted(self._turn)
         self._kept = Kept(
             held,
             interval=terms.renew_every,
@@ -177,7 +179,7 @@ class BaseLease:
             return
         try:
             self._works.keeper.drop(held)
-            if (yield from flows.release(Release(key=held.key, id=held.id, token=held.token))):
+            if (yield from flows.release(self._works, Release(key=held.key, id=held.id, token=held.token))):
                 held.end()
             else:
                 held.lose("it was gone when it was to be released")

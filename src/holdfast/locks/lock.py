@@ -17,6 +17,7 @@ from ..client import BaseClient
 from ..errors import LockTimeout, NotHeld, WouldDeadlock
 from ..flows import Flow
 from ..runners import run, run_async
+from ..usage import AsyncOnly, SyncOnly
 from ..values import Duration
 from .block import Block, Leaving
 from .decorating import guarded
@@ -46,7 +47,7 @@ class BaseLock(Generic[L]):
         self._client = client
         self._terms = terms
         # What each task or thread took by `acquire` is forgotten with it; what it entered, it leaves.
-        self._taken: WeakKeyDictionary[Context, list[L]] = WeakKeyDictionary()
+        self._taken: WeakKeyDictionary[Context, list[tuple[L, int | None]]] = WeakKeyDictionary()
         self._entered: dict[Context, list[tuple[L, int | None]]] = {}
 
     @property
@@ -71,9 +72,9 @@ class BaseLock(Generic[L]):
         """Take it for `acquire`: what was taken so may be given back by `release`."""
         lease = yield from self._enter(wait)
         context = current_context()
-        living = [other for other in self._taken.get(context, ()) if other._held.state != "ended"]  # noqa: SLF001
+        living = [other for other in self._taken.get(context, ()) if other[0]._held.state != "ended"]  # noqa: SLF001
         try:
-            self._taken[context] = [*living, lease]
+            self._taken[context] = [*living, (lease, _latest_grip(lease))]
         except BaseException:  # interrupted before anybody had it in hand
             self._taken[context] = living
             raise
@@ -102,26 +103,31 @@ class BaseLock(Generic[L]):
     def _entering(self, lease: L) -> L:
         """Remember the lease of a block. Interrupted before the block began, it is dropped, and so given back."""
         context = current_context()
-        turn = lease._turn  # noqa: SLF001
         try:
-            self._entered.setdefault(context, []).append((lease, None if turn is None else turn.grips[-1]))
+            self._entered.setdefault(context, []).append((lease, _latest_grip(lease)))
         except BaseException:
             self._entered.pop(context, None)
             raise
         lease._in_hand = True  # noqa: SLF001
         return lease
 
-    def _last_taken(self) -> L:
-        """The lease that this task or thread took last by `acquire` and has not given back."""
+    def _last_taken(self) -> tuple[L, int | None]:
+        """The lease that this task or thread took last by `acquire` and has not given back, and which taking it is."""
         mine = self._taken.get(current_context(), [])
         while mine:
-            lease = mine.pop()
+            lease, grip = mine.pop()
             if lease._held.state != "ended":  # noqa: SLF001
-                return lease
+                return lease, grip
         raise NotHeld(f"this task or thread has not taken {self.key!r} by acquire() of this lock object")
 
 
-class Lock(BaseLock[Lease]):
+def _latest_grip(lease: BaseLease) -> int | None:
+    """Which of its takings the latest one is, of a lease that may be taken several times."""
+    turn = lease._turn  # noqa: SLF001
+    return None if turn is None else turn.grips[-1]
+
+
+class Lock(BaseLock[Lease], SyncOnly):
     """A lock, or a number of permits, in synchronous code."""
 
     _lease_type = Lease
@@ -141,7 +147,8 @@ class Lock(BaseLock[Lease]):
 
     def release(self) -> None:
         """Give back what this thread took last by `acquire` of this lock object."""
-        self._last_taken().release()
+        lease, grip = self._last_taken()
+        run(lease._give(grip), lease._works.lanes)  # noqa: SLF001
 
     def __enter__(self) -> Lease:
         return self._entering(run(self._enter(AS_GIVEN), self._client.works.lanes))
@@ -154,7 +161,7 @@ class Lock(BaseLock[Lease]):
             run(lease._give(grip), lease._works.lanes)  # noqa: SLF001
 
 
-class AsyncLock(BaseLock[AsyncLease]):
+class AsyncLock(BaseLock[AsyncLease], AsyncOnly):
     """A lock, or a number of permits, in asynchronous code."""
 
     _lease_type = AsyncLease
@@ -178,7 +185,8 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def release(self) -> None:
         """Give back what this task took last by `acquire` of this lock object."""
-        await self._last_taken().release()
+        lease, grip = self._last_taken()
+        await run_async(lease._give(grip), lease._works.lanes)  # noqa: SLF001
 
     async def __aenter__(self) -> AsyncLease:
         lease = self._entering(await run_async(self._enter(AS_GIVEN), self._client.works.lanes))

@@ -16,7 +16,7 @@ from ..client import BaseClient
 from ..errors import WouldDeadlock
 from ..flows import Flow
 from ..held import Held
-from .gate import Context, current_context
+from .gate import Caller, Context, current_caller
 from .lease import AsyncLease, BaseLease, Lease
 from .lock import AsyncLock, BaseLock, Lock
 from .terms import Terms
@@ -34,7 +34,8 @@ class _Side(BaseLock[L]):
     """One side of a read-write lock; a task or thread that is inside on either is not let in again."""
 
     def _enter(self, wait: Any) -> Flow[L]:
-        inside = _inside.setdefault(current_context(), {})
+        caller = current_caller()
+        inside = _inside.setdefault(caller, {})
         address = (self._client.works.store.identity, self.key)
         if any(lease.valid for lease in inside.get(address, ())):
             raise WouldDeadlock(
@@ -43,6 +44,8 @@ class _Side(BaseLock[L]):
             )
         lease = yield from super()._enter(wait)
         inside[address] = WeakSet([lease])
+        if isinstance(caller, Caller):
+            caller.holds.add(lease)
 
         def leave(_held: Held) -> None:
             inside.pop(address, None)

@@ -10,15 +10,18 @@ from .._platform import elapsed
 from ..client import BaseClient
 from ..commands import Abandon, Acquire
 from ..errors import InvalidOption, LockTimeout, WouldDeadlock
+from ..flag import running_loop
 from ..flows import LONG_WAIT, Flow, Wait
 from ..held import Held
 from ..keeper import see_to_left_over
-from .gate import Turn, current_context, gates
+from .gate import Caller, current_caller, gates
 from .lease import AsyncLease, BaseLease
+from .local_queue import Turn
 from .terms import WAITER_TTL, Terms
 
-LOOK_AGAIN = 3.0
-"""Seconds after which a caller at the gate looks around without having been called."""
+LOOK_AGAIN = 1.5
+"""Seconds after which a caller at the gate looks around without having been called. An event loop that has not answered
+between two looks is stuck."""
 
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
@@ -32,19 +35,20 @@ def take(
     """
     if not isinstance(terms.key, str):
         raise InvalidOption("a key that is a function of the arguments is for decorators; here it must be text")
-    if not terms.exclusive:
+    if not terms.queues_locally:
         return (yield from _take_from_store(client, terms, wait, kind, None, told=False, attempt=attempt))
     see_to_left_over()
     works = client.works  # a client that is closed meanwhile must not keep its callers from leaving the gate
-    turn = Turn((works.store.identity, terms.key), current_context(), client.label(terms.owner), elapsed())
+    turn = _turn(client, terms, kind)
     try:
-        before, inside = gates.enter(turn)
-        if not before and inside is not turn:
+        inside = gates.enter(turn, once=wait == 0)
+        if inside is not None:
             return _again(terms, inside, kind)
         told = False
-        if before:
+        if not turn.open.is_set():
             works.keeper.start()  # so that a finaliser never has to
-            wait, told = yield from _wait_at_gate(client, terms, turn, wait, before)
+            wait, told = yield from _wait_at_gate(client, terms, turn, wait)
+            gates.goes(turn)
         return (yield from _take_from_store(client, terms, wait, kind, turn, told=told))
     except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
         works.keeper.soon(partial(gates.leave, turn))
@@ -52,6 +56,22 @@ def take(
     except BaseException:
         gates.leave(turn)
         raise
+
+
+def _turn(client: BaseClient, terms: Terms, kind: type[LeaseT]) -> Turn:
+    """A turn in the local queue. Only an exclusive lock knows its caller again: of others a task may hold several."""
+    context = current_caller() if terms.exclusive else None
+    turn = Turn(
+        (client.works.store.identity, str(terms.key), terms.kind),
+        client.label(terms.owner),
+        context=context,
+        loop=running_loop() if issubclass(kind, AsyncLease) else None,
+        weight=terms.weight,
+        permits=terms.permits,
+    )
+    if isinstance(context, Caller):
+        context.holds.add(turn)
+    return turn
 
 
 def _again(terms: Terms, inside: Turn, kind: type[LeaseT]) -> LeaseT:
@@ -66,44 +86,46 @@ def _again(terms: Terms, inside: Turn, kind: type[LeaseT]) -> LeaseT:
     )
 
 
-def _wait_at_gate(
-    client: BaseClient, terms: Terms, turn: Turn, wait: float | None, before: int
-) -> Flow[tuple[float | None, bool]]:
+def _wait_at_gate(client: BaseClient, terms: Terms, turn: Turn, wait: float | None) -> Flow[tuple[float | None, bool]]:
     """Wait for the other callers of this process. Returns the rest of the time, and whether a long wait was told."""
     told = False
     while not turn.open.is_set():
-        see_to_left_over()
-        client.works  # noqa: B018  (closed meanwhile, this raises)
         waited = elapsed() - turn.since
-        inside = gates.inside(turn.address)
-        if inside is turn:  # whoever left was interrupted before it could say so
-            break
-        holder = str(inside.label) if inside is not None else ""
         if wait is not None and waited >= wait:
-            raise _not_in_time(terms, inside, before, tried_once=wait == 0)
+            raise _not_in_time(terms, turn, tried_once=wait == 0)
         if not told and waited >= LONG_WAIT:
             told = True
+            holder = next((str(other.label) for other in gates.in_the_way(turn.address)), "")
+            position = turn.before - 1
             client.events.emit(
-                "wait_long", key=terms.key, owner=turn.label.name, waited=waited, holder=holder, position=before - 1
+                "wait_long", key=terms.key, owner=turn.label.name, waited=waited, holder=holder, position=position
             )
         pause = LOOK_AGAIN if told else min(LOOK_AGAIN, max(0.001, LONG_WAIT - waited))
-        yield Wait(turn.open, pause if wait is None else min(pause, wait - waited))
+        if (yield Wait(turn.open, pause if wait is None else min(pause, wait - waited))):
+            break
+        see_to_left_over()
+        client.works  # noqa: B018  (closed meanwhile, this raises)
+        if gates.look(turn):  # whoever left was interrupted before it could say so, or is stuck
+            break
     return (None if wait is None else max(0.0, wait - (elapsed() - turn.since))), told
 
 
-def _not_in_time(terms: Terms, inside: Turn | None, before: int, *, tried_once: bool) -> LockTimeout:
+def _not_in_time(terms: Terms, turn: Turn, *, tried_once: bool) -> LockTimeout:
     """The error for a caller whose turn at the gate did not come: another caller of this process is in the way."""
-    holder = None if inside is None else str(inside.label)
-    age = None if inside is None or inside.held is None else elapsed() - inside.since
-    state = "waited for" if age is None else "held"
+    inside = gates.in_the_way(turn.address)
+    first = inside[0] if inside else None
+    holder = None if first is None else str(first.label)
+    age = None if first is None or first.held is None else elapsed() - first.since
     return LockTimeout(
-        f"{terms.key!r} was not free in time: {state} in this process by {holder or 'another caller'}"
+        f"{terms.key!r} was not free in time: {'waited for' if age is None else 'held'} in this process by "
+        + (holder or "another caller")
         + ("" if age is None else f" for {age:.1f} s")
-        + ("" if tried_once else f"; this caller was at place {before} in the queue of its process"),
+        + ("" if len(inside) < 2 else f", and {len(inside) - 1} more callers of it hold it or ask for it")  # noqa: PLR2004
+        + ("" if tried_once else f"; this caller was at place {turn.before} in the queue of its process"),
         key=str(terms.key),
         holder=holder,
         age=age,
-        position=before - 1,
+        position=turn.before - 1,
     )
 
 
@@ -131,6 +153,7 @@ def _take_from_store(
         queue=wait != 0,
         waiter_ttl=WAITER_TTL,
         delay=terms.lock_delay,
+        listens=works.listens,
     )
     try:
         if terms.kind != "hold":

@@ -47,8 +47,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive(self) -> bool:
-        """Whether only one can hold it, so that callers of one process may meet at a gate."""
+        """Whether only one can hold it, so that a holder that asks again would wait for itself."""
         return self.kind == "item"
+
+    @property
+    def queues_locally(self) -> bool:
+        """Whether callers of one process queue there, before the store: the other kinds are only tried once."""
+        return self.kind in {"item", "semaphore", "rw"}
 
 
 def checked_terms(

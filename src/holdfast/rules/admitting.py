@@ -7,10 +7,12 @@ priority comes first, and then who came first; one that another of its limits ke
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
 
+from ..errors import RecordUnreadable
 from . import run as rule
 from .admission import Crowd, Place, Terms, Verdict, decide, group_of, newer
 from .belongings import give_back
@@ -23,6 +25,8 @@ CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it 
 NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"it was over the limit %s when it came"}'
 FIRST_LOOK = 8
 """How many of a queue are looked at first; most often the first one is let in."""
+FURTHER = 8
+"""So many times as many are looked at next, if none of those could be let in."""
 
 
 class Entrance(msgspec.Struct, frozen=True):
@@ -83,20 +87,33 @@ def cancel(book: Book, now: int, run: Run, event: Event) -> Posted:
 
 def finish(book: Book, now: int, run: Run, end: Finish) -> tuple[str, ...]:
     """End a run: tell its parent and those who watch it, let in who waited for its places, give back its locks."""
+    parent, terms = look_at_the_end(book, run)
     book.save(rule.finished(run, now, end))
     woken = run.watchers
-    parent = book.run(run.parent) if run.parent else None
-    if parent is not None and parent.living and book.event_with_key(parent.id, _ended(run)) is None:
+    if parent is not None:
         payload = msgspec.json.encode({"status": end.status, "result": msgspec.Raw(end.result.encode())}).decode()
-        woken += post(book, now, parent, Event(kind="child", name=run.id, payload=payload, key=_ended(run))).woken
-    if run.places and run.status != "queued":
-        woken += promote(book, now, run.workflow, run.places)
+        woken += post(
+            book, now, parent, Event(kind="child", name=run.id, payload=payload, key=rule.ended_key(run))
+        ).woken
+    if terms is not None:
+        woken += promote(book, now, run.workflow, run.places, terms)
     return woken + give_back(book, now, run)
 
 
-def promote(book: Book, now: int, workflow: str, places: Sequence[Place]) -> tuple[str, ...]:
+def look_at_the_end(book: Book, run: Run) -> tuple[Run | None, Terms | None]:
+    """The parent that the end of a run is told to, and the terms by which it makes room, if there are.
+
+    Nothing is written before both are known: where one of them cannot be read, the run does not end by half.
+    """
+    parent = book.run(run.parent) if run.parent and run.parent != run.id else None
+    if parent is not None and (not parent.living or book.event_with_key(parent.id, rule.ended_key(run)) is not None):
+        parent = None
+    makes_room = run.places and run.status != "queued"
+    return parent, (book.terms(run.workflow) or Terms()) if makes_room else None
+
+
+def promote(book: Book, now: int, workflow: str, places: Sequence[Place], terms: Terms) -> tuple[str, ...]:
     """Let in those who wait at these places, as many as there is room for."""
-    terms = book.terms(workflow) or Terms()
     woken: tuple[str, ...] = ()
     for place in places:
         limit = terms.limit(place.limit)
@@ -117,7 +134,7 @@ def publish(book: Book, now: int, workflow: str, terms: Terms) -> TermsPublished
     if not newer(terms, known):
         return TermsPublished(terms=known or Terms(), fresh=False)
     book.put_terms(workflow, terms)
-    woken = promote(book, now, workflow, book.crowded(workflow))
+    woken = promote(book, now, workflow, book.crowded(workflow), terms)
     return TermsPublished(terms=terms, fresh=True, woken=woken)
 
 
@@ -171,20 +188,24 @@ def _victim(book: Book, group: str, newcomer: str) -> Run | None:
 
 
 def _waiting(book: Book, group: str) -> Iterator[Run]:
-    """Those who wait, in their order, few at a time: seldom is anyone but the first looked at."""
+    """Those who wait, in their order, few at a time: seldom is anyone but the first looked at.
+
+    The caller stops when the limit is full: then at most `FURTHER` times as many were read as were needed for that. A
+    queue that another limit keeps out as a whole is read to its end, because no later step would look further: a run
+    for which there is room is never overlooked.
+    """
     seen: set[str] = set()
-    limit: int | None = FIRST_LOOK
+    limit = FIRST_LOOK
     while True:
         names = book.members(group, queued=True, limit=limit)
         for name in names:
-            run = None if name in seen else book.run(name)
+            run = None
+            if name not in seen:
+                with suppress(RecordUnreadable):  # one that is damaged must not hold the others up
+                    run = book.run(name)
             seen.add(name)
             if run is not None:
                 yield run
-        if limit is None or len(names) < limit:
+        if len(names) < limit:
             return
-        limit = None
-
-
-def _ended(run: Run) -> str:
-    return f"ended/{run.id}/{run.fence}"
+        limit *= FURTHER

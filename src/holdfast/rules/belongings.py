@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from ..errors import RecordUnreadable
-from . import lock
+from . import lock, overflow
 from . import outcomes as out
 from .asks import Ask, Said, asker_of, attempt_of
-from .record import EMPTY, Holder, Label
-from .run import Event, Locks, Run
+from .overflow import OverflowReader, label_of
+from .record import EMPTY, Holder, LockRecord
+from .run import Event, Locks, LockWait, Run
 from .run_book import Book
 from .run_parts import post
 
@@ -26,8 +29,9 @@ def ask(book: Book, now: int, run: Run, asks: Sequence[Ask]) -> tuple[tuple[Said
     said = []
     woken: tuple[str, ...] = ()
     for one in asks:
-        outcome = _carried_out(book, now, run.id, one)
-        woken += outcome.woken
+        current = book.run(run.id) or run  # an earlier ask may have moved it up in a queue
+        outcome = _carried_out(book, now, current, one)
+        woken += outcome.woken + outcome.hinted  # no run is ever hinted
         said.append(_said(one, outcome))
         if said[-1].what in ("granted", "queued"):
             has[one.number] = one.key
@@ -46,7 +50,8 @@ def give_back(book: Book, now: int, run: Run) -> tuple[str, ...]:
     woken: tuple[str, ...] = ()
     for number, key in run.locks:
         with suppress(RecordUnreadable):  # it is refused to everybody, and left as it is
-            woken += _carried_out(book, now, run.id, Ask(number=number, key=key, give=True)).woken
+            outcome = _given_back(book, now, run, Ask(number=number, key=key, give=True))
+            woken += outcome.woken + outcome.hinted
     return woken + tell(book, now, woken)
 
 
@@ -77,26 +82,59 @@ def tell(book: Book, now: int, woken: Iterable[str]) -> tuple[str, ...]:
     return hints
 
 
-def _carried_out(book: Book, now: int, run: str, asked: Ask) -> out.Outcome:
-    before, attempt = book.lock(asked.key) or EMPTY, attempt_of(run, asked.number)
+def _carried_out(book: Book, now: int, run: Run, asked: Ask) -> out.Outcome:
+    wait = _wait_of(run, asked)
     if asked.give:
-        after, outcome = lock.abandon(before, now, id=attempt, ttl=0)
-    else:
-        after, outcome = lock.acquire(
-            before,
-            now,
-            id=attempt,
-            label=Label(name=f"run {run}"),
+        if wait is not None:  # before the queue moves up, or it might be its turn
+            book.save(replace(run, waits=tuple(one for one in run.waits if one is not wait)))
+        return _given_back(book, now, run, asked)
+    if wait is not None:
+        return out.Queued(position=0, holders=(), now=now, recheck_in=None)
+    before = book.lock(asked.key) or EMPTY
+    reader = OverflowReader(book, asked.key)
+    working = lock.Lock(before, now, more=reader)
+    outcome = working.answer(
+        lambda one: one.acquire(
+            id=attempt_of(run.id, asked.number),
+            label=label_of(run.id),
             kind=asked.kind,
             permits=asked.permits,
             weight=asked.weight,
             ttl=asked.ttl,
             queue=True,
             waiter_ttl=None,
+            listed=overflow.LISTED,
         )
-    if after is not before:
-        book.put_lock(asked.key, after)
+    )
+    reader.save()
+    if (waiter := working.overflowed) is not None:
+        entry = LockWait(asked.key, waiter.number, asked.number, waiter.since, waiter.weight)
+        current = book.run(run.id) or run
+        book.save(replace(current, waits=(*current.waits, entry)))
+    _write(book, asked.key, working.record(), before)
     return outcome
+
+
+def _given_back(book: Book, now: int, run: Run, asked: Ask) -> out.Outcome:
+    """Give back what a run has or waits for. Its own record no longer says that it waits."""
+    before = book.lock(asked.key) or EMPTY
+    reader = OverflowReader(book, asked.key)
+    working = lock.Lock(before, now, more=reader)
+    overflowed = _wait_of(run, asked) is not None
+    outcome = working.answer(lambda one: one.abandon(id=attempt_of(run.id, asked.number), ttl=0, overflowed=overflowed))
+    reader.save()
+    _write(book, asked.key, working.record(), before)
+    return outcome
+
+
+def _wait_of(run: Run, asked: Ask) -> LockWait | None:
+    """The place of an ask in a queue that does not list it."""
+    return next((wait for wait in run.waits if (wait.key, wait.ask) == (asked.key, asked.number)), None)
+
+
+def _write(book: Book, key: str, after: LockRecord, before: LockRecord) -> None:
+    if after is not before:
+        book.put_lock(key, after)
 
 
 def _said(asked: Ask, outcome: out.Outcome) -> Said:
@@ -123,7 +161,8 @@ def _seen(book: Book, now: int, run: str, asked: Ask) -> Said:
         if _is(holder, run, asked.number):
             return Said(number=asked.number, what="granted", token=holder.token, floor=lock.floor(record))
     known = {holder.id for holder in record.holders} | {waiter.id for waiter in record.waiters}
-    waits = attempt_of(run, asked.number) in known
+    current = book.run(run)
+    waits = attempt_of(run, asked.number) in known or (current is not None and _wait_of(current, asked) is not None)
     return Said(number=asked.number, what="queued" if waits else "unknown")
 
 

@@ -8,74 +8,19 @@ rules and against every store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from . import outcomes as out
-from .lock import MAX_TOMBSTONES
+from .lock import MAX_TOMBSTONES, MAX_WAITERS, OFFER_LIFE, OPEN_CALL
 from .record import Holder, LockRecord, Tombstone, Waiter
+from .stepping import Asked, Change, everyone, floor, identity_of, load, lowered, place_of
+
+__all__ = ["MAX_TOKEN", "Asked", "step_violations", "violations"]
 
 MAX_TOKEN = 2**53 - 1
-
-_Mortal = TypeVar("_Mortal", Holder, Waiter, Tombstone)
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in plain values, because the commands live a layer above. `verb` is the command's name."""
-
-    verb: str
-    id: str = ""
-    token: int | None = None
-    to_id: str = ""
-
-    @classmethod
-    def of(cls, command: object) -> Asked:
-        """Read what matters off any command of a lock.
-
-        >>> Asked.of(Asked(verb="", id="a", token=7))
-        Asked(verb='Asked', id='a', token=7, to_id='')
-        """
-        return cls(
-            verb=type(command).__name__,
-            id=getattr(command, "id", ""),
-            token=getattr(command, "token", None),
-            to_id=getattr(command, "to_id", ""),
-        )
-
-
-class _Change:
-    """One step, and what follows from it that several statements need."""
-
-    __slots__ = (
-        "after", "answer", "asked", "before", "direct", "fresh", "holding", "left", "named", "now", "queue", "stones"
-    )  # fmt: skip
-
-    def __init__(self, before: LockRecord, asked: Asked, after: LockRecord, answer: out.Outcome, now: int) -> None:
-        self.before, self.asked, self.after, self.answer, self.now = before, asked, after, answer, now
-        self.holding = {holder.id: holder for holder in _living(before.holders, now)}
-        self.queue = {waiter.id: waiter for waiter in _living(before.waiters, now)}
-        self.stones = {stone.id: stone for stone in _living(before.tombstones, now)}
-        tokens = {holder.token for holder in before.holders}
-        self.fresh = [holder for holder in after.holders if holder.token not in tokens]
-        staying = {waiter.id for waiter in after.waiters}
-        self.left = [waiter for waiter in self.queue.values() if waiter.id not in staying]
-        # Whom this step was entitled to touch, and the one it granted to other than by an offer.
-        self.named: set[str] = set()
-        if isinstance(answer, out.Granted | out.Queued | out.Renewed | out.Released | out.Abandoned):
-            self.named = {asked.id}
-        elif isinstance(answer, out.Transferred) and answer.token not in tokens:
-            self.named = {asked.id, asked.to_id}
-        elif isinstance(answer, out.ForceReleased):
-            self.named = {*self.holding, *answer.woken}
-        self.direct = ""
-        if isinstance(answer, out.Granted | out.Transferred) and answer.token not in tokens:
-            self.direct = asked.to_id or asked.id
-            if isinstance(answer, out.Granted) and asked.id in answer.woken:
-                self.direct = ""
 
 
 def violations(record: LockRecord, now: int, *, offers: bool = True) -> list[str]:
@@ -94,7 +39,7 @@ def step_violations(
 
     `stored` records were read back from a store, so what is unchanged is equal but not the same object.
     """
-    change = _Change(before, asked, after, answer, now)
+    change = Change(before, asked, after, answer, now)
     found = [text for check in _STEPS for text in check(change)]
     if not stored and after is not before and after == before:
         found.append("nothing changed, but it is not the very record that was given")
@@ -102,7 +47,7 @@ def step_violations(
 
 
 def _ids_and_tokens_are_unique(record: LockRecord) -> Iterator[str]:
-    ids = [one.id for one in _everyone(record)]
+    ids = [one.id for one in everyone(record)]
     stones = [stone.id for stone in record.tombstones]
     if len(set(ids)) != len(ids) or len(set(stones)) != len(stones):
         yield f"an attempt stands in the record twice: {ids} {stones}"
@@ -111,6 +56,11 @@ def _ids_and_tokens_are_unique(record: LockRecord) -> Iterator[str]:
     tokens = [holder.token for holder in record.holders]
     if any(later <= earlier for earlier, later in pairwise(tokens)):
         yield f"holders do not stand in the order of their tokens: {tokens}"
+    numbers = [waiter.number for waiter in record.waiters]
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        yield f"waiters do not stand in the order of their arrival: {numbers}"
+    if not set(numbers).isdisjoint(holder.place.number for holder in record.holders if holder.place is not None):
+        yield f"a place in the queue was given twice: {numbers}"
     if tokens and not 0 < min(tokens) <= max(tokens) <= record.fence:
         yield f"a token lies outside 1..fence {record.fence}: {tokens}"
     if record.fence > MAX_TOKEN:
@@ -134,7 +84,7 @@ def _nothing_outlives_its_time(record: LockRecord, now: int) -> Iterator[str]:
 
 
 def _sizes_are_sound(record: LockRecord) -> Iterator[str]:
-    if record.permits < 1 or any(one.weight < 1 for one in _everyone(record)):
+    if record.permits < 1 or any(one.weight < 1 for one in everyone(record)):
         yield "permits and weights are at least one"
     if any(waiter.weight > record.permits for waiter in record.waiters):
         yield "somebody waits who can never fit"
@@ -142,21 +92,49 @@ def _sizes_are_sound(record: LockRecord) -> Iterator[str]:
         yield f"more than {MAX_TOMBSTONES} tombstones"
 
 
+def _offers_keep_a_place(record: LockRecord) -> Iterator[str]:
+    """An offer that can run out keeps its waiter's place and ends before it; nothing else keeps one."""
+    for holder in record.holders:
+        place = holder.place
+        if (place is not None) != (holder.offered and holder.ttl is not None):
+            yield f"{holder.id} has a place without an offer, or an offer without a place"
+        elif place is not None:
+            ends = place.expires_at
+            if place.id != holder.id or place.passed or ends is None or (holder.expires_at or 0) > ends:
+                yield f"the offer to {holder.id} outlives its place, or has that of another: {holder}"
+
+
 def _due_is_the_next_end(record: LockRecord) -> Iterator[str]:
     due = None
-    if record.waiters:
-        moments = {one.expires_at for one in _everyone(record)} | {record.closed_until or None}
+    if record.waiters or record.overflow is not None:
+        moments = {one.expires_at for one in everyone(record)} | {record.closed_until or None}
         due = min((moment for moment in moments if moment is not None), default=None)
     if record.due_at != due:
         yield f"due at {record.due_at}, but the next thing to end while somebody waits is at {due}"
 
 
+def _overflow_comes_after_the_listed(record: LockRecord) -> Iterator[str]:
+    """The overflow is never empty, and every listed waiter whose place does not expire comes before it."""
+    overflow = record.overflow
+    if overflow is None:
+        return
+    if not 1 <= overflow.count <= overflow.last - overflow.first + 1:
+        yield f"the overflow counts {overflow.count} waiters from {overflow.first} to {overflow.last}"
+    late = [one.id for one in record.waiters if one.ttl is None and one.number >= overflow.first]
+    if late:
+        yield f"these are listed, and came after the first of the overflow: {late}"
+
+
 def _nobody_waits_in_vain(record: LockRecord) -> Iterator[str]:
-    if record.waiters and not record.closed_until and record.waiters[0].weight <= record.permits - _load(record):
-        yield f"a lost wake-up: {record.waiters[0].id} waits though it would fit"
+    head = next((waiter for waiter in record.waiters if not waiter.passed), None)
+    if head is not None and not record.closed_until and head.weight <= record.permits - load(record):
+        yield f"a lost wake-up: {head.id} waits though it would fit"
+    behind = record.overflow is None or (head is not None and head.number < record.overflow.first)
+    if not behind and not record.closed_until and load(record) < record.permits:
+        yield "a lost wake-up: a permit is free, and nobody of the overflow was asked"
 
 
-def _fence_counts_every_grant(c: _Change) -> Iterator[str]:
+def _fence_counts_every_grant(c: Change) -> Iterator[str]:
     """Every grant takes the next token: above the fence before it, and not behind the clock."""
     grants = len(c.answer.woken) + bool(c.direct)
     fence = max(c.before.fence + 1, c.now) + grants - 1 if grants else c.before.fence
@@ -165,39 +143,58 @@ def _fence_counts_every_grant(c: _Change) -> Iterator[str]:
     for holder in c.fresh:
         if holder.token <= c.before.fence or holder.token < c.now:
             yield f"{holder.id} got the token {holder.token}: fence {c.before.fence}, clock {c.now}"
-    if _floor(c.after.holders, c.after.fence) < _floor(c.holding.values(), c.before.fence):
+    if floor(c.after.holders, c.after.fence) < floor(c.holding.values(), c.before.fence):
         yield "the floor fell"
 
 
-def _grants_fit(c: _Change) -> Iterator[str]:
+def _grants_fit(c: Change) -> Iterator[str]:
     """No grant takes the load above the permits. An offer may precede, in the same step, a cut of the permits."""
-    load = _load(c.after)
+    taken = load(c.after)
     given = c.direct if c.asked.verb == "Transfer" else ""
     permits = c.after.permits if c.direct else max(c.before.permits, c.after.permits)
     if c.answer.woken or any(holder.id != given for holder in c.fresh):
-        if load > permits:
-            yield f"a grant took the load to {load} of {permits}"
-    elif load > sum(holder.weight for holder in c.holding.values()):
-        yield f"the load rose to {load} though nothing was granted"
+        if taken > permits:
+            yield f"a grant took the load to {taken} of {permits}"
+    elif taken > sum(holder.weight for holder in c.holding.values()):
+        yield f"the load rose to {taken} though nothing was granted"
 
 
-def _grants_come_from_the_head(c: _Change) -> Iterator[str]:
-    """First in, first out: whoever was granted is a beginning of the queue, with a newcomer as its end."""
-    woken = c.answer.woken
-    passed_over = {w.id for w in c.left if w.weight > c.after.permits} | (
+def _grants_come_from_the_head(c: Change) -> Iterator[str]:
+    """First in, first out among the eligible. One that was passed over is offered nothing before it asks again."""
+    woken = list(c.answer.woken)
+    gone = {w.id for w in c.left if w.weight > c.after.permits} | (
         {c.asked.id, c.asked.to_id} if isinstance(c.answer, out.Abandoned | out.Transferred) else set()
     )
-    line = [one for one in c.queue if one in woken or one not in passed_over]
-    granted = list(woken)
+    line = [one.id for one in c.line if one.id in woken or one.id not in gone]
+    ends = [one.id for one in c.line if one.ttl is None and one.id in woken]
+    if isinstance(c.answer, out.PassedOver) and woken[: len(line)] != line:  # then only those without an end
+        line = [one for one in line if one in woken and one not in ends] + ends
+    if woken != line[: len(woken)]:
+        yield f"offered to {woken} while the line was {line}"
     if c.direct and c.asked.verb == "Acquire":
-        granted.append(c.direct)
-        if c.direct not in line:
-            line.append(c.direct)
-    if granted != line[: len(granted)]:
-        yield f"granted to {granted} while the line was {line}"
+        mine = c.queue.get(c.direct)
+        ahead = [
+            one.id
+            for one in c.line
+            if one.id in line and one.id not in woken and (mine is None or one.number < mine.number)
+        ]
+        if [one for one in ahead if one != c.direct]:
+            yield f"granted to {c.direct} while {ahead} stood before it"
 
 
-def _woken_are_the_new_offers(c: _Change) -> Iterator[str]:
+def _called_are_hinted_and_passed_over(c: Change) -> Iterator[str]:
+    """After a missed offer all waiters that can die are passed over, and the first few of them are hinted."""
+    hinted = tuple(waiter.id for waiter in c.called[:OPEN_CALL])
+    if c.answer.hinted != hinted:
+        yield f"hinted are {c.answer.hinted}, and should be {hinted}"
+    after = {waiter.id: waiter for waiter in c.after.waiters}
+    for waiter in c.called:
+        late = after.get(waiter.id)
+        if late is not None and not late.passed and waiter.id not in c.named:
+            yield f"{waiter.id} was called and is not passed over"
+
+
+def _woken_are_the_new_offers(c: Change) -> Iterator[str]:
     offered = [holder.id for holder in c.fresh if holder.offered]
     if offered != [one for one in c.answer.woken if one in offered]:
         yield f"offers to {offered}, but woken are {c.answer.woken}"
@@ -206,22 +203,29 @@ def _woken_are_the_new_offers(c: _Change) -> Iterator[str]:
         yield f"granted or woken without being asked for or offered: {others - c.named}"
 
 
-def _offers_live_as_long_as_their_waiter(c: _Change) -> Iterator[str]:
+def _offers_live_for_a_while(c: Change) -> Iterator[str]:
+    """An offer lives for a second, doubled for each that was missed, and never longer than the waiter's place."""
     for holder in c.fresh:
         waiter = c.queue.get(holder.id)
         if not holder.offered:
             continue
         if waiter is None:
             yield f"an offer to {holder.id}, who did not wait"
-        elif (holder.ttl, holder.expires_at) != (waiter.ttl, _lowered(waiter, c.now).expires_at):
-            yield f"the offer to {holder.id} lives until {holder.expires_at}, its waiter until {waiter.expires_at}"
-        elif (holder.label, holder.weight, holder.delay, holder.unknown) != (
-            waiter.label, waiter.weight, waiter.delay, waiter.unknown
+            continue
+        waiter = lowered(waiter, c.now)
+        ttl, ends = waiter.ttl, waiter.expires_at
+        if ttl is not None and ends is not None:
+            ttl = min(ttl, OFFER_LIFE * 2**waiter.missed)
+            ends = min(ends, c.now + ttl)
+        if (holder.ttl, holder.expires_at) != (ttl, ends):
+            yield f"the offer to {holder.id} lives until {holder.expires_at}, and should until {ends}"
+        elif (holder.label, holder.weight, holder.delay, holder.unknown, holder.place) != (
+            waiter.label, waiter.weight, waiter.delay, waiter.unknown, None if ttl is None else waiter
         ):  # fmt: skip
             yield f"the offer to {holder.id} is not what it waited for"
 
 
-def _only_the_named_change(c: _Change) -> Iterator[str]:
+def _only_the_named_change(c: Change) -> Iterator[str]:
     """Time ends and lowers; nothing else happens to a holder but by its own command, and the dead stay dead."""
     kept = {holder.token: holder for holder in c.after.holders}
     for holder in c.before.holders:
@@ -233,20 +237,22 @@ def _only_the_named_change(c: _Change) -> Iterator[str]:
             if holder.id not in c.named:
                 yield f"{holder.id} lost a living grant by a step that did not name it"
         elif holder.id not in c.named:
-            if late != _lowered(holder, c.now):
+            if late != lowered(holder, c.now):
                 yield f"{holder.id} was changed by a step that did not name it"
-        elif _identity(late) != _identity(holder) or (late.offered and not holder.offered):
+        elif identity_of(late) != identity_of(holder) or (late.offered and not holder.offered):
             yield f"{holder.id} did not keep what is its own: {late}"
 
 
-def _only_by_right(c: _Change) -> Iterator[str]:
+def _only_by_right(c: Change) -> Iterator[str]:
     """Renew, release and transfer need the attempt and its token; a `lease` may be named by its owner alone."""
-    if not isinstance(c.answer, out.Renewed | out.Released | out.Transferred | out.NotHeld):
+    if not isinstance(c.answer, out.Renewed | out.Released | out.Transferred | out.NotHeld | out.PassedOver):
         return
     held = c.holding.get(c.asked.id)
     right = held is not None and c.asked.token == held.token
     if c.asked.token is None:
         right = c.before.kind == "lease" and held is not None
+    if c.asked.verb == "PassOver":
+        right = held is not None and held.place is not None and c.asked.token == held.token
     if c.asked.id in c.answer.woken:
         return  # offered within this very step, under a token that the record before does not show
     if isinstance(c.answer, out.NotHeld):
@@ -256,33 +262,39 @@ def _only_by_right(c: _Change) -> Iterator[str]:
         yield f"{c.asked.verb} of {c.asked.id} was done without the right id and token"
 
 
-def _queue_keeps_its_order(c: _Change) -> Iterator[str]:
+def _queue_keeps_its_order(c: Change) -> Iterator[str]:
     ids = [waiter.id for waiter in c.after.waiters]
     line = [one for one in c.queue if one in ids]
     if isinstance(c.answer, out.Queued) and c.asked.id not in c.queue:
         line.append(c.asked.id)
     if ids != line:
         yield f"the queue is {ids}, and should be {line}"
+    called = {waiter.id for waiter in c.called}
     for waiter in c.after.waiters:
         early = c.queue.get(waiter.id)
-        if early is not None and waiter != _lowered(early, c.now):
-            kept = (early.since, early.weight, early.unknown) == (waiter.since, waiter.weight, waiter.unknown)
-            if waiter.id not in c.named or not kept:
+        if early is None:
+            continue
+        kept = lowered(early, c.now)
+        if isinstance(c.answer, out.Queued) and waiter.id == c.asked.id:
+            if place_of(early) != place_of(waiter) or waiter.passed:
                 yield f"the place of {waiter.id} was changed: {waiter}"
+        elif waiter != (replace(kept, passed=True) if waiter.id in called else kept):
+            yield f"the place of {waiter.id} was changed: {waiter}"
     stones = {stone.id for stone in c.after.tombstones if stone.reason == "never_fits"}
     for waiter in c.left:
         never_fits = waiter.weight > c.after.permits and waiter.id in stones
-        if not (waiter.id in c.answer.woken or waiter.id in c.named or never_fits):
+        named = waiter.id in c.named and not isinstance(c.answer, out.PassedOver)
+        if not (waiter.id in c.answer.woken or named or never_fits):
             yield f"{waiter.id} lost its place for no reason"
 
 
-def _tombstones_hold(c: _Change) -> Iterator[str]:
+def _tombstones_hold(c: Change) -> Iterator[str]:
     after = {stone.id: stone for stone in c.after.tombstones}
     for stone in c.stones.values():
         kept = after.get(stone.id)
         if kept is None and len(after) < MAX_TOMBSTONES:
             yield f"the tombstone of {stone.id} was lost"
-        elif kept is not None and stone.id not in c.named and kept != _lowered(stone, c.now):
+        elif kept is not None and stone.id not in c.named and kept != lowered(stone, c.now):
             yield f"the tombstone of {stone.id} was changed"
     if c.asked.verb == "Acquire" and c.asked.id in c.stones and c.asked.id not in c.holding:
         if not isinstance(c.answer, out.Gone | out.TooHeavy):
@@ -291,7 +303,7 @@ def _tombstones_hold(c: _Change) -> Iterator[str]:
         yield f"{c.asked.id} was refused as gone, and never was"
 
 
-def _closed_by_a_loss_alone(c: _Change) -> Iterator[str]:
+def _closed_by_a_loss_alone(c: Change) -> Iterator[str]:
     """The lock-delay counts from the end of a confirmed grant that was never given back."""
     until, length = c.before.closed_until, c.before.closed_for
     for holder in c.before.holders:
@@ -304,12 +316,12 @@ def _closed_by_a_loss_alone(c: _Change) -> Iterator[str]:
         yield "a grant was made while the key was closed"
 
 
-def _shape_changes_by_a_new_attempt_alone(c: _Change) -> Iterator[str]:
+def _shape_changes_by_a_new_attempt_alone(c: Change) -> Iterator[str]:
     before, after, answer = c.before, c.after, c.answer
     told = getattr(answer, "permits_before", None)
     fresh_attempt = c.asked.id not in c.holding and c.asked.id not in c.queue
     if (before.kind, before.permits) != (after.kind, after.permits):
-        if not (isinstance(answer, out.Granted | out.Queued | out.Busy) and fresh_attempt):
+        if not (isinstance(answer, out.Granted | out.Queued | out.Busy | out.QueueFull) and fresh_attempt):
             yield f"kind or permits were changed by {c.asked.verb} of {c.asked.id}"
         if before.kind != after.kind and (c.holding or c.queue):
             yield "the kind changed under somebody's feet"
@@ -325,7 +337,7 @@ def _shape_changes_by_a_new_attempt_alone(c: _Change) -> Iterator[str]:
         yield "the version rose though nothing changed"
 
 
-def _grants_are_told_truly(c: _Change) -> Iterator[str]:
+def _grants_are_told_truly(c: Change) -> Iterator[str]:
     answer, after = c.answer, c.after
     if isinstance(answer, out.Granted | out.Renewed | out.Transferred):
         holder = next((h for h in after.holders if h.id == (c.asked.to_id or c.asked.id)), None)
@@ -344,23 +356,32 @@ def _grants_are_told_truly(c: _Change) -> Iterator[str]:
     if (
         isinstance(answer, out.Transferred)
         and c.named
-        and (c.asked.to_id in c.holding or any(one.id == c.asked.id for one in _everyone(after)))
+        and (c.asked.to_id in c.holding or any(one.id == c.asked.id for one in everyone(after)))
     ):
         yield "a transfer left its giver in, or took from a target that held"
 
 
-def _refusals_are_told_truly(c: _Change) -> Iterator[str]:
+def _refusals_are_told_truly(c: Change) -> Iterator[str]:
     answer, after = c.answer, c.after
+    mine = next((waiter for waiter in after.waiters if waiter.id == c.asked.id), None)
+    eligible = [one for one in after.waiters if not one.passed and (mine is None or one.number < mine.number)]
     if isinstance(answer, out.Queued) and (
-        answer.position >= len(after.waiters)
-        or after.waiters[answer.position].id != c.asked.id
+        mine is None
+        or answer.position != len(eligible)
         or answer.recheck_in != (None if after.due_at is None else after.due_at - c.now)
         or answer.holders != after.holders
     ):
         yield f"{c.asked.id} was told {answer}, the queue is {after.waiters}"
-    if isinstance(answer, out.Busy) and (answer.holders, answer.waiting) != (after.holders, len(after.waiters)):
+    fits = mine is not None and mine.weight <= after.permits - load(after)
+    if isinstance(answer, out.Queued) and fits and not eligible and not after.closed_until:
+        yield f"{c.asked.id} was told to wait though a permit was free for it"
+    if isinstance(answer, out.QueueFull) and (len(after.waiters), mine) != (answer.waiting, None):
+        yield f"the answer {answer} does not tell how many wait, or it has a place"
+    if isinstance(answer, out.QueueFull) and answer.waiting < MAX_WAITERS:
+        yield "the queue was called full and is not"
+    if isinstance(answer, out.Busy) and (answer.holders, answer.waiting) != (after.holders, after.waiting):
         yield f"the answer {answer} does not tell who is in the way"
-    if isinstance(answer, out.Released | out.Abandoned) and any(one.id == c.asked.id for one in _everyone(after)):
+    if isinstance(answer, out.Released | out.Abandoned) and any(one.id == c.asked.id for one in everyone(after)):
         yield f"{c.asked.id} is still there"
     if isinstance(answer, out.Abandoned) and all(stone.id != c.asked.id for stone in after.tombstones):
         yield f"{c.asked.id} was given up without a tombstone"
@@ -375,14 +396,17 @@ def _refusals_are_told_truly(c: _Change) -> Iterator[str]:
 _STATE: tuple[Callable[[LockRecord], Iterator[str]], ...] = (
     _ids_and_tokens_are_unique,
     _sizes_are_sound,
+    _offers_keep_a_place,
     _due_is_the_next_end,
+    _overflow_comes_after_the_listed,
 )
-_STEPS: tuple[Callable[[_Change], Iterator[str]], ...] = (
+_STEPS: tuple[Callable[[Change], Iterator[str]], ...] = (
     _fence_counts_every_grant,
     _grants_fit,
     _grants_come_from_the_head,
     _woken_are_the_new_offers,
-    _offers_live_as_long_as_their_waiter,
+    _called_are_hinted_and_passed_over,
+    _offers_live_for_a_while,
     _only_the_named_change,
     _only_by_right,
     _queue_keeps_its_order,
@@ -392,29 +416,3 @@ _STEPS: tuple[Callable[[_Change], Iterator[str]], ...] = (
     _grants_are_told_truly,
     _refusals_are_told_truly,
 )
-
-
-def _everyone(record: LockRecord) -> list[Holder | Waiter]:
-    return [*record.holders, *record.waiters]
-
-
-def _living(things: tuple[_Mortal, ...], now: int) -> list[_Mortal]:
-    return [thing for thing in things if thing.expires_at is None or thing.expires_at > now]
-
-
-def _lowered(thing: _Mortal, now: int) -> _Mortal:
-    if thing.ttl is None or thing.expires_at is None or thing.expires_at <= now + thing.ttl:
-        return thing
-    return replace(thing, expires_at=now + thing.ttl)
-
-
-def _identity(holder: Holder) -> tuple[object, ...]:
-    return holder.id, holder.label, holder.token, holder.weight, holder.via, holder.unknown
-
-
-def _floor(holders: Iterable[Holder], fence: int) -> int:
-    return min((holder.token for holder in holders), default=fence)
-
-
-def _load(record: LockRecord) -> int:
-    return sum(holder.weight for holder in record.holders)

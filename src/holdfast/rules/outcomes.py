@@ -1,7 +1,8 @@
 """What a lock can answer. A command is answered by one of these, never by an exception.
 
-`woken` lists the attempts that were granted by the same step, whichever command it was: the store tells
-them. Who is in the way is told as it is stored, so that a caller can name it.
+`woken` lists the attempts that were granted by the same step, whichever command it was. `hinted` lists waiters that
+were granted nothing, but should ask now. The store sends a hint to both. Who is in the way is told as it is stored,
+so that a caller can name it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The root of all answers."""
 
     woken: tuple[str, ...] = ()
+    hinted: tuple[str, ...] = ()
 
 
 class Granted(Outcome, frozen=True, kw_only=True):
@@ -28,7 +30,10 @@ class Granted(Outcome, frozen=True, kw_only=True):
 
 
 class Queued(Outcome, frozen=True, kw_only=True):
-    """The attempt waits. Position 0 is next; `recheck_in` is how long until anything can expire."""
+    """The attempt waits. Position 0 is next; `recheck_in` is how long until anything can expire.
+
+    Waiters that were passed over do not count: the position is the number of waiters that block this one.
+    """
 
     position: int
     holders: tuple[Holder, ...]
@@ -44,6 +49,13 @@ class Busy(Outcome, frozen=True, kw_only=True):
     waiting: int
     now: int
     retry_in: int | None
+    permits_before: int | None = None
+
+
+class QueueFull(Outcome, frozen=True, kw_only=True):
+    """The attempt was refused and got no place: as many as may wait for a key are `waiting` already."""
+
+    waiting: int
     permits_before: int | None = None
 
 
@@ -77,6 +89,10 @@ class NotHeld(Outcome, frozen=True, kw_only=True):
     """The caller does not hold what it wants to change. Nothing was changed for it."""
 
 
+class PassedOver(Outcome, frozen=True, kw_only=True):
+    """The offer has ended unconfirmed. Its waiter is back at its place in the queue."""
+
+
 class TargetHolds(Outcome, frozen=True, kw_only=True):
     """A transfer was refused because its target holds already."""
 
@@ -105,7 +121,9 @@ class ForceReleased(Outcome, frozen=True, kw_only=True):
 
 
 class Settled(Outcome, frozen=True, kw_only=True):
-    """Whatever time had ended was ended."""
+    """Whatever time had ended was ended. An offer that nobody has confirmed may end in so many microseconds."""
+
+    offer_ends_in: int | None = None
 
 
 class Seen(Outcome, frozen=True, kw_only=True):

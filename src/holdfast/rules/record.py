@@ -28,8 +28,33 @@ class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         return f"{self.name} ({self.host}:{self.pid})" if self.host else self.name
 
 
+class Waiter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One place in the queue. `ttl` is how long the place is kept after the waiter's last sign of life.
+
+    Waiters stand in the order of their `number`, which counts arrivals. `missed` counts the offers that ran out
+    unconfirmed. A waiter that is `passed` over keeps its place, but is offered nothing and blocks nobody until it asks
+    again. `listens`: hints are sent to the waiter's process, so a hint that nobody receives shows that it is gone.
+    """
+
+    id: str
+    label: Label
+    since: int
+    ttl: int | None
+    expires_at: int | None
+    weight: int = 1
+    delay: int = 0
+    number: int = 0
+    missed: int = 0
+    passed: bool = False
+    listens: bool = False
+    unknown: dict[str, Any] | None = None
+
+
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One grant. An `offered` one waits for its confirmation and lives only as long as its waiter did."""
+    """One grant. An `offered` one waits for its confirmation.
+
+    The waiter of an offer that can run out goes back to its `place` in the queue when it does.
+    """
 
     id: str
     label: Label
@@ -41,19 +66,7 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     offered: bool = False
     delay: int = 0
     via: str = ""
-    unknown: dict[str, Any] | None = None
-
-
-class Waiter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One place in the queue. `ttl` is how long the place is kept after the waiter's last sign of life."""
-
-    id: str
-    label: Label
-    since: int
-    ttl: int | None
-    expires_at: int | None
-    weight: int = 1
-    delay: int = 0
+    place: Waiter | None = None
     unknown: dict[str, Any] | None = None
 
 
@@ -77,8 +90,23 @@ class Forced(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     unknown: dict[str, Any] | None = None
 
 
+class Overflow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Runs that wait for the lock and are not listed in its record: how many, and their lowest and highest number.
+
+    Each of them stands in its own run's record (`rules/overflow.py`). `first` may be lower than their lowest number.
+    """
+
+    count: int
+    first: int
+    last: int
+    unknown: dict[str, Any] | None = None
+
+
 class LockRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything that is known of one key. The default is the key that nobody has ever used."""
+    """Everything that is known of one key. The default is the key that nobody has ever used.
+
+    `overflow`: more runs wait than are listed among the `waiters`.
+    """
 
     kind: Kind = "item"
     permits: int = 1
@@ -91,12 +119,18 @@ class LockRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     closed_for: int = 0
     due_at: int | None = None
     forced: Forced | None = None
+    overflow: Overflow | None = None
     unknown: dict[str, Any] | None = None
 
     @property
     def idle(self) -> bool:
         """Nobody holds and nobody waits."""
-        return not self.holders and not self.waiters
+        return not self.holders and not self.waiters and self.overflow is None
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, listed here or not."""
+        return len(self.waiters) + (0 if self.overflow is None else self.overflow.count)
 
 
 EMPTY = LockRecord()
@@ -106,8 +140,10 @@ _decoder = msgspec.json.Decoder(LockRecord)
 _PARTS: dict[str, type[msgspec.Struct]] = {
     "holders": Holder,
     "waiters": Waiter,
+    "place": Waiter,
     "tombstones": Tombstone,
     "forced": Forced,
+    "overflow": Overflow,
     "label": Label,
 }
 

@@ -7,12 +7,12 @@ say is not decided here: they are text. All times are integer microseconds of th
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from .admission import Place
+from .admission import Place, group_of
 from .record import LockRecord
 
 Status = Literal["queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out"]
@@ -21,6 +21,20 @@ End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
 Locks = tuple[tuple[int, str], ...]
 """What a run has or waits for: the number of each ask, and the key."""
+
+
+class LockWait(msgspec.Struct, frozen=True, array_like=True):
+    """A place in the queue of a lock that the lock's record does not list: see `rules/overflow.py`.
+
+    `ask` is the number of the run's ask; `number` orders those who wait for the lock.
+    """
+
+    key: str
+    number: int
+    ask: int
+    since: int
+    weight: int = 1
+
 
 Scalar = str | int | bool
 """What an attribute can be."""
@@ -54,7 +68,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `due_at` is when a run that nobody drives may be claimed: a time, or `at_once`, or None: not before an event comes.
     `last` is the id of the last record that was made. `places` are the limits that count it while it lives; of those
     who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`. `locks` is what it has or
-    waits for; `stuck` is there where
+    waits for, `waits` those of them in whose queue it stands without being listed there; `stuck` is there where
     nothing can bring it on but those and children, as its last record said, unless that was answered at once.
     """
 
@@ -84,6 +98,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     arrival: int = 0
     cancelling: bool = False
     locks: Locks = ()
+    waits: tuple[LockWait, ...] = ()
     stuck: Stuck | None = None
 
     @property
@@ -161,6 +176,48 @@ def workflow_of(type: str) -> str:
     return type.partition("@")[0]
 
 
+class Membership(NamedTuple):
+    """That a living run is counted or waits somewhere: the runs of one group are counted together, in this order."""
+
+    group: str
+    queued: bool
+    rank: int
+    arrival: int
+    run: str
+    workflow: str
+    """Empty where the group is the queue of a lock."""
+    place: Place | None
+
+
+def memberships(run: Run) -> list[Membership]:
+    """The groups that a run is a member of: at its limits, and in the queues of locks that do not list it.
+
+    Of those who wait at a limit the highest priority comes first; those who were let in have one rank.
+    """
+    if not run.living or not (run.places or run.waits):
+        return []
+    queued = run.status == "queued"
+    rank = -run.priority if queued else 0
+    found = [
+        Membership(group_of(run.workflow, place), queued, rank, run.arrival, run.id, run.workflow, place)
+        for place in run.places
+    ]
+    found += [
+        Membership(queue_group(wait.key), queued=True, rank=0, arrival=wait.number, run=run.id, workflow="", place=None)
+        for wait in run.waits
+    ]
+    return found
+
+
+def queue_group(key: str) -> str:
+    """The group of the runs that wait for a lock and are not listed in its record. No workflow has such a name.
+
+    >>> queue_group("printer")
+    '#lock/printer'
+    """
+    return f"#lock/{key}"
+
+
 def worker_key(worker: str) -> str:
     """The key of the lock that is a worker's lease."""
     return f"worker/{worker}"
@@ -188,6 +245,11 @@ def holds(record: LockRecord | None, now: int, id: str | None = None) -> bool:
         and (holder.expires_at is None or holder.expires_at > now)
         for holder in record.holders
     )
+
+
+def ended_key(run: Run) -> str:
+    """The key of the event by which a parent is told of this end of a run: a run that was revived can end again."""
+    return f"ended/{run.id}/{run.fence}"
 
 
 def new_fence(run: Run | None, now: int) -> int:
@@ -301,6 +363,7 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         deaths=0,
         watchers=(),
         locks=(),
+        waits=(),
         stuck=None,
     )
 
@@ -346,6 +409,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         ended_at=None,
         cancelling=False,
         locks=(),
+        waits=(),
         stuck=None,
         started_at=None if fresh else run.started_at,
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from .admission import Limit, Place, Terms
 from .record import LockRecord
+from .record_type import R, RecordType
 from .run import Event, Run, Scalar, Worker
 from .slot import Address, Slot
 
@@ -135,6 +136,12 @@ class Book(Protocol):
 
     def put_slot(self, address: Address, slot: Slot) -> None:
         """Write a state slot."""
+
+    def record(self, type: RecordType[R], key: str) -> R | None:
+        """A record of any type; None: there is none."""
+
+    def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
+        """Write a record of any type; None removes it. Raises for what cannot be stored."""
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that fit, the newest first, those after the cursor."""

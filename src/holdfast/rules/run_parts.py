@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from msgspec.structs import replace
 
+from ..errors import RecordUnreadable
 from . import run as rule
 from .run import Event, Run
 from .run_book import Book
@@ -39,7 +42,9 @@ def wake(book: Book, now: int, run: Run) -> tuple[str, ...]:
         return (rule.hint_for(run.worker, run.id),) if run.posted else ()
     if run.due_at is None or run.due_at > now:
         return ()
-    able = [worker.id for worker in book.workers() if run.type in worker.types and lives(book, now, worker.id)]
+    able: list[str] = []
+    with suppress(RecordUnreadable):  # it is a hint: nobody is kept from what was decided
+        able += [worker.id for worker in book.workers() if run.type in worker.types and lives(book, now, worker.id)]
     return (rule.hint_for(able[sum(run.id.encode()) % len(able)], run.id),) if able else ()
 
 

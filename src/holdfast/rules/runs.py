@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from ..errors import RecordUnreadable
 from . import run as rule
 from .admission import Terms, Verdict
-from .admitting import cancel, enter, finish
+from .admitting import cancel, enter, finish, look_at_the_end
 from .asks import Ask
 from .belongings import ask, give_back, held, said_before, tell
 from .outcomes import Outcome
@@ -97,7 +98,13 @@ def claim(
         run = book.run(seen.id) or seen  # the end of another may have told it something just now
         if run.type not in becomes or (run.worker != worker and lives(book, now, run.worker)):
             continue
-        if (locked := book.lock(rule.run_key(run.workflow, run.id))) is not None and rule.holds(locked, now):
+        try:
+            can_be_had = _can_be_had(book, now, run)
+        except RecordUnreadable:
+            if runs:
+                raise
+            can_be_had = False  # what is damaged is left alone, and hides nobody
+        if not can_be_had:
             book.save(rule.postponed(run, now))
             continue
         if run.deaths >= rule.POISONED:
@@ -282,6 +289,13 @@ def dismiss(book: Book, now: int, worker: str) -> Outcome:
 
 
 # -- parts of the stories ---------------------------------------------------------------------------------------
+
+
+def _can_be_had(book: Book, now: int, run: Run) -> bool:
+    """Whether nobody has locked a run from outside. Raises where that, or what its end would change, is damaged."""
+    if run.deaths >= rule.POISONED:
+        look_at_the_end(book, run)
+    return not rule.holds(book.lock(rule.run_key(run.workflow, run.id)), now)
 
 
 def _given(book: Book, now: int, run: Run) -> Claim:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
-from ..errors import InvalidOption, InvalidValue, KindMismatch
-from ..rules import lock
+from ..errors import InvalidOption, InvalidValue, KindMismatch, QueueFull
 from ..rules import outcomes as out
+from ..rules.lock import Lock
 from ..rules.record import EMPTY, Label, LockRecord, decode, encode
 from ..values import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
 from .atomic import KEEP, AsyncState, SyncState
@@ -96,9 +96,8 @@ class DurableSemaphore:
         me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, AcquireAttempt]:
-            record, outcome = lock.acquire(
-                record,
-                at,
+            lock = Lock(record, at, offers=False)
+            outcome = lock.acquire(
                 id=me,
                 label=Label(name=me),
                 kind="semaphore",
@@ -107,7 +106,6 @@ class DurableSemaphore:
                 ttl=ttl,
                 queue=True,
                 waiter_ttl=self._kept(ttl),
-                offers=False,
             )
             if isinstance(outcome, out.Mismatch):
                 raise KindMismatch(
@@ -116,10 +114,12 @@ class DurableSemaphore:
                     wanted="semaphore",
                     found=outcome.found,
                 )
+            if isinstance(outcome, out.QueueFull):
+                raise QueueFull(key=slot.key, waiting=outcome.waiting)
             if isinstance(outcome, out.Queued):
-                return record, AcquireAttempt(acquired=False, position=outcome.position)
+                return lock.record(), AcquireAttempt(acquired=False, position=outcome.position)
             assert isinstance(outcome, out.Granted)  # noqa: S101  (weight 1 always fits, and nothing is abandoned here)
-            return record, AcquireAttempt(acquired=True, position=-1)
+            return lock.record(), AcquireAttempt(acquired=True, position=-1)
 
         return _on(slot, "try_acquire", moment, decide, AcquireAttempt)
 
@@ -132,7 +132,9 @@ class DurableSemaphore:
         me, moment = checked_key(holder_id, what="holder_id"), _moment(now)
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, None]:
-            return lock.abandon(record, at, id=me, ttl=0, offers=False)[0], None
+            lock = Lock(record, at, offers=False)
+            lock.abandon(id=me, ttl=0)
+            return lock.record(), None
 
         return _on(slot, "release", moment, decide, None)
 
@@ -148,9 +150,9 @@ class DurableSemaphore:
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, bool]:
             token = next((holder.token for holder in record.holders if holder.id == me), 0)
-            changed, outcome = lock.renew(record, at, id=me, token=token, ttl=ttl, offers=False)
-            renewed = isinstance(outcome, out.Renewed)
-            return changed if renewed else record, renewed
+            lock = Lock(record, at, offers=False)
+            renewed = isinstance(lock.renew(id=me, token=token, ttl=ttl), out.Renewed)
+            return lock.record() if renewed else record, renewed
 
         return _on(slot, "renew", moment, decide, bool)
 

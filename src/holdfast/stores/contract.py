@@ -63,7 +63,9 @@ class Connection(Protocol):
         """Carry out the commands in their order, and answer each at its own place.
 
         `now` is the store's clock, read within the atomic step. After the step has been made durable, the
-        attempts in the outcomes' `woken` are sent hints. Raises `StoreError` for the batch as a whole.
+        attempts in the outcomes' `woken` and `hinted` are sent hints; of those in `woken`, attempts of runs are posted
+        an event within the step instead. Where a hint shows that the process of a waiter that `listens` is dead, the
+        store may send `PassOver` for its offer. Raises `StoreError` for the batch as a whole.
         """
 
     def close(self) -> None:
@@ -72,6 +74,9 @@ class Connection(Protocol):
 
 class Watch(Protocol):
     """A running subscription to hints."""
+
+    polls: bool
+    """Whether hints are not sent at this moment. A watch that looks for itself gives them to `eager` attempts alone."""
 
     def expect(self, id: str, *, eager: bool) -> None:
         """Say that this attempt waits; `eager` for the head of a queue, which may be polled for often."""
@@ -89,6 +94,17 @@ class Tied(Protocol):
 
     def on_severed(self, tell: Callable[[str], None]) -> None:
         """Call this from any thread, with the reason, when what was granted through this store has ended."""
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """What a store is as well whose time is that of its clients' hosts: it can tell whose clock differs."""
+
+    def on_differing_clock(self, name: str, tell: Callable[[str, str, int, float], None]) -> None:
+        """Call this for each process whose clock begins to differ from the others': name, host, process, seconds ahead.
+
+        `name` is what this client is called. Called from any thread, also about this process itself.
+        """
 
 
 @runtime_checkable

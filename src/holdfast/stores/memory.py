@@ -9,24 +9,27 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import count, islice
-from typing import TYPE_CHECKING
+from itertools import count, groupby, islice
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from weakref import WeakSet, WeakValueDictionary
 
 from .._platform import after_fork_in_child
-from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, SettleDue, SlotCommand, Swept
+from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, Settle, SettleDue, SlotCommand, Swept
 from ..errors import InvalidKey, InvalidOption, StoreUnusable
 from ..rules import lock
 from ..rules.belongings import tell
 from ..rules.outcomes import Outcome
+from ..rules.overflow import reader_of
 from ..rules.record import EMPTY, LockRecord
 from ..rules.slot import EMPTY_SLOT, Address, Slot
 from ..run_commands import RunCommand
 from ..values import checked_key
 from .contract import Capabilities, Clock, Finding, Hint, Role
+from .memory_records import MemoryRecords
 from .memory_runs import MemoryBook
-from .shared import at_least_one, failed, listed, woken_by_channel
+from .records import is_about_a_record
+from .shared import at_least_one, by_key, decided, failed, listed, swept, woken_by_channel
 
 if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
@@ -68,7 +71,8 @@ class _Space:
         self.mutex = threading.Lock()
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
-        self.runs = MemoryBook(self.records.get, self.put, self.slots)
+        self.typed = MemoryRecords()
+        self.runs = MemoryBook(self.records.get, self.put, self.slots, self.typed)
         self.watches: dict[str, list[MemoryWatch]] = {}
         self._sorted: list[str] | None = []
 
@@ -152,6 +156,8 @@ class MemoryStore:
 class MemoryWatch:
     """A subscription within the process."""
 
+    polls = False
+
     def __init__(self, space: _Space, channel: str, on_hint: Hint) -> None:
         self._space, self._channel, self.on_hint = space, channel, on_hint
         with space.mutex:
@@ -185,19 +191,8 @@ class MemoryConnection:
         space = self._space
         if space is None:
             raise StoreUnusable("this connection is closed: open a new one")
-        outcomes: list[Outcome] = []
-        hints: list[str] = []
-        with space.mutex:
-            now = self._clock()
-            for command in commands:
-                try:
-                    outcomes.append(_answer(space, command, now))
-                except Exception as error:  # a bad command fails alone
-                    outcomes.append(failed(command, error))
-                if outcomes[-1].woken and not isinstance(command, RunCommand):
-                    hints += tell(space.runs, now, outcomes[-1].woken)
-            woken = woken_by_channel(outcomes, hints)
-            told = [(watch, ids) for channel, ids in woken.items() for watch in space.watches.get(channel, ())]
+        with space.mutex:  # no loop in here: see test_interrupts.py
+            outcomes, told = _executed(space, commands, self._clock())
         for watch, ids in told:
             watch.on_hint(ids)
         return outcomes
@@ -207,13 +202,68 @@ class MemoryConnection:
         self._space = None
 
 
+def _executed(
+    space: _Space, commands: Sequence[Command], now: int
+) -> tuple[list[Outcome], list[tuple[MemoryWatch, list[str]]]]:
+    """Carry the commands out, under the mutex. Also returns which watches are to be told of what."""
+    outcomes: list[Outcome] = []
+    hints: list[str] = []
+    for what, some in groupby(commands, _subject):
+        if what == "locks":
+            outcomes += _decide(space, list(some), now, hints)
+        elif what == "records":
+            outcomes += _decide_records(space, list(some), now, hints)
+        else:
+            outcomes += [_alone(space, command, now, hints) for command in some]
+    woken = woken_by_channel(outcomes, hints)
+    return outcomes, [(watch, ids) for channel, ids in woken.items() for watch in space.watches.get(channel, ())]
+
+
+def _subject(command: Command) -> str:
+    if isinstance(command, LockCommand) and type(command.key) is str:
+        return "locks"
+    return "records" if is_about_a_record(command) else ""
+
+
+def _decide(space: _Space, commands: list[Any], now: int, hints: list[str]) -> list[Outcome]:
+    """Decide on commands about locks, those about one key together. Runs are told in the order of the commands."""
+    answers: dict[int, Outcome] = {}
+    for key, some in by_key(commands).items():
+        before = space.records.get(key, EMPTY)
+        reader = reader_of(space.runs, key, before)
+        after, outcomes = decided(before, [command for _, command in some], now, _as_it_is, reader)
+        if after is not None:
+            space.put(key, after)
+        answers.update(zip([place for place, _ in some], outcomes, strict=True))
+    for place in range(len(commands)):
+        if answers[place].woken:
+            hints += tell(space.runs, now, answers[place].woken)
+    return [answers[place] for place in range(len(commands))]
+
+
+def _decide_records(space: _Space, commands: list[Any], now: int, hints: list[str]) -> list[Outcome]:
+    outcomes = space.typed.decide(commands, now)
+    for outcome in outcomes:
+        if outcome.woken:
+            hints += tell(space.runs, now, outcome.woken)
+    return outcomes
+
+
+def _as_it_is(record: LockRecord) -> LockRecord:
+    return record
+
+
+def _alone(space: _Space, command: Command, now: int, hints: list[str]) -> Outcome:
+    try:
+        outcome = _answer(space, command, now)
+    except Exception as error:  # a bad command fails alone
+        return failed(command, error)
+    if outcome.woken and not isinstance(command, RunCommand):
+        hints += tell(space.runs, now, outcome.woken)
+    return outcome
+
+
 def _answer(space: _Space, command: Command, now: int) -> Outcome:
-    if isinstance(command, LockCommand):
-        before = space.records.get(command.key, EMPTY)
-        after, outcome = command.apply(before, now)
-        if after is not before:
-            space.put(command.key, after)
-        return outcome
     if isinstance(command, SlotCommand):
         slot = space.slots.get(command.address, EMPTY_SLOT)
         changed, outcome = command.apply(slot, now)
@@ -228,6 +278,8 @@ def _answer(space: _Space, command: Command, now: int) -> Outcome:
         return _settle_due(space, command, now)
     if isinstance(command, Cleanup):
         return _clean_up(space, command, now)
+    if (found := space.typed.look(command, now)) is not None:
+        return found
     raise TypeError(f"{type(command).__name__} is not a command that this store knows")
 
 
@@ -246,16 +298,17 @@ def _settle_due(space: _Space, command: SettleDue, now: int) -> Swept:
         if record.due_at is not None and record.due_at <= now
     )
     changed = 0
-    woken: tuple[str, ...] = ()
+    outcomes = []
     for _, key in due[:limit]:
         before = space.records[key]
-        after, more = lock.settle(before, now)
-        if after is not before:
+        reader = reader_of(space.runs, key, before)
+        after, (outcome,) = decided(before, [Settle(key=key)], now, _as_it_is, reader)
+        if after is not None:
             space.put(key, after)
             changed += 1
-        woken += more
+        outcomes.append(outcome)
     following = due[limit - 1][1] if len(due) > limit else None
-    return Swept(seen=len(due[:limit]), changed=changed, next=following, woken=woken)
+    return swept(outcomes, changed, following)
 
 
 def _clean_up(space: _Space, command: Cleanup, now: int) -> Swept:

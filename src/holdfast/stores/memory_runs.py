@@ -10,9 +10,11 @@ from typing import Any
 from ..rules import lock
 from ..rules.admission import Limit, Place, Terms, group_of
 from ..rules.record import LockRecord
-from ..rules.run import Event, Run, Worker
+from ..rules.record_type import R, RecordType
+from ..rules.run import Event, Run, Worker, memberships
 from ..rules.run_book import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Slot
+from .memory_records import MemoryRecords
 
 
 class MemoryBook:
@@ -23,8 +25,10 @@ class MemoryBook:
         lock: Callable[[str], LockRecord | None],
         put_lock: Callable[[str, LockRecord], None],
         slots: dict[Address, Slot],
+        records: MemoryRecords | None = None,
     ) -> None:
         self.lock, self.put_lock, self._slots = lock, put_lock, slots
+        self._records = MemoryRecords() if records is None else records
         self._runs: dict[str, Run] = {}
         self._by_key: dict[tuple[str, str], str] = {}
         self._by_age: list[tuple[int, str]] = []
@@ -59,20 +63,17 @@ class MemoryBook:
             self._owned[before.worker].pop(run.id, None)
         if run.worker:
             self._owned.setdefault(run.worker, {})[run.id] = None
-        if run.places:
+        if run.places or run.waits or (before is not None and before.waits):
             self._count(before, run)
 
     def _count(self, before: Run | None, run: Run) -> None:
-        """Keep the order of those who wait at a limit, and of those who were let in."""
-        for one, adds in ((before, False), (run, True)):
-            if one is None or not one.living:
-                continue
-            for place in one.places:
-                group = group_of(one.workflow, place)
-                if one.status == "queued":
-                    _put(self._queues, group, (-one.priority, one.arrival, one.id), adds=adds)
+        """Keep the order of those who wait at a limit or for a lock, and of those who were let in."""
+        for who, adds in ((before, False), (run, True)):
+            for one in () if who is None else memberships(who):
+                if one.queued:
+                    _put(self._queues, one.group, (one.rank, one.arrival, one.run), adds=adds)
                 else:
-                    _put(self._let_in, group, (one.arrival, one.id), adds=adds)
+                    _put(self._let_in, one.group, (one.arrival, one.run), adds=adds)
 
     def run_with_key(self, workflow: str, key: str) -> str | None:
         """The id of the run of this workflow that was started with this idempotency key."""
@@ -198,6 +199,14 @@ class MemoryBook:
     def put_slot(self, address: Address, slot: Slot) -> None:
         """Write a state slot."""
         self._slots[address] = slot
+
+    def record(self, type: RecordType[R], key: str) -> R | None:
+        """A record of any type; None: there is none."""
+        return self._records.record(type, key)
+
+    def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
+        """Write a record of any type; None removes it."""
+        self._records.put_record(type, key, record)
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that fit, the newest first, those after the cursor."""

@@ -17,7 +17,9 @@ log = logging.getLogger("holdfast.stores")
 
 
 class Hinting:
-    """What passes hints on until it is closed."""
+    """What passes hints on until it is closed. `polls`: hints come only for the heads of queues, see `Watch.polls`."""
+
+    polls = False
 
     def __init__(self, on_hint: Hint) -> None:
         self._on_hint = on_hint
@@ -60,7 +62,8 @@ class Near(Generic[W]):
     def channels(self, place: Hashable) -> list[str]:
         """The channels of a place that are watched here."""
         with self._lock:
-            return [channel for where, channel in self._watches if where == place]
+            watched = list(self._watches)
+        return [channel for where, channel in watched if where == place]
 
     def tell(self, place: Hashable, channel: str, ids: Collection[str] | None) -> bool:
         """Give a hint to all who watch this channel here. False if nobody does."""

@@ -1,412 +1,335 @@
-"""Batches for PostgreSQL: commands become the parts of one `holdfast.execute`, its answers become outcomes.
+"""Batches for PostgreSQL: what goes to the server's own forms, what the rules decide, and what is asked for again.
 
-The rules run in the server (postgresql.sql). What is only looked at is settled for the eye here, by the rules in
-Python. A row that somebody else keeps locked is asked for again for some hundredths of a second, and then that one
-command fails: whoever sent it asks again, and everybody else goes on meanwhile.
+A row or a limit that another transaction keeps locked is asked for again for some hundredths of a second, and then the
+commands that need it fail: their callers ask again, and all other commands go on meanwhile. A batch that has waited for
+a key which another transaction has inserted is cut into parts that hardly wait, down to the command that meets it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, groupby
-from typing import Any, Protocol
-
-import msgspec
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import groupby
 
 from .._platform import elapsed
-from ..commands import (
-    Acquire,
-    Cleanup,
-    Command,
-    Failed,
-    Inspect,
-    ListLocks,
-    LockCommand,
-    Page,
-    SettleDue,
-    SlotCommand,
-    Swept,
-)
-from ..errors import RecordUnreadable, StoreContended, StoreUnavailable
-from ..rules import outcomes as out
+from ..commands import Command, Failed, LockCommand, RecordCommand, SlotCommand
+from ..errors import StoreContended, StoreError
 from ..rules.outcomes import Outcome
-from ..rules.record import EMPTY, decode
-from ..rules.slot import Conflict, SlotSeen, Swapped
-from ..run_commands import RunCommand
-from . import postgres_runs
-from .postgres_runs import Row
-from .postgres_session import BadData, Contended
-from .shared import at_least_one, end_of_prefix, failed, listed
+from ..rules.run import Finish
+from ..run_commands import RecordRun, RunCommand, StartRun
+from . import executor, work
+from .footprint import footprint
+from .postgres_contention import kept_locked, table_locked
+from .postgres_native import Part, outcomes_of, parts_of, statement_for
+from .postgres_reading import busy_name
+from .postgres_repository import OwnTransactions, PostgresSource, Transactions
+from .postgres_session import BadData, Contended, LacksRights, Missing, Outrun
+from .postgres_tied import tied
+from .questions import GroupSize, LockByKey, Question, RecordAt, RunById, SlotAt, TermsOf
+from .shared import failed, flaw
 
 PATIENCE = b"40"
-"""Milliseconds for which one command waits for a row that somebody else has locked."""
+"""Milliseconds for which one command waits for a row or a limit that another transaction has locked."""
 LOOKS_FOR = 0.06
 """Seconds for which rows that were taken are looked for again: others may be behind them already."""
-AT_MOST = 0.5
-"""Seconds after which a batch that gets into others' way again and again is not cut into smaller ones any more."""
 PAUSES = (0.002, 0.005, 0.010, 0.020)
 """Seconds between looks at the rows that were taken, of all the commands of a batch together."""
 
-UNTIED = ("hold", "lease")
-"""A hold is kept for its whole window, and a lease by its owner's name: neither ends with a session."""
+STAYS_CROWDED = 8
+"""For how many commands after the last one that met others a lock is left to the rules at once."""
+MOST_CROWDED = 1_000
 
-Answer = tuple[str, msgspec.Raw]
-
-
-class Asking(Protocol):
-    """What can be asked a statement: a session of our own, or somebody's transaction."""
-
-    def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
-        """Send one statement and wait for its first value."""
-
-    def ask_often(self, statement: bytes, values: Sequence[bytes | None]) -> bytes | None:
-        """The same for the statement that is sent all the time."""
-
-
-class _Reply(msgspec.Struct, array_like=True, frozen=True):
-    now: int
-    parts: list[list[Answer]]
-    hints: tuple[str, ...] = ()
-
-
-_encoder = msgspec.json.Encoder()
-_reply = msgspec.json.Decoder(_Reply)
-_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
-    kind.__name__: msgspec.json.Decoder(kind)
-    for kind in (
-        out.Granted, out.Queued, out.Busy, out.Renewed, out.Released, out.Abandoned, out.Transferred, out.NotHeld,
-        out.TargetHolds, out.Mismatch, out.TooHeavy, out.Gone, out.ForceReleased, out.Settled, Swept, SlotSeen, Swapped,
-        Conflict,
-    )
-} | postgres_runs.DECODERS  # fmt: skip
-_taken = msgspec.json.Decoder(postgres_runs.Taken)
-
-
-class _Held(msgspec.Struct):
-    holders: msgspec.Raw
-
-
-class _Stored(msgspec.Struct):
-    record: msgspec.Raw
-    key: str = ""  # where a run has asked for it
-
-
-class _Rows(msgspec.Struct):
-    rows: list[tuple[str, msgspec.Raw]]
+ROWS = (RunById, LockByKey, RecordAt, SlotAt)
+GROUPS = (GroupSize, TermsOf)
+"""What can be waited for."""
 
 
 class Batch:
     """What is the same for all batches of one connection."""
 
-    def __init__(self, session: Asking, schema: bytes, namespace: str, *, patience: bytes | None = None) -> None:
-        """With `patience`, also batches wait for rows that somebody else has locked."""
-        self._session, self._namespace, self._patience = session, namespace.encode(), patience
-        self._statement = b"SELECT %b.execute($1, $2, $3, $4, $5)" % schema
-        self._for_one = b"SELECT %b.execute_one($1, $2, $3, $4, $5)" % schema
-        self._for_record = b"SELECT %b.execute_record($1, $2, $3, $4, $5)" % schema
-        self._who = b"SELECT %b.locked_by($1, $2)" % schema
-        self._whose_run = b"SELECT %b.run_locked_by($1, $2)" % schema
-        self._tie: int | None = None
-        self._late = 0.0
-        self._sent = False  # whether something of this batch has been carried out already
-        self.hints: list[str] = []  # whom to tell besides those who were granted something
-        self._rows: dict[int, Row] = {}  # which row a command waits for, by the identity of the command
-        self._stuck_rows: set[Row] = set()  # those that were waited for in vain
+    def __init__(
+        self,
+        transactions: Transactions,
+        *,
+        schema: str,
+        namespace: str,
+        patient: bool = False,
+        mend: Callable[[], bool] = bool,
+    ) -> None:
+        """With `patient`, batches wait for rows and limits that another transaction has locked, too.
+
+        `mend` makes functions that are gone, and tells whether it is of use to try again.
+        """
+        self._transactions, self._schema, self._namespace = transactions, schema, namespace
+        self._patient, self._mend = patient, mend
+        self._source = PostgresSource(transactions, schema=schema, namespace=namespace, mend=self._make_functions)
+        self._mended = False
+        self.hints: list[str] = []
+        """Who is to be told besides those who were granted something."""
+        self._crowded: dict[str, int] = {}
+        self._taken: list[Question] = []
+        """What the last look found locked by others."""
+        self._busy: dict[int, Sequence[Question]] = {}
+        """What each command that was left last needed and did not get, by the command's identity."""
+        self._in_vain: set[Question] = set()
+        """What was waited for, and not had."""
+        self._moving: dict[Question, None] = {}
+        """Groups that were busy and were had within their time: commands that all count wait for these at once."""
+        self._together = False
+        """Whether commands were left that may not need what the trip failed for."""
+        self._whole_table = False
 
     def run(
-        self, commands: Sequence[Command], at: bytes | None, told: bytes, *, session: int | None = None
+        self, commands: Sequence[Command], at: bytes | None, told: Collection[str] | None, *, session: int | None = None
     ) -> list[Outcome]:
         """Answer each command at its own place; grants are tied to the session, if there is one.
 
+        `at` takes the place of the clock; `told` are the channels that the caller tells itself, None: nobody is told.
         Raises `StoreError` for the batch as a whole.
         """
-        self._sent = False
-        self._tie = session
-        self._late = elapsed() + AT_MOST
-        self.hints = []
-        self._rows.clear()
-        self._stuck_rows.clear()
+        source = self._source
+        source.at, source.told, source.wrote = at, told, False
+        source.hasty = False
+        self.hints, self._mended, self._whole_table = [], False, False
+        for known in (self._taken, self._busy, self._in_vain):
+            known.clear()
         try:
-            until = elapsed() + LOOKS_FOR
-            outcomes = self._run(commands, at, told)
-            for pause in PAUSES:
-                taken = [place for place, outcome in enumerate(outcomes) if outcome is None]
-                if not taken or elapsed() >= until:
-                    break
-                again = self._look_again([commands[place] for place in taken], at, told, pause)
-                for place, outcome in zip(taken, again, strict=True):
-                    outcomes[place] = outcome
-            stuck = [place for place, outcome in enumerate(outcomes) if outcome is None]
-            for place in stuck:
-                outcomes[place] = Failed(error=self._stuck(commands[place], look=place == stuck[0]))
-        except StoreUnavailable as error:
-            error.ambiguous = error.ambiguous or self._sent
+            outcomes = self._patiently([tied(command, session) for command in commands], elapsed() + LOOKS_FOR)
+            source.close()
+            _check_rights(outcomes)
+        except BaseException as error:
+            if isinstance(error, StoreError):  # a part of the batch may have been carried out before
+                error.ambiguous = error.ambiguous or source.wrote
+            with suppress(StoreError):
+                source.close()
             raise
+        return outcomes
+
+    def _patiently(self, commands: Sequence[Command], until: float) -> list[Outcome]:
+        """Ask again for what was taken, for a while; then that fails.
+
+        No command fails because another one took long: each is looked at once more without waiting, if a trip failed
+        for several at once. That look also tells what it is that a command waited for.
+        """
+        self._together = False
+        outcomes = self._run(commands)
+        for pause in PAUSES:
+            if None not in outcomes or elapsed() >= until:
+                break
+            self._look_again(commands, outcomes, pause)
+        if None in outcomes and (self._together or not self._busy):
+            self._look_again(commands, outcomes, PAUSES[0], waiting=False)
+        stuck = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        for place in stuck:
+            outcomes[place] = Failed(error=self._stuck(commands[place], look=place == stuck[0]))
         return outcomes  # type: ignore[return-value]  # every place is filled by now
 
     def _look_again(
-        self, commands: Sequence[Command], at: bytes | None, told: bytes, pause: float
-    ) -> list[Outcome | None]:
-        """Ask again for what was taken: when a row that is in the way is free, or after a pause."""
-        rows = (self._rows.get(id(command)) for command in commands)
-        row = next((row for row in rows if row is not None and row not in self._stuck_rows), None)
-        if row is None:
+        self, commands: Sequence[Command], outcomes: list[Outcome | None], pause: float, *, waiting: bool = True
+    ) -> None:
+        """Ask again for what was taken: when a row or a group that is in the way is free, or after a pause."""
+        taken = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        awaited = self._next_awaited() if waiting else ()
+        self._taken.clear()
+        self._together = False
+        if not awaited:
+            self._source.close()  # nothing is held meanwhile
             time.sleep(pause)
-        return self._run(commands, at, told, row, again=True)
+        again = self._run([commands[place] for place in taken], awaited, again=True)
+        for place, outcome in zip(taken, again, strict=True):
+            outcomes[place] = outcome
+
+    def _next_awaited(self) -> Sequence[Question]:
+        """A row to wait for; or a group, with those that are soon free: a command may need several."""
+        for busy in self._taken:
+            if isinstance(busy, ROWS) and busy not in self._in_vain:
+                return (busy,)
+            if isinstance(busy, GROUPS) and busy not in self._in_vain:
+                return (*(one for one in self._moving if one != busy), busy)
+        return ()
 
     def _run(
-        self,
-        commands: Sequence[Command],
-        at: bytes | None,
-        told: bytes,
-        row: Row | None = None,
-        *,
-        again: bool = False,
+        self, commands: Sequence[Command], awaited: Sequence[Question] = (), *, again: bool = False
     ) -> list[Outcome | None]:
-        """Answer what can be answered; None for a command whose row is taken. A row that is named is waited for."""
-        if not commands:
-            return []
-        patience = self._patience
-        if patience is None and len(commands) == 1 and row is None and not (again and _may_need_more(commands[0])):
-            patience = PATIENCE
-        try:
-            parts, places = _parts(commands, self._tie)
-            if patience is not None and self._patience is None and parts[0][0] in ("one", "records"):
-                answers = self._ask_for_one(parts[0], at, patience, told)
-            else:
-                asked = parts if row is None else [["await", row], *parts]
-                values = (self._namespace, _encoder.encode(asked), at, patience, told)
-                answers = self._session.ask_often(self._statement, values)
-        except (BadData, Contended, TypeError, ValueError, OverflowError) as error:
-            if row is not None and isinstance(error, Contended):
-                self._stuck_rows.add(row)
-                return [None] * len(commands)
-            if len(commands) == 1:
-                return [None] if isinstance(error, Contended) else [failed(commands[0], error)]
-            if isinstance(error, Contended) and elapsed() >= self._late:
-                return [None] * len(commands)
-            half = len(commands) // 2
-            return self._run(commands[:half], at, told) + self._run(commands[half:], at, told)
-        self._sent = True
-        return self._outcomes(commands, places, answers)
-
-    def _ask_for_one(self, part: list[Any], at: bytes | None, patience: bytes, told: bytes) -> bytes | None:
-        """Send what is alone and has a way of its own."""
-        statement, sent = (self._for_record, part) if part[0] == "records" else (self._for_one, part[1:])
-        return self._session.ask_often(statement, (self._namespace, _encoder.encode(sent), at, patience, told))
-
-    def _outcomes(
-        self, commands: Sequence[Command], places: list[int] | None, reply: bytes | None
-    ) -> list[Outcome | None]:
-        said = _reply.decode(reply or b"")
-        self.hints += said.hints
+        """Answer what can be answered; None for a command whose row is taken. What is `awaited` is waited for."""
         outcomes: list[Outcome | None] = [None] * len(commands)
-        for place, (kind, body) in zip(places or (0,), chain.from_iterable(said.parts), strict=True):
-            if kind == "Born":
-                outcomes[place] = postgres_runs.born(commands[place], body)  # type: ignore[arg-type]  # only a start is
-            elif kind != "Taken":
-                outcomes[place] = _outcome(commands[place], kind, body, said.now)
-            elif (row := _taken.decode(body).row) is not None:
-                self._rows[id(commands[place])] = row
+        transactions = self._transactions
+        native = isinstance(transactions, OwnTransactions) and transactions.swift and not again
+        declined: list[int] = []
+        for part in parts_of(commands, self._crowded) if native else [Part(None, list(range(len(commands))), [])]:
+            places = part.places
+            if part.form is not None and isinstance(transactions, OwnTransactions):
+                answers = self._call(transactions, part, [commands[place] for place in places])
+                declined += [place for place, answer in zip(places, answers, strict=True) if answer is None]
+            else:
+                places, declined = sorted([*declined, *places]), []
+                answers = self._by_the_rules([commands[place] for place in places], awaited, again=again)
+            for place, answer in zip(places, answers, strict=True):
+                outcomes[place] = answer
+        left = self._by_the_rules([commands[place] for place in declined], awaited, again=again)
+        for place, answer in zip(declined, left, strict=True):
+            outcomes[place] = answer
         return outcomes
 
+    def _call(self, transactions: OwnTransactions, part: Part, commands: Sequence[Command]) -> list[Outcome | None]:
+        """Send commands to their form. What that declines, or cannot take, is for the rules."""
+        source, namespace = self._source, self._namespace.encode()
+        source.close()
+        try:
+            statement = statement_for(
+                part, schema=self._schema, namespace=namespace, at=source.at, told=source.told or ()
+            )
+            rows = transactions.call(statement)
+        except Missing as missing:
+            self._make_functions(missing)
+            return self._call(transactions, part, commands)
+        except (BadData, Contended, LacksRights, Outrun, TypeError, ValueError, OverflowError) as error:
+            source.hasty = source.hasty or (isinstance(error, Contended) and len(commands) > 1)  # it has waited
+            return [None] * len(commands)
+        source.wrote = source.wrote or bool(rows)
+        return outcomes_of(part, commands, rows)
+
+    def _make_functions(self, missing: Missing) -> None:
+        """Make functions that are missing, once a batch; nothing that needs them was carried out."""
+        self._source.close()
+        if self._mended or not self._mend():
+            raise missing
+        self._mended = True
+
+    def _by_the_rules(
+        self, commands: Sequence[Command], awaited: Sequence[Question], *, again: bool
+    ) -> list[Outcome | None]:
+        outcomes: list[Outcome | None] = [flaw(command) for command in commands]
+        sound = [place for place, flaw in enumerate(outcomes) if flaw is None]
+        for kind, some in groupby(sound, lambda place: executor.kind_of(commands[place])):
+            neighbours = list(some)
+            wanted = [commands[place] for place in neighbours]
+            for part in work.parts_of(wanted) if kind == "decisions" else ([place] for place in range(len(wanted))):
+                answers = self._decide([wanted[place] for place in part], awaited, again=again)
+                for place, answer in zip((neighbours[place] for place in part), answers, strict=True):
+                    outcomes[place] = answer
+        return outcomes
+
+    def _decide(self, commands: Sequence[Command], awaited: Sequence[Question], *, again: bool) -> list[Outcome | None]:
+        source, alone = self._source, len(commands) == 1 and not again
+        if alone and (row := _row_of(commands[0])) is not None:
+            awaited = (row,)
+        at_once = not (alone or again or awaited) and all(map(_counts, commands))
+        if at_once:
+            awaited = tuple(self._moving)
+        source.patient = self._patient and not source.hasty
+        source.alone, source.awaited = alone, awaited
+        try:
+            outcomes, hints, _ = executor.execute(source, commands)
+        except Missing as missing:
+            self._make_functions(missing)
+            return self._decide(commands, awaited, again=again)
+        except (BadData, Contended, LacksRights, TypeError, ValueError, OverflowError) as error:
+            source.close()
+            if at_once and awaited and isinstance(error, Contended) and not source.writing:
+                self._moving.clear()  # one of them stands still
+                source.hasty = True
+                return self._by_the_rules(commands, (), again=True)
+            return self._cut(commands, error, awaited)
+        if awaited and isinstance(awaited[-1], GROUPS):
+            if len(self._moving) >= MOST_CROWDED:
+                self._moving.clear()
+            self._moving[awaited[-1]] = None
+        self.hints += hints
+        self._taken += source.occupied
+        for command, outcome in zip(commands, outcomes, strict=True):
+            if outcome is None:
+                self._note_busy(command, source.occupied)
+        for command in commands:
+            if isinstance(command, LockCommand):
+                self._note_crowd(command.key)
+        return outcomes
+
+    def _note_crowd(self, key: str) -> None:
+        """Remember for a few commands that several want a lock: then its form would decline, and cost a trip."""
+        if self._source.is_crowded(key):
+            if len(self._crowded) >= MOST_CROWDED:
+                self._crowded.clear()
+            self._crowded[key] = STAYS_CROWDED
+        elif (left := self._crowded.pop(key, 0) - 1) > 0:
+            self._crowded[key] = left
+
+    def _cut(self, commands: Sequence[Command], error: Exception, awaited: Sequence[Question]) -> list[Outcome | None]:
+        """After an error of a whole batch: in halves, down to the one command that has it."""
+        source = self._source
+        if not isinstance(error, Contended):
+            return [failed(commands[0], error)] if len(commands) == 1 else self._halves(commands)
+        self._together = self._together or len(commands) > 1
+        if awaited and not source.writing:
+            self._in_vain.add(awaited[-1])
+            self._moving.pop(awaited[-1], None)
+            return [None] * len(commands)
+        if len(commands) == 1:
+            if source.writing:
+                self._busy[id(commands[0])] = source.inserted  # any of them
+            self._whole_table = self._whole_table or not (source.writing or source.alone)
+            return [None]
+        patient, source.hasty = source.patient, True
+        if patient and not source.writing:
+            return self._by_the_rules(commands, (), again=True)  # without those that were waited for
+        if not source.writing and len({_table_of(command) for command in commands}) == 1:
+            self._whole_table = True  # of the rows, none is waited for
+            return [None] * len(commands)
+        return self._halves(commands)
+
+    def _halves(self, commands: Sequence[Command]) -> list[Outcome | None]:
+        half = len(commands) // 2
+        parts = commands[:half], commands[half:]
+        return [outcome for part in parts for outcome in self._by_the_rules(part, (), again=False)]
+
+    def _note_busy(self, command: Command, busy: Sequence[Question]) -> None:
+        """Remember what a command needs of all that is busy."""
+        with suppress(Exception):  # values that are not of their kind lead to no name
+            for question in footprint(command, self._source.snapshot):
+                if (name := busy_name(question)) in busy:
+                    self._busy[id(command)] = (name,)
+                    return
+        self._busy[id(command)] = busy[:1]
+
     def _stuck(self, command: Command, *, look: bool) -> StoreContended:
-        row = self._rows.get(id(command)) or _row_of(command)
-        key, by = row if isinstance(row, str) else row[2], ""
-        if look and key and (isinstance(row, str) or row[0] == "lock"):
-            who = self._whose_run if isinstance(row, str) else self._who
-            found = self._session.ask(who, (self._namespace, key.encode()))
-            by = f" by {found.decode()}" if found else ""
-        return StoreContended(
-            f"the row of {key!r} is kept locked{by}: nothing was done for this command, and all others go on. Look in "
-            "pg_stat_activity for a transaction that was left open (state 'idle in transaction'), and end it."
+        """Why a command failed; `look` says whether to find out which process is in its way."""
+        busy = self._busy.get(id(command), ())
+        if not busy and self._whole_table:
+            return table_locked(self._source.look, self._schema)
+        if not busy and (row := _row_of(command)) is not None:
+            busy = (row,)
+        return kept_locked(
+            command, busy, self._source.look if look else None, schema=self._schema, namespace=self._namespace
         )
 
 
-def _parts(commands: Sequence[Command], session: int | None) -> tuple[list[list[object]], list[int] | None]:
-    """The commands as parts, and the places of the commands in them (None: they are in their order).
-
-    Neighbours go together. Of several commands on one key each goes into a part of its own, after the one before it.
-    """
-    if len(commands) == 1:
-        command = commands[0]
-        if isinstance(command, RunCommand):
-            return [_of_runs(commands)], None
-        if isinstance(command, LockCommand):
-            _check_texts(command.key)
-            return [["one", *_named(command, session)]], None
-    parts: list[list[object]] = []
-    places: list[int] = []
-    for kind, neighbours in groupby(range(len(commands)), lambda place: _kind(commands[place])):
-        here = list(neighbours)
-        if kind == "locks":
-            for turn in _turns(here, lambda place: commands[place].key):  # type: ignore[attr-defined]
-                order = sorted(turn, key=lambda place: commands[place].key)  # type: ignore[attr-defined]
-                places += order
-                sent: list[tuple[object, ...]] = [_named(commands[place], session) for place in order]
-                if order != here:  # what follows from them for runs follows in the order in which they came
-                    sent = [(*named, place) for named, place in zip(sent, order, strict=True)]
-                parts.append(["many", sent])
-        elif kind in ("records", "starts"):
-            for stretch in _stretches(here, lambda place: postgres_runs.names_of(commands[place])):  # type: ignore[arg-type]
-                places += stretch
-                parts.append(_of_runs([commands[place] for place in stretch]))
-        else:
-            places += here
-            found = [commands[place] for place in here]
-            if kind == "runs":
-                parts.append(_of_runs(found))
-            elif kind == "slots":
-                parts.append(["slots", [_slot(command) for command in found]])
-            else:
-                parts += [[type(command).__name__, _sweep(command)] for command in found]
-    return parts, places
+def _check_rights(outcomes: Sequence[Outcome]) -> None:
+    """Raise where the role has no right to anything: that is no failure of a single command."""
+    errors = [outcome.error for outcome in outcomes if isinstance(outcome, Failed)]
+    if outcomes and len(errors) == len(outcomes) and all(isinstance(error, LacksRights) for error in errors):
+        raise errors[0]
 
 
-def _kind(command: Command) -> str:
-    if isinstance(command, LockCommand):
-        return "locks"
-    if isinstance(command, RunCommand):
-        return postgres_runs.kind_of(command)
-    return "slots" if isinstance(command, SlotCommand) else "others"
+def _table_of(command: Command) -> type[Command]:
+    """Commands of one type mostly need the same tables."""
+    return LockCommand if isinstance(command, LockCommand) else type(command)
 
 
-def _may_need_more(command: Command) -> bool:
-    """Whether a command may need more rows than its own: then it is better to know which one is in the way."""
-    return isinstance(command, RunCommand) and not postgres_runs.has_one_row(command)
+def _counts(command: Command) -> bool:
+    """Whether a command is probably counted by limits: it starts or ends a run."""
+    if isinstance(command, StartRun):
+        return bool(command.new.places)
+    return isinstance(command, RecordRun) and isinstance(command.then, Finish)
 
 
-def _row_of(command: Command) -> Row:
+def _row_of(command: Command) -> Question | None:
     """The row that a command is about."""
     if isinstance(command, RunCommand):
-        return postgres_runs.name_of(command)
-    address: Row | None = getattr(command, "address", None)
-    return address or ("lock", "", getattr(command, "key", ""))
-
-
-def _turns(places: Iterable[int], name: Callable[[int], str]) -> list[list[int]]:
-    """The places of commands in turns: in each turn every name once, and those of one name one after another."""
-    turns: list[list[int]] = []
-    seen: dict[str, int] = {}
-    for place in places:
-        key = name(place)
-        _check_texts(key)
-        turn = seen.get(key, 0)
-        seen[key] = turn + 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(place)
-    return turns
-
-
-def _stretches(places: Iterable[int], names: Callable[[int], tuple[object, ...]]) -> list[list[int]]:
-    """The places of commands in their order, in as few stretches as may be: in each stretch every name once."""
-    stretches: list[list[int]] = []
-    seen: set[object] = set()
-    for place in places:
-        mine = names(place)
-        if not stretches or not seen.isdisjoint(mine):
-            stretches.append([])
-            seen.clear()
-        seen.update(mine)
-        stretches[-1].append(place)
-    return stretches
-
-
-def _of_runs(commands: Sequence[Any]) -> list[object]:
-    kind = postgres_runs.kind_of(commands[0])
-    if kind == "records":
-        return postgres_runs.records(commands)
-    return postgres_runs.starts(commands) if kind == "starts" else postgres_runs.part(commands)
-
-
-def _slot(command: Command) -> tuple[str, object]:
-    if isinstance(command, SlotCommand):
-        _check_texts(*command.address, getattr(command, "request", ""))
-    return _named(command)
-
-
-def _named(command: Command, session: int | None = None) -> tuple[str, object]:
-    """A command as the server takes it; a grant that it gets may be tied to a session."""
-    if session is None or not isinstance(command, Acquire) or command.kind in UNTIED:
-        return type(command).__name__, command
-    return "Acquire", {**msgspec.structs.asdict(command), "session": session}
-
-
-def _check_texts(*texts: object) -> None:
-    """JSON would make text of a number, and one key of two."""
-    for text in texts:
-        if type(text) is not str:
-            raise TypeError(f"{text!r} is not text")
-
-
-def _sweep(command: Command) -> dict[str, object]:
-    if isinstance(command, ListLocks):
-        after = command.after >= command.prefix
-        return {
-            "start": command.after if after else command.prefix,
-            "inclusive": not after,
-            "stop": end_of_prefix(command.prefix),
-            "limit": _most(command.limit) + 1,
-        }
-    if isinstance(command, SettleDue):
-        return {"limit": _most(command.limit)}
-    if isinstance(command, Cleanup):
-        return {"after": command.after, "limit": _most(command.limit), "retention": command.retention}
-    raise TypeError(f"{type(command).__name__} is not a command that this store can carry out")
-
-
-def _most(limit: int) -> int:
-    return min(at_least_one(limit), 2**31 - 1)
-
-
-def _outcome(command: Command, kind: str, body: msgspec.Raw, now: int) -> Outcome | None:
-    decoder = _DECODERS.get(kind)
-    if decoder is not None:
-        try:
-            outcome: Outcome = decoder.decode(body)
-        except msgspec.ValidationError as error:  # a holder has fields that this version does not know
-            return postgres_runs.unread(error) if kind in postgres_runs.DECODERS else _with_holders(command, kind, body)
-        return outcome
-    try:
-        if kind == "Record" and isinstance(command, Inspect):
-            text = bytes(msgspec.json.decode(body, type=_Stored).record)
-            return command.apply(EMPTY if text == b"{}" else decode(command.key, text), now)[1]
-        if kind == "Rows" and isinstance(command, ListLocks):
-            return _page(command, msgspec.json.decode(body, type=_Rows).rows, now)
-        if kind == "Unreadable" and isinstance(command, LockCommand | RunCommand):
-            stored = msgspec.json.decode(body, type=_Stored)
-            key: str = stored.key or getattr(command, "key", "")
-            decode(key, bytes(stored.record))
-            raise RecordUnreadable(  # noqa: TRY301  (one place answers)
-                f"the stored record of the lock {key!r} cannot be judged. It was left untouched and the lock "
-                "is refused. It may come from a newer version, or be damaged: upgrade, or inspect it by hand.",
-                key=key,
-            )
-    except Exception as error:
-        return failed(command, error)
-    return None
-
-
-def _with_holders(command: Command, kind: str, body: msgspec.Raw) -> Outcome:
-    """The answer, with what this version does not know of its holders; one that is damaged is no answer."""
-    try:
-        fields = msgspec.json.decode(body)
-        key = getattr(command, "key", "")
-        holders = decode(key, b'{"holders":%b}' % bytes(msgspec.json.decode(body, type=_Held).holders)).holders
-        made: Outcome = msgspec.convert({**fields, "holders": ()}, _DECODERS[kind].type)
-        return msgspec.structs.replace(made, holders=holders)
-    except Exception as damaged:
-        return failed(command, damaged)
-
-
-def _page(command: ListLocks, rows: list[tuple[str, msgspec.Raw]], now: int) -> Page:
-    limit = at_least_one(command.limit)
-    items = []
-    for key, text in rows[:limit]:
-        try:
-            items.append(listed(key, decode(key, bytes(text)), now))
-        except RecordUnreadable as error:
-            items.append(listed(key, error, now))
-    return Page(items=tuple(items), next=rows[limit - 1][0] if len(rows) > limit else None, now=now)
+        name = "" if isinstance(command, StartRun) else getattr(command, "run", "")
+        return RunById(name) if name else None
+    if isinstance(command, LockCommand):
+        return LockByKey(command.key)
+    if isinstance(command, RecordCommand):
+        return RecordAt(command.record_type.name, command.key)
+    return SlotAt(command.address) if isinstance(command, SlotCommand) else None

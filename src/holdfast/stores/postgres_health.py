@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from ..errors import StoreError
 from .contract import Finding
-from .postgres_schema import VERSION, version_of
+from .postgres_functions import KnownSet, functions_for, known_sets
+from .postgres_schema import VERSION, tables_of
 from .postgres_session import Connect, Session
 
 OLD_TRANSACTION_SECONDS = 60
+UNUSED_SECONDS = 7 * 24 * 3_600.0
+"""After this long a set of functions counts as unused."""
 
 _SETTINGS = "SELECT current_setting('server_version'), current_setting('fsync')"
 _DATABASE = b"SELECT current_database() || ' ' || pg_postmaster_start_time()"
@@ -27,7 +30,7 @@ def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float, 
             Finding(check="connection", level="problem", detail=str(error), advice="Look at the URL and the server."),
         )
     try:
-        findings = [*_server(session), _schema(session, schema), _open_transactions(session)]
+        findings = [*_server(session), *_schema(session, schema), _open_transactions(session)]
         here = session.ask(_DATABASE)
     finally:
         session.close()
@@ -53,26 +56,50 @@ def _server(session: Session) -> list[Finding]:
     return findings
 
 
-def _schema(session: Session, schema: str) -> Finding:
+def _schema(session: Session, schema: str) -> list[Finding]:
     try:
-        version = version_of(session, schema)
+        tables = tables_of(session, schema)
+        known = known_sets(session, schema) if tables.version else []
     except Exception as error:  # whatever the server says of it is what there is to tell
-        return Finding(check="schema", level="problem", detail=str(error), advice="Look at the rights of this role.")
-    if version == VERSION:
-        return Finding(check="schema", level="ok", detail=f"the schema {schema!r} has version {version}")
-    if version == 0:
-        return Finding(
+        return [Finding(check="schema", level="problem", detail=str(error), advice="Look at the rights of this role.")]
+    detail = f"the schema {schema!r} has version {tables.version}"
+    if tables.usable:
+        return [Finding(check="schema", level="ok", detail=detail), _functions(schema, known)]
+    if tables.version == 0:
+        found = Finding(
             check="schema",
             level="warning",
             detail=f"there is no schema {schema!r} yet",
             advice="The first client that opens the store makes it, if its role may.",
         )
-    return Finding(
-        check="schema",
-        level="problem" if version > VERSION else "warning",
-        detail=f"the schema {schema!r} has version {version}, and this Holdfast knows {VERSION}",
-        advice="Upgrade Holdfast here." if version > VERSION else "The next client that opens the store updates it.",
-    )
+    elif tables.oldest_client > VERSION:
+        found = Finding(
+            check="schema",
+            level="problem",
+            detail=f"{detail}, for clients that know {tables.oldest_client} at least; this Holdfast knows {VERSION}",
+            advice="Upgrade Holdfast here.",
+        )
+    else:
+        found = Finding(
+            check="schema",
+            level="warning",
+            detail=f"{detail}, and this Holdfast knows {VERSION}",
+            advice="The next client that opens the store updates it.",
+        )
+    return [found]
+
+
+def _functions(schema: str, known: list[KnownSet]) -> Finding:
+    own = functions_for(schema).digest
+    named = "; ".join(f"{one}{', used here' if one.digest == own else ''}" for one in known)
+    if any(one.digest != own and one.idle > UNUSED_SECONDS for one in known):
+        return Finding(
+            check="functions",
+            level="warning",
+            detail=f"{len(known)} sets: {named}",
+            advice="'holdfast schema prune' removes those that no client has used for a week.",
+        )
+    return Finding(check="functions", level="ok", detail=f"{len(known)} sets: {named}")
 
 
 def _open_transactions(session: Session) -> Finding:

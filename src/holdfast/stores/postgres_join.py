@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
@@ -24,7 +23,8 @@ from ..errors import InvalidOption, StoreContended, StoreError, StoreUnavailable
 from ..rules.outcomes import Outcome
 from .contract import Clock
 from .postgres_batch import Batch
-from .postgres_session import BadData, Connect, Contended, cannot_connect, meaning_of, refusal
+from .postgres_session import BadData, Connect, Missing, Rows, Statement, cannot_connect, refusal
+from .postgres_statements import SETTINGS
 
 PATIENCE = b"2000"
 """Milliseconds for which a command within somebody's transaction waits for a row that another one has locked."""
@@ -39,21 +39,38 @@ PLACE = (
 # isolation level.
 MARK = "SET LOCAL holdfast.lent = 'yes'"
 MARKED = "SELECT pg_catalog.current_setting('holdfast.lent', true)"
-_NUMBERED = re.compile(rb"\$\d+")
+READ_ONLY, SERIALIZATION_FAILURE, UNIQUE_VIOLATION = "25006", "40001", "23505"
+COMMITTED = ("read committed", "read uncommitted")
+"""Isolation levels in which a statement sees what was committed before it."""
+ISOLATION = "SELECT pg_catalog.current_setting('transaction_isolation')"
+_NUMBERED = re.compile(rb"\$(\d+)")
+# Settings that a step changes, and their values before it.
+_SAVE = """
+SELECT set_config('holdfast_step.saved', jsonb_object_agg(s.name, current_setting(s.name))::text, true)
+  FROM unnest(ARRAY[
+    'lock_timeout', 'enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'enable_bitmapscan', 'plan_cache_mode'
+]) AS s(name)
+"""
+_RESTORE = """
+SELECT set_config(s.key, s.value, true) FROM jsonb_each_text(current_setting('holdfast_step.saved')::jsonb) AS s
+"""
 
 Psycopg = psycopg.Connection[Any]
 Began = AbstractContextManager[psycopg.Transaction]
-Run = Callable[[bytes, tuple[str | None, ...]], object]
-"""Sends a statement on somebody's connection, and gives its first value."""
+Run = Callable[[bytes, dict[str, str | None]], list[tuple[object, ...]]]
+"""Sends a statement on somebody's connection, and gives its rows."""
 
 
 _lent: WeakSet[Psycopg] = WeakSet()
 """Connections of blocks that are under way: their transactions are ended here and nowhere else."""
 
 
-class _Refused(msgspec.Struct):
-    state: str
-    message: str
+class _Unfit(StoreUnusable, BadData):
+    """A command cannot be carried out in a transaction of this kind."""
+
+
+class _SeesThePast(StoreContended, BadData):
+    """A row was changed since the transaction's snapshot: asking again within it is of no use."""
 
 
 # -- lending a connection -----------------------------------------------------------------------------------------
@@ -283,7 +300,7 @@ def check_lent(driver: Psycopg, run: Run) -> None:
     status = driver.info.transaction_status
     if driver not in _lent or status == TransactionStatus.INERROR:
         return
-    if status == TransactionStatus.IDLE or _asked(run, MARKED.encode(), ()) != "yes":
+    if status == TransactionStatus.IDLE or _asked(run, MARKED.encode()) != [("yes",)]:
         raise InvalidOption(
             "the function has ended the transaction itself (COMMIT or ROLLBACK), and must leave that to "
             "ctx.transaction: return to commit, raise to roll back, and use savepoints for a part. Nothing was "
@@ -306,13 +323,17 @@ def check_open(driver: Psycopg) -> None:
 def runner_of(connection: Any, driver: Psycopg) -> Run:
     """How a statement is sent on it: through SQLAlchemy where that is the owner, so that it knows of it."""
     if connection is not driver:
-        return lambda statement, values: connection.exec_driver_sql(statement.decode(), values).scalar()
 
-    def run(statement: bytes, values: tuple[str | None, ...]) -> object:
+        def run_through(statement: bytes, values: dict[str, str | None]) -> list[tuple[object, ...]]:
+            found = connection.exec_driver_sql(statement.decode(), values or None)
+            return [tuple(row) for row in found.fetchall()] if found.returns_rows else []
+
+        return run_through
+
+    def run(statement: bytes, values: dict[str, str | None]) -> list[tuple[object, ...]]:
         with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
             cursor.execute(statement, values or None)
-            row = cursor.fetchone()
-            return row[0] if row else None
+            return cursor.fetchall() if cursor.description else []
 
     return run
 
@@ -320,13 +341,13 @@ def runner_of(connection: Any, driver: Psycopg) -> Run:
 def place_of(driver: Psycopg, run: Run) -> str:
     """Which server and database this is; asked once a connection."""
     if driver not in _known:
-        _known[driver] = str(_asked(run, PLACE.encode(), ()))
+        _known[driver] = str(_asked(run, PLACE.encode())[0][0])
     return _known[driver]
 
 
-def _asked(run: Run, statement: bytes, values: tuple[str | None, ...]) -> object:
+def _asked(run: Run, statement: bytes, values: Sequence[bytes | None] = ()) -> list[tuple[object, ...]]:
     try:
-        return run(statement, values)
+        return _sent(run, statement, values)
     except Exception as error:
         cause = getattr(error, "orig", None) or error
         if not isinstance(cause, psycopg.Error):
@@ -336,41 +357,110 @@ def _asked(run: Run, statement: bytes, values: tuple[str | None, ...]) -> object
         raise told from error
 
 
+def _sent(run: Run, statement: bytes, values: Sequence[bytes | None]) -> list[tuple[object, ...]]:
+    """Send a statement in the driver's own words."""
+    if not values:
+        return run(statement, {})
+    text = _NUMBERED.sub(rb"%(v\1)s", statement.replace(b"%", b"%%"))
+    named = {f"v{place}": None if value is None else value.decode() for place, value in enumerate(values, 1)}
+    return run(text, named)
+
+
 class Within:
-    """Somebody's transaction, asked as a session of ours is."""
+    """Somebody's transaction, in which each decision has a savepoint of its own."""
 
-    def __init__(self, run: Run, schema: str) -> None:
+    begin: Sequence[Statement] = (
+        Statement(b"SAVEPOINT holdfast_step"),
+        Statement(" ".join(_SAVE.split()).encode()),
+        Statement(" ".join(SETTINGS.split()).encode(), (PATIENCE, b"true")),
+    )
+    look = begin
+    commit: Sequence[Statement] = (
+        Statement(" ".join(_RESTORE.split()).encode()),
+        Statement(b"RELEASE SAVEPOINT holdfast_step"),
+    )
+    rollback: Sequence[Statement] = (
+        Statement(b"ROLLBACK TO SAVEPOINT holdfast_step"),
+        Statement(b"RELEASE SAVEPOINT holdfast_step"),
+    )
+
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._statement = b"SELECT %b.execute_within(%%s::text, %%s::text, %%s::bigint, %%s::integer)" % (
-            schema.replace("%", "%%").encode()
-        )
+        self._saved = False
 
-    def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
-        """Send one statement."""
-        text = _NUMBERED.sub(b"%s::text", statement.replace(b"%", b"%%"))
-        found = _asked(self._run, text, tuple(None if value is None else value.decode() for value in values))
-        return None if found is None else str(found).encode()
-
-    def ask_often(self, statement: bytes, values: Sequence[bytes | None]) -> bytes | None:  # noqa: ARG002
-        """Carry a batch out; nobody is told of it."""
-        asked = tuple(None if value is None else value.decode() for value in values[:4])
-        found = str(_asked(self._run, self._statement, asked)).encode()
-        if found.startswith(b"{"):
-            refused = msgspec.json.decode(found, type=_Refused)
-            kind = BadData if meaning_of(refused.state).error is BadData else Contended
-            raise kind(f"PostgreSQL says: {refused.message} (SQLSTATE {refused.state}).")
+    def trip(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Send statements one by one. What fails undoes its own step, and leaves the transaction as it was."""
+        found: list[Rows] = []
+        for statement in statements:
+            if statement in self.rollback and not self._saved:
+                found.append([])
+                continue
+            try:
+                rows = _sent(self._run, statement.text, statement.values)
+            except Exception as error:
+                cause = getattr(error, "orig", None) or error
+                if not isinstance(cause, psycopg.Error):
+                    raise
+                raise self._refusal(cause) from error
+            if statement in (self.begin[0], self.commit[-1]):
+                self._saved = statement is self.begin[0]
+            found.append([tuple(None if value is None else str(value).encode() for value in row) for row in rows])
         return found
+
+    def check_counting(self) -> None:
+        """Raise where a transaction would count what is past."""
+        if (isolation := self._isolation()) not in COMMITTED:
+            raise _Unfit(
+                f"runs with limits cannot be counted in a transaction that is {isolation.upper()}, because it sees the "
+                "past. Nothing was done for this command. Use the isolation level READ COMMITTED for it."
+            )
+
+    def _isolation(self) -> str:
+        return str(_asked(self._run, ISOLATION.encode())[0][0])
+
+    def _refusal(self, error: psycopg.Error) -> Exception:
+        """Why a statement failed; its step is undone."""
+        state, message = error.sqlstate or "", error.diag.message_primary or str(error)
+        if self._saved:
+            self._saved = False
+            for statement in self.rollback:
+                _asked(self._run, statement.text)
+        told = f"PostgreSQL says: {message} (SQLSTATE {state})."
+        if state == READ_ONLY:
+            return _Unfit(
+                f"{told} Nothing was done for this command: your transaction is read-only. Begin it READ WRITE, or "
+                "have default_transaction_read_only off for this role and database."
+            )
+        if state in (SERIALIZATION_FAILURE, UNIQUE_VIOLATION) and (isolation := self._isolation()) not in COMMITTED:
+            return _SeesThePast(
+                f"{told} Nothing was done for this command: your transaction is {isolation.upper()}, and somebody has "
+                "changed what the command is about since its snapshot. Roll the transaction back and run it again, or "
+                "use READ COMMITTED for it."
+            )
+        meant = refusal(state, message)
+        if isinstance(meant, StoreError):
+            meant.ambiguous = False  # what is not committed has not happened
+        return meant
 
 
 class JoinedConnection:
     """Commands within somebody's transaction. Used by the thread that uses the connection."""
 
-    def __init__(self, connection: Any, driver: Psycopg, *, schema: str, namespace: str, clock: Clock | None) -> None:
-        """`schema` is quoted."""
-        self._driver, self._clock = driver, clock
+    def __init__(
+        self,
+        connection: Any,
+        driver: Psycopg,
+        *,
+        schema: str,
+        namespace: str,
+        clock: Clock | None,
+        missed: Callable[[], None],
+    ) -> None:
+        """`missed` is called where the functions are gone: it makes them, for the next transaction."""
+        self._driver, self._clock, self._missed = driver, clock, missed
         self._closed = False
-        within = Within(runner_of(connection, driver), schema)
-        self._batch = Batch(within, schema.encode(), namespace, patience=PATIENCE)
+        within = Within(runner_of(connection, driver))
+        self._batch = Batch(within, schema=schema, namespace=namespace, patient=True)
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
         """Carry the commands out; they happen when the transaction is committed."""
@@ -379,9 +469,11 @@ class JoinedConnection:
         check_open(self._driver)
         at = None if self._clock is None else str(self._clock()).encode()
         try:
-            return self._batch.run(commands, at, b"[]")
-        except StoreUnavailable as error:
+            return self._batch.run(commands, at, None)
+        except StoreError as error:
             error.ambiguous = False  # what is not committed has not happened
+            if isinstance(error, Missing):
+                self._missed()
             raise
 
     def close(self) -> None:

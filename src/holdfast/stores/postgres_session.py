@@ -1,8 +1,9 @@
-"""One session with a PostgreSQL server: one statement a trip, with an end to its patience, and one table of errors.
+"""One session with a PostgreSQL server: one trip for one or many statements, with a deadline, and one table of errors.
 
 A connection is made by psycopg and then driven through libpq itself, which costs a third of a cursor and lets us wait
 with a deadline: a server that is paused, or a network that swallows packets, must not keep a caller for ever. Nothing
-that is needed outlives a statement, no setting and no transaction, so that a pooler may be in between.
+that is needed outlives a statement, no setting and no transaction, so that a pooler may be in between. One exception:
+where the role or the database has another default, the session is set to READ COMMITTED and READ WRITE.
 """
 
 from __future__ import annotations
@@ -24,9 +25,30 @@ from ..errors import StoreError, StoreUnavailable, StoreUnusable
 Connect = Callable[[], "psycopg.Connection[tuple[object, ...]]"]
 """Opens a connection of our own."""
 
-_HELLO = b"SELECT pg_is_in_recovery()::text || ' ' || pg_backend_pid()"
+_HELLO = (
+    b"SELECT pg_is_in_recovery()::text || ' ' || pg_backend_pid() || ' ' || current_setting('transaction_read_only') "
+    b"|| ' ' || current_setting('transaction_isolation')"
+)
+PLAIN = b"off read committed"
+"""What every transaction must be: not read-only, and one that sees what was committed before each of its statements."""
+_PIN = (
+    b"SELECT set_config('default_transaction_isolation', 'read committed', false) "
+    b"|| set_config('default_transaction_read_only', 'off', false)"
+)
+Rows = list[tuple[bytes | None, ...]]
 _DONE = pq.ExecStatus.TUPLES_OK
 _ANSWERED = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}
+
+
+class Statement(NamedTuple):
+    """A statement and its values, as text."""
+
+    text: bytes
+    values: tuple[bytes | None, ...] = ()
+
+
+class Outrun(Exception):
+    """Nothing was done: another transaction wrote first what this one was about to write. Read again, and decide."""
 
 
 class Contended(Exception):
@@ -60,7 +82,7 @@ class Session:
             self._pg = self._connection.pgconn
             self._pg.nonblocking = 1
             self._waits = _waits_for(self._pg.socket)
-            standby, _, process = (self.ask(_HELLO) or b"").partition(b" ")
+            standby, process, self._mode = (self.ask(_HELLO) or b"").split(b" ", 2)
             # A pooler gives its clients process numbers of its own.
             self.pooled = process != str(self._pg.backend_pid).encode()
             if standby == b"true":
@@ -68,9 +90,27 @@ class Session:
                     "this PostgreSQL server is a standby, whose records may be old: locks are never read there. Give "
                     "the address of the primary, or several hosts with target_session_attrs=read-write."
                 )
+            if self._mode != PLAIN:
+                self._pin()
         except BaseException:
             self.close()
             raise
+
+    def _pin(self) -> None:
+        """Let the transactions of this session be what they must be, whatever the role's or the database's default is.
+
+        Behind a pooler the session is somebody else's too, and is left as it is.
+        """
+        if self.pooled:
+            read_only, _, isolation = self._mode.decode().partition(" ")
+            raise StoreUnusable(
+                f"transactions of this role are {isolation!r} by default{', read-only' * (read_only == 'on')}, and "
+                "Holdfast needs READ COMMITTED and READ WRITE. A pooler is in between, so the session cannot be set: "
+                "ALTER ROLE ... SET default_transaction_isolation = 'read committed', and SET "
+                "default_transaction_read_only = off, for the role that Holdfast connects as; or give the server's own "
+                "address."
+            )
+        self.ask(_PIN)
 
     @property
     def server_version(self) -> int:
@@ -82,19 +122,21 @@ class Session:
         """The driver's connection, for what is seldom done."""
         return self._connection
 
-    def ask_often(self, statement: bytes, values: Sequence[bytes | None]) -> bytes | None:
-        """The same for a statement that is sent all the time: the server remembers it, where that is possible."""
+    def ask_rows(self, statement: Statement) -> Rows:
+        """Send one statement that is sent all the time, and wait for its rows: the server remembers it."""
         if not self.pooled:
             try:
-                name = self._prepared.get(statement)
+                name = self._prepared.get(statement.text)
                 if name is None:
-                    name = b"holdfast_" + hashlib.md5(statement, usedforsecurity=False).hexdigest().encode()
-                    self._talk(lambda: self._pg.send_prepare(name, statement))
-                    self._prepared[statement] = name
-                return self._talk(lambda: self._pg.send_query_prepared(name, values))
+                    name = _name_of(statement.text)
+                    self._talk(lambda: self._pg.send_prepare(name, statement.text))
+                    self._prepared[statement.text] = name
+                return _rows(self._talk(lambda: self._pg.send_query_prepared(name, statement.values)))
             except Unprepared:
                 self.pooled = True  # somebody in between changes the sessions, and does not show
-        return self.ask(statement, values)
+                if self._mode != PLAIN:
+                    self._pin()  # what was set is not for this session
+        return _rows(self._talk(lambda: self._pg.send_query_params(*statement)))
 
     def run(self, script: str, *, timeout: float) -> None:
         """Send several statements at once, which are one transaction unless they say otherwise."""
@@ -102,9 +144,80 @@ class Session:
 
     def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
         """Send one statement and wait for its first value. Raises as `_refusal` says."""
-        return self._talk(lambda: self._pg.send_query_params(statement, values))
+        first = self._talk(lambda: self._pg.send_query_params(statement, values))
+        return first.get_value(0, 0) if first.status == _DONE and first.ntuples else None
 
-    def _talk(self, send: Callable[[], None], timeout: float | None = None) -> bytes | None:
+    def trip(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Send several statements at once, and wait for all their rows. The first that fails is raised.
+
+        They are prepared where the session is ours alone. What failed has left the transaction broken, if one is open.
+        """
+        try:
+            return self._trip(statements)
+        except Unprepared as error:
+            self.pooled = True  # another session than the one that prepared the statements
+            raise Contended(str(error)) from error
+
+    def _trip(self, statements: Sequence[Statement]) -> list[Rows]:
+        pg, deadline = self._pg, elapsed() + self._timeout
+        self._check_alive()
+        fresh: list[tuple[int, bytes, bytes]] = []
+        results: list[PGresult] = []
+        try:
+            pg.enter_pipeline_mode()
+            sent = self._send(statements, fresh)
+            pg.pipeline_sync()
+            while pg.flush():
+                self._wait(deadline, writing=True)
+                pg.consume_input()
+            for _ in range(sent):
+                while (result := self._next_result(deadline)) is not None:
+                    results.append(result)
+            if pg.status == pq.ConnStatus.OK:
+                self._next_result(deadline)  # the end of the pipeline
+                pg.exit_pipeline_mode()
+        except (psycopg.Error, OSError) as error:
+            raise _lost(error) from error
+        prepared = {place for place, _, _ in fresh}
+        for place, text, name in fresh:
+            if place < len(results) and results[place].status in _ANSWERED:
+                self._prepared[text] = name
+        refused = [result for result in results if result.status not in _ANSWERED]
+        if refused or len(results) != sent or pg.status != pq.ConnStatus.OK:
+            raise _refusal(refused[0] if refused else None)
+        return [_rows(result) for place, result in enumerate(results) if place not in prepared]
+
+    def _check_alive(self) -> None:
+        """Raise if the server has ended the session meanwhile: then nothing that is sent now can be carried out."""
+        pg = self._pg
+        try:
+            for _ in range(2):  # what it said, and that it has gone
+                if pg.status == pq.ConnStatus.OK and self._waits(0, False):  # noqa: FBT003
+                    pg.consume_input()
+        except psycopg.Error as error:
+            raise StoreUnavailable(f"PostgreSQL has ended the session ({error}). Nothing was done.") from error
+        if pg.status != pq.ConnStatus.OK:
+            raise StoreUnavailable("PostgreSQL has ended the session. Nothing was done.")
+
+    def _send(self, statements: Sequence[Statement], fresh: list[tuple[int, bytes, bytes]]) -> int:
+        """Send the statements; `fresh` gets the places, texts and names of those that are prepared now."""
+        pg, sent = self._pg, 0
+        known = dict(self._prepared)
+        for text, values in statements:
+            if self.pooled:
+                pg.send_query_params(text, values)
+            else:
+                name = known.get(text)
+                if name is None:
+                    name = known[text] = _name_of(text)
+                    pg.send_prepare(name, text)
+                    fresh.append((sent, text, name))
+                    sent += 1
+                pg.send_query_prepared(name, values)
+            sent += 1
+        return sent
+
+    def _talk(self, send: Callable[[], None], timeout: float | None = None) -> PGresult:
         pg = self._pg
         deadline = elapsed() + (timeout or self._timeout)
         try:
@@ -116,17 +229,12 @@ class Session:
             while (result := self._next_result(deadline)) is not None:
                 results.append(result)
         except (psycopg.Error, OSError) as error:
-            raise StoreUnavailable(
-                f"the connection to PostgreSQL was lost while a command was under way ({error}): it may or may not "
-                "have been carried out",
-                ambiguous=True,
-            ) from error
+            raise _lost(error) from error
         # The rows come before the commit: it is the last word that tells whether they are true.
         refused = [result for result in results if result.status not in _ANSWERED]
         if refused or not results or pg.status != pq.ConnStatus.OK:
             raise _refusal(refused[0] if refused else None)
-        first = results[0]
-        return first.get_value(0, 0) if first.status == _DONE and first.ntuples else None
+        return results[0]
 
     def _next_result(self, deadline: float) -> PGresult | None:
         """The next part of the answer. Asked for only when it is there: libpq would wait without an end."""
@@ -149,6 +257,24 @@ class Session:
                 "out. Where that is too short, set ?timeout=SECONDS in the URL.",
                 ambiguous=True,
             )
+
+
+def _name_of(statement: bytes) -> bytes:
+    """The name under which a session prepares a statement."""
+    return b"holdfast_" + hashlib.md5(statement, usedforsecurity=False).hexdigest().encode()
+
+
+def _rows(result: PGresult) -> Rows:
+    columns = range(result.nfields)
+    return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
+
+
+def _lost(error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the connection to PostgreSQL was lost while a command was under way ({error}): it may or may not "
+        "have been carried out",
+        ambiguous=True,
+    )
 
 
 def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
@@ -209,22 +335,25 @@ def cannot_connect(error: psycopg.Error) -> StoreError:
 class _Meaning(NamedTuple):
     """What an SQLSTATE means for a command: what is raised, whether it may have happened, and what to do."""
 
-    error: type[StoreUnavailable | StoreUnusable | Contended | BadData | Unprepared]
+    error: type[StoreUnavailable | StoreUnusable | Contended | BadData | Unprepared | Outrun]
     advice: str = "Nothing was done; it may be tried again."
     ambiguous: bool = False
 
 
 _UNKNOWN = _Meaning(StoreUnavailable, "The command may or may not have been carried out.", ambiguous=True)
 _MISSING = _Meaning(
-    Missing, "The tables and functions of Holdfast are gone or of another version; the next call makes them again."
+    Missing, "The tables or functions of Holdfast are gone; nothing was done, and the next call makes them again."
 )
 _MEANINGS = {
     "40001": _Meaning(Contended),
     "40P01": _Meaning(Contended),
     "55P03": _Meaning(Contended),
+    "23505": _Meaning(Outrun),  # a key or a run that another transaction has made
+    "HF001": _Meaning(Outrun),
     "26000": _Meaning(Unprepared),
     "42P05": _Meaning(Unprepared),
     "22": _Meaning(BadData),
+    "23502": _Meaning(BadData),
     "54": _Meaning(BadData),
     "20": _Meaning(BadData),
     "57P01": _UNKNOWN,  # the end of a session may come between the commit and its answer
@@ -232,7 +361,11 @@ _MEANINGS = {
     "57P05": _UNKNOWN,
     "08": _UNKNOWN,
     "": _UNKNOWN,
-    "25006": _Meaning(StoreUnavailable, "This server is read-only: give the address of the primary. Nothing was done."),
+    "25006": _Meaning(
+        StoreUnavailable,
+        "The transaction is read-only: the server is a standby (give the address of the primary), or "
+        "default_transaction_read_only is on (set it off). Nothing was done.",
+    ),
     "42501": _Meaning(
         LacksRights,
         "This role lacks rights. The SQL for a role of the application comes with Holdfast: docs/stores/postgresql.md.",

@@ -69,6 +69,7 @@ class Listening(Hinting):
         digest = hashlib.md5(f"{namespace}.{channel}".encode(), usedforsecurity=False).hexdigest()
         self._listen = f'LISTEN "holdfast_{digest}"'
         self._connect, self._timeout = connect, timeout
+        self.polls = connect is None
         self._look_every = look_every
         self._eager: set[str] = set()
         self._bell, self._ring = os.pipe()
@@ -179,6 +180,7 @@ class Listening(Hinting):
                 self.hint(_named_in(notification.extra))
 
     def _poll(self) -> None:
+        self.polls = True
         while not self._closed.wait(self._look_every or POLL_SECONDS):
             if self._eager:
                 self.hint(tuple(self._eager))

@@ -1,6 +1,6 @@
 """`postgresql://user:password@host/database`: many processes on many hosts, through psycopg 3.
 
-One statement a batch (`holdfast.execute`), by the server's clock; an answered command survives the loss of power. The
+One statement a batch, by the server's clock; an answered command survives the loss of power. The
 tables live in a schema of their own. Who was granted something elsewhere hears of it by LISTEN/NOTIFY. Nothing that
 safety rests on belongs to a session, so a pooler in transaction mode may be in between.
 Besides libpq's own options the URL takes `?schema=holdfast`, `?timeout=5` (seconds to wait for an answer),
@@ -18,11 +18,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from .._platform import host_clock
+from .._platform import elapsed, host_clock
 from ..commands import Acquire, Command
 from ..errors import InvalidOption, StoreUnavailable, StoreUnusable
 from ..rules.outcomes import Outcome
-from . import postgres_health, postgres_join
+from . import postgres_batch, postgres_health, postgres_join
 from .contract import Capabilities, Clock, Finding, Hint, Role
 from .postgres_address import (
     DEFAULT_SCHEMA,
@@ -35,8 +35,9 @@ from .postgres_address import (
     where_of,
 )
 from .postgres_anchor import Anchor, Severed
-from .postgres_batch import Batch
-from .postgres_schema import VERSION, prepare, quoted, version_of
+from .postgres_functions import count_of, functions_for, note_use
+from .postgres_repository import OwnTransactions
+from .postgres_schema import VERSION, prepare, tables_of
 from .postgres_session import Connect, Missing, Session
 from .postgres_wakeup import Listening, near
 from .shared import woken_by_channel
@@ -48,7 +49,8 @@ CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifi
 ADVISORY_LOOK_SECONDS = 0.25
 """How often the head of a queue looks whether the holder's session lives."""
 
-_json = msgspec.json.Encoder()
+NOTE_SECONDS = 3_600.0
+"""How often a client notes that its functions are in use."""
 
 
 def open_postgres(url: str, *, namespace: str, clock: Clock) -> Store:
@@ -97,17 +99,32 @@ def unready(url: str) -> str | None:
     place, said = parse(url)
     options = options_of(said)
     session = Session(connector(place), timeout=options.timeout)
+    mine = functions_for(options.schema)
     try:
-        version = version_of(session, options.schema)
+        tables = tables_of(session, options.schema)
+        whole = count_of(session, mine) == len(mine.names)
     finally:
         session.close()
-    if version == 0:
+    if tables.version == 0:
         return (
             f"there is no schema {options.schema!r} in {where_of(place)}: nothing was ever locked there. Look at the "
             "URL and its ?schema=, or use the store once, which makes it."
         )
-    if version < VERSION:
-        return f"the schema {options.schema!r} is of an older version: the next client that opens the store updates it."
+    if tables.oldest_client > VERSION:
+        return (
+            f"the schema {options.schema!r} needs a newer Holdfast (table version {tables.version}; this one knows "
+            f"{VERSION}): upgrade here."
+        )
+    if tables.version < VERSION:
+        return (
+            f"the schema {options.schema!r} is of an older version: the next client that opens the store updates it, "
+            "and so does 'holdfast schema install'."
+        )
+    if not whole:
+        return (
+            f"the schema {options.schema!r} lacks the functions of this version of Holdfast ({mine.digest}): the next "
+            "client of this version that opens the store makes them, and so does 'holdfast schema install'."
+        )
     return None
 
 
@@ -144,6 +161,8 @@ class PostgresStore:
         self._given = lender
         self._lender = lender or postgres_join.OwnConnections(connect)
         self._place = ""
+        self._functions = functions_for(options.schema)
+        self._noted = elapsed()
         self._preparing = threading.Lock()
         self._prepared = self._closed = False
 
@@ -155,12 +174,16 @@ class PostgresStore:
         session = self._session()
         return PostgresConnection(
             session,
+            postgres_batch.Batch(
+                OwnTransactions(session, patience=postgres_batch.PATIENCE),
+                schema=self.options.schema,
+                namespace=self._namespace,
+                mend=lambda: self._mend(session),
+            ),
             identity=self.identity,
-            schema=self.options.schema,
-            namespace=self._namespace,
             clock=self._clock,
             anchor=self._anchor,
-            missed=self._make_again,
+            note=self._note,
         )
 
     def _session(self) -> Session:
@@ -177,9 +200,33 @@ class PostgresStore:
             raise
         return session
 
-    def _make_again(self) -> None:
-        """The tables are gone: the next connection makes them again."""
+    def _mend(self, session: Session) -> bool:
+        """Make functions that are gone. False where the tables are gone too: the next connection makes both, empty."""
+        with self._preparing:
+            self._prepared = False
+            if not tables_of(session, self.options.schema).version:
+                return False
+            prepare(session, self.options.schema)
+            self._prepared = True
+        return True
+
+    def _mend_apart(self) -> None:
+        """Make what was missing within somebody's transaction. That one is broken; the next one finds it."""
         self._prepared = False
+        self._session().close()
+
+    def _note(self, session: Session) -> None:
+        """Note about once an hour that the functions of this client are in use."""
+        if elapsed() - self._noted < NOTE_SECONDS:
+            return
+        self._noted = elapsed()
+        try:
+            note_use(session, self._functions)
+        except Missing:
+            return  # they are made again by the command that needs them
+        except StoreUnavailable as error:
+            error.ambiguous = False  # the commands were not sent yet
+            raise
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Listen for hints on a connection of its own, or look from time to time where that cannot be."""
@@ -218,9 +265,10 @@ class PostgresStore:
         return postgres_join.JoinedConnection(
             connection,
             driver,
-            schema=quoted(self.options.schema),
+            schema=self.options.schema,
             namespace=self._namespace,
             clock=None if self._clock is host_clock else self._clock,
+            missed=self._mend_apart,
         )
 
     def on_severed(self, tell: Severed) -> None:
@@ -269,19 +317,17 @@ class PostgresConnection:
     def __init__(
         self,
         session: Session,
+        batch: postgres_batch.Batch,
         *,
         identity: str,
-        schema: str,
-        namespace: str,
         clock: Clock,
         anchor: Anchor | None,
-        missed: Callable[[], None],
+        note: Callable[[Session], None],
     ) -> None:
         self._session: Session | None = session
-        self._missed = missed
+        self._batch, self._note = batch, note
         self._anchor = anchor
         self._checked = 0
-        self._batch = Batch(session, quoted(schema).encode(), namespace)
         self._identity = identity
         self._clock = None if clock is host_clock else clock
 
@@ -292,19 +338,18 @@ class PostgresConnection:
         told = near.channels(self._identity)
         at = None if self._clock is None else str(self._clock()).encode()
         try:
+            self._note(self._session)
             number = self._tie(commands)
-            outcomes = self._batch.run(commands, at, _json.encode(told), session=number)
+            outcomes = self._batch.run(commands, at, told, session=number)
             if number is not None and self._anchor is not None and not self._anchor.holds(number):
                 raise StoreUnavailable(  # noqa: TRY301  (one place tells those who wait)
                     "the session to which grants are tied was lost meanwhile", ambiguous=True
                 )
-        except BaseException as error:
-            if isinstance(error, Missing):
-                self._missed()
+        except BaseException:
             for channel in told:  # the server has left it to us to tell them, and it is not known of what
                 near.tell(self._identity, channel, None)
             raise
-        if told and any(outcome.woken for outcome in outcomes):
+        if told and any(outcome.woken or outcome.hinted for outcome in outcomes):
             for channel, ids in woken_by_channel(outcomes, self._batch.hints).items():
                 near.tell(self._identity, channel, ids)
         return outcomes

@@ -18,9 +18,12 @@ $$;
 REVOKE ALL ON SCHEMA holdfast FROM PUBLIC;
 GRANT USAGE ON SCHEMA holdfast TO holdfast_app, holdfast_reader;
 
-GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.locks, holdfast.slots TO holdfast_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.runs, holdfast.journal, holdfast.events, holdfast.workers TO holdfast_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.locks, holdfast.slots, holdfast.records TO holdfast_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.runs, holdfast.journal, holdfast.events, holdfast.workers
+   TO holdfast_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.terms, holdfast.places, holdfast.starts TO holdfast_app;
-GRANT SELECT ON holdfast.about, holdfast.holders, holdfast.waiters, holdfast.run_list TO holdfast_app;
-GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA holdfast TO holdfast_app;
+GRANT SELECT ON holdfast.about, holdfast.functions, holdfast.holders, holdfast.waiters, holdfast.run_list
+   TO holdfast_app;
+-- Functions that a later release brings are granted to those who may see the locks by the client that makes them.
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA holdfast TO holdfast_app, holdfast_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO holdfast_reader;

@@ -1,39 +1,35 @@
--- One batch of commands, carried out by the server in one step.
+-- The fast path: the commands that matter for speed, a whole batch in one step and one trip.
 --
--- This is the native form of holdfast/rules: every answer and every stored record is equal to what the Python rules
--- say, which random histories check. This file reads the batch and answers the commands that matter for speed by
--- looking at the text of the record alone: acquire where nobody holds, renew and release by the only holder; in
--- redis_queue.lua those of a hand-over; in redis_entries.lua the entries that the driver of a run adds to its journal.
--- All other cases are decided in redis_rest.lua and the files that it names; the client puts them in where a line says
--- include.
--- Those are made only when they are needed: a script is run from its first line every time, and making the functions
--- would cost more than most batches. For the same reason there is no function in this file.
+-- Acquire where nobody holds, renew and release by the only holder, the three commands of a hand-over
+-- (redis_queue.lua), the entries that the driver of a run adds to its journal (redis_entries.lua), each decided by
+-- looking at the text of the record alone; and a plain start and a plain end of a run (redis_runs.lua). Every answer
+-- and every stored record is equal to what the Python rules say, which random histories check. Anything else is
+-- declined: the client decides it by the rules (redis_source.py). A declined command is followed by the later commands
+-- about the same lock; and after a declined one no run is written here, and after a declined run nothing at all, so
+-- that the order of commands is kept.
 --
--- KEYS[1] is the index of all keys of the namespace, `holdfast:{namespace}:keys`; every other name begins like it:
---   ...:lock:<key>   the record of a lock, as the JSON text that rules/record.py writes
---   ...:slot:<...>   the hash of a state slot: version, value, past
---   ...:keys         a sorted set of the keys of all locks, in the order of their bytes
---   ...:due          a sorted set of the keys that somebody waits for, by the moment at which time may change them
---   ...:wake:<...>   channels; whoever was granted something hears of it there
---   ...:run:<id> and others: see redis_runs.lua
--- ARGV[1] is the batch (MessagePack), ARGV[2] the time for tests; without it, it is the server's TIME.
--- The answer is the MessagePack of {now, outcomes}; texts that are stored somewhere follow it as strings of their own,
--- because nobody knows what is in them. An outcome is a number where the command itself tells the rest.
+-- Without it these rows of bench/run.py would miss their goals: redis_pairs (one caller, 100 tasks), redis_waiting
+-- (hand-over, a thousand leases), runs (a step, a hundred runs at once).
 --
--- No lock is written before all commands have been decided, a run as soon as its own command has been, and all locks of
--- before with it: what concerns it is read from its place every time. A command that cannot be decided fails alone.
--- A record that is not exactly as this version writes it is left to the client ("foreign"): it may be a newer
--- version's, with fields that must survive. After that, a command about many keys or about runs ends the batch here, so
--- that it sees what the client has made of it; the client sends the rest again.
+-- KEYS[1] is the index of all keys of the namespace, `holdfast:{namespace}:keys`; every other name begins like it: see
+-- redis_keys.py. ARGV[1] is the batch (MessagePack), ARGV[2] the time for tests; without it, it is the server's TIME.
+-- The answer is the MessagePack of {now, outcomes, hints that nobody received}; texts that are stored somewhere follow
+-- it as strings of their own, because nobody knows what is in them. An outcome is a number where the command itself
+-- tells the rest.
+--
+-- No lock is written before all commands have been decided. Nothing is half done: where several writes belong together,
+-- the rights to all of them are checked before the first, see redis_rights.lua.
 -- Numbers are written by %.0f: tostring, `..` and cjson keep 14 digits, and tokens have 16.
 
 local MAX = 9007199254740991
-local ACQUIRE, RENEW, RELEASE, RECORD = 1, 2, 3, 23
-local GRANTED, RENEWED, RELEASED, QUEUED, RECORDED = 1, 2, 3, 5, 44
+local ACQUIRE, RENEW, RELEASE, RECORD, FINISH, START = 1, 2, 3, 23, 24, 25
+local DECLINED, GRANTED, RENEWED, RELEASED, QUEUED, RECORDED, STARTED = 0, 1, 2, 3, 5, 44, 45
+local LONG_AGO = 5000000000000000 -- of rules/run.py
 local MANY = 1000 -- how many values unpack can take is limited
 local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
 local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'
   .. '[^%c"\\\128-\255]*"([^{}]*)},"token":([1-9]%d*),"since":([1-9]%d*),)"ttl":([1-9]%d*),"expires_at":([1-9]%d*)}%]}$'
+local ENLISTED = '^{"id":"([^%c"\\\128-\255]*)","name":"[^%c"\\\128-\255]*","types":%[[^%[%]{}]*%],"since":[1-9]%d*}$'
 local HOST = '^,"host":"[^%c"\\\128-\255]+"$' -- what may come in a label after the name
 local HOST_AND_PID = '^,"host":"[^%c"\\\128-\255]+","pid":[1-9]%d*$'
 local format, find, match, sub = string.format, string.find, string.match, string.sub
@@ -57,18 +53,18 @@ local texts = {} -- key -> the text of its record as this batch leaves it; false
 local fresh = {} -- key -> whether it had no record when it was read
 local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
 local outcomes, wrote = {}, false
-local foreign, ends_here = false, false -- whether anything was left to the client, and whether it must come first
+local kinds, may_write = {}, nil -- what stands in the place of names, and whether runs may be written (nil: unknown)
+local declined, any, all = {}, false, false -- the keys that were declined, whether any was, and whether all are now
 -- Made where somebody waits:
 local was_due, dues -- key -> its place in the index of what is due as it is stored, and as it has to be; false: none
 local stored, woken -- texts that go with the answer; the attempts that were granted something
-local rest -- what decides all other cases, once it is needed
 
 for place = 1, #batch do
   local command = batch[place]
   local operation, key, id = command[1], command[2], command[3]
   local outcome, text, after, sane
 
-  if operation <= RELEASE and type(key) == "string" and type(id) == "string" and not (rest and rest.knows(key)) then
+  if operation <= RELEASE and not all and not declined[key] and type(key) == "string" and type(id) == "string" then
     text = texts[key]
     if text == nil then
       text = redis.pcall("GET", LOCK .. key)
@@ -98,7 +94,7 @@ for place = 1, #batch do
       if permits ~= 1 then
         shape = shape .. '"permits":' .. format("%.0f", permits) .. ","
       end
-      local token, version = now, shape == "{" and 1 or 2
+      local token, version = now, 1
       if text then
         local head, fence, before = match(text, '^(.-)"fence":([1-9]%d*),"version":([1-9]%d*)}$')
         token = nil
@@ -168,6 +164,7 @@ for place = 1, #batch do
 
   --@include redis_queue.lua
   --@include redis_entries.lua
+  --@include redis_runs.lua
 
   if after then
     texts[key] = after
@@ -178,22 +175,12 @@ for place = 1, #batch do
   end
 
   if not outcome then
-    if not rest then
-      --@include redis_rest.lua
-    end
-    outcome = rest.decide(command)
-    if not outcome then
-      break
+    outcome, any, all = DECLINED, true, all or operation >= RECORD
+    if key ~= nil then
+      declined[key] = true
     end
   end
   outcomes[place] = outcome
-  if ends_here then
-    break
-  end
-end
-
-if rest then
-  return rest.finish()
 end
 
 -- Indexes first: a name in an index without a record is passed over, a record without a name would never be listed.
@@ -205,6 +192,13 @@ for _, key in ipairs(changed) do
   end
   values[#values + 1] = LOCK .. key
   values[#values + 1] = texts[key]
+end
+if dues and next(dues) then
+  --@include redis_rights.lua
+  local refused = first_refused({ "ZADD", "MSET", "ZREM" }, {})
+  if refused then
+    return redis.error_reply((wrote and "HALFWAY " or "") .. refused)
+  end
 end
 for start = 1, #index, MANY do
   local reply = redis.pcall("ZADD", KEYS[1], unpack(index, start, math.min(start + MANY - 1, #index)))
@@ -245,10 +239,13 @@ for _, told in ipairs(woken) do
   local channel = match(told, "^[^.]*")
   messages[channel] = messages[channel] and messages[channel] .. "\n" .. told or told
 end
+local unheard = {} -- the messages that nobody received
 for channel, message in pairs(messages) do
-  redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) -- only a hint
+  if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0 then -- only a hint
+    unheard[#unheard + 1] = message
+  end
 end
-local packed = cmsgpack.pack({ now, outcomes })
+local packed = cmsgpack.pack({ now, outcomes, unheard })
 if #stored == 0 then
   return packed
 end

@@ -1,26 +1,34 @@
-"""`redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`: one script a batch, the server's clock, waking by pub/sub.
+"""`redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`: the server's clock, waking by pub/sub.
 
-The rules run in the server (redis.lua), a whole batch in one step and in one trip. What is promised depends on how the
-server keeps its data: redis_health.py looks at that when a server is first used, and says what is missing.
+The usual commands of a batch are one script and one trip (redis.lua). Everything else is decided by the rules in
+Python: one script reads, another one writes if nothing has changed (redis_source.py). What is promised depends on how
+the server keeps its data: redis_health.py looks at that when a server is first used, and says what is missing.
 Options in the URL: `?prefix=holdfast` (what all names begin with), `?cluster=true`, and those of redis-py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from .._platform import host_clock
 from ..commands import Command
-from ..errors import InvalidOption, StoreError, StoreUnavailable, StoreUnusable
+from ..errors import InvalidOption, StoreError, StoreUnusable
 from ..rules.outcomes import Outcome
-from . import redis_foreign, redis_health
+from . import redis_fast, redis_health, redis_rights
 from .contract import Capabilities, Clock, Finding, Hint, Role
-from .redis_batch import Reply
+from .executor import StepRefused, execute
 from .redis_keys import PREFIX, Layout
 from .redis_link import Link, Place, place_of_client, place_of_url, shown
+from .redis_script import FAST
+from .redis_source import RedisSource
 from .redis_watch import RedisWatch
+from .shared import flaw, offers_to, pass_overs
 from .urls import redacted
+from .work import parts_of
 
 if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
@@ -76,7 +84,7 @@ class RedisStore:
 
     def connect(self, role: Role) -> Connection:  # noqa: ARG002  (the server makes nobody wait for a turn)
         """Open a connection of its own."""
-        return RedisConnection(self._link(), self._now)
+        return RedisConnection(self._link(), self.layout, self._now, cluster=self._place.cluster)
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Subscribe to hints, from a thread with a connection of its own."""
@@ -100,6 +108,7 @@ class RedisStore:
         link = Link(self._place, self.layout.index)
         try:
             redis_health.look_once(self._place, link)
+            redis_rights.check_once(self._place, link, self.layout.index)
         except BaseException:
             link.close()
             raise
@@ -113,24 +122,86 @@ class RedisStore:
 class RedisConnection:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, link: Link, now: Clock | None) -> None:
-        self._link, self._now = link, now
-        self._began = False
+    def __init__(self, link: Link, layout: Layout, now: Clock | None, *, cluster: bool) -> None:
+        self._link, self._now, self._cluster = link, now, cluster
+        self._source = RedisSource(link, layout, now)
+        self._reopen = False  # whether the link was lost after a batch had been carried out
+        self.moments: list[int] = []
+        """When each command of the last batch was decided, by the server's clock."""
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry the batch out, in one step and one trip unless a record is not ours to decide for the server."""
-        self._began = False
+        """Carry the batch out: what is simple by the fast path, in one trip, and the rest by the rules."""
+        source = self._source
+        if self._reopen:
+            self._link.open()
+            self._reopen = False
+        source.begin()
+        outcomes: list[Outcome | None] = []
+        self.moments = []
         try:
-            return redis_foreign.execute(commands, self._call) if commands else []
-        except StoreUnavailable as error:
-            error.ambiguous = error.ambiguous or self._began  # an earlier trip of this batch has done its part
+            parts = parts_of(commands)
+            for part in parts:
+                self._execute(commands if len(parts) == 1 else commands[part.start : part.stop], outcomes)
+        except StoreError as error:
+            error.ambiguous = error.ambiguous or source.began  # an earlier trip of this batch has done its part
             raise
+        if source.unheard and not self._cluster:
+            self._pass_over(commands, outcomes)
+        return outcomes  # type: ignore[return-value]  # nothing is ever occupied here
 
-    def _call(self, payload: bytes) -> Reply:
-        reply = self._link.call(payload, None if self._now is None else self._now())
-        self._began = True
-        return reply
+    def _execute(self, commands: Sequence[Command], outcomes: list[Outcome | None]) -> None:
+        """Carry out what is not too much for one script, and add the outcomes and the moments of the decisions."""
+        asked, before = redis_fast.asked(commands, self._source.guesses), len(outcomes)
+        outcomes += [None] * len(commands)
+        self.moments += [0] * len(commands)
+        if asked is not None:
+            with suppress(StepRefused):  # nothing was done: the rules find the command that is refused
+                self._try_fast(commands, asked, outcomes, before)
+        rest = []
+        for place, command in enumerate(commands):
+            if outcomes[before + place] is None:
+                outcomes[before + place] = wrong = flaw(command)
+                rest += [place] if wrong is None else []
+        if rest:
+            answers, _, moments = execute(self._source, [commands[place] for place in rest])
+            for place, answer, moment in zip(rest, answers, moments, strict=True):
+                outcomes[before + place], self.moments[before + place] = answer, moment
+
+    def _pass_over(self, commands: Sequence[Command], outcomes: Sequence[Any]) -> None:
+        """End the offers to processes that are gone, so that nobody waits for them. The commands have been carried out.
+
+        A node of a cluster does not know who listens at the other nodes, so there they end by themselves.
+        """
+        unheard = self._source.unheard
+        looks = offers_to(unheard, commands, outcomes)
+        try:
+            if looks:
+                seen = [outcome for outcome in execute(self._source, looks).outcomes if outcome is not None]
+                execute(self._source, pass_overs(unheard, looks, seen))
+        except StoreError:  # they end by themselves
+            self._reopen = self._link.lost
+
+    def _try_fast(
+        self, commands: Sequence[Command], asked: redis_fast.Asked, outcomes: list[Outcome | None], first: int
+    ) -> None:
+        """Put in what the script answers, from the place `first` on; what it declines, or is not asked, stays open."""
+        if self._now is None:
+            answer = self._link.call(FAST, asked.payload)
+        else:
+            answer = self._link.call(FAST, asked.payload, b"%d" % self._now())
+        try:
+            reply = redis_fast.read_reply(answer)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise self._link.failed(error) from error
+        self.moments[first:] = [reply.now] * len(commands)
+        for place, row in zip(asked.places, reply.answers, strict=True):
+            outcomes[first + place] = outcome = redis_fast.outcome_of(commands[place], row, reply)
+            if outcome is not None:
+                self._source.began = True
+        if reply.unheard:
+            self._source.unheard += reply.unheard
 
     def close(self) -> None:
         """Close the connection."""
+        self._reopen = False
         self._link.close()

@@ -2,22 +2,19 @@
 -- redis.lua, whose names it uses.
 --
 -- It is made here if the fence is that of the run, the driver knows the whole journal and all that came, and this
--- is not a record that was made already. Everything else, also every refusal, is told by redis_run_rules.lua.
+-- is not a record that was made already. Everything else, also every refusal, is declined.
 
-if operation == RECORD and not foreign then
-  -- {RECORD, run, fence, at, request, entries, seen, ending, children, attributes, swap, asks, stuck}
-  -- By the driver, who knows of everything that came, and with nothing but entries.
+if operation == RECORD and not any then
+  -- {RECORD, run, fence, at, request, entries, seen}
   local entries, seen = command[6], command[7]
   if type(key) == "string" and type(id) == "number" and type(command[5]) == "string" and type(entries) == "table"
-    and #entries <= MANY and type(seen) == "number" and command[8] == nil and #command[9] == 0 and command[10] == nil
-    and command[11] == nil
-    and command[12] == nil and command[13] == nil
+    and #entries <= MANY and type(seen) == "number"
   then
     local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
     local found = redis.pcall("HMGET", run, "status", "fence", "last", "deaths", "stuck")
     local posted = redis.pcall("LLEN", BASE .. "inbox:" .. key)
     if found[1] == "running" and found[2] == format("%.0f", id) and (found[3] or "") ~= command[5]
-      and (found[5] or "") == ""
+      and not found[4] and not found[5]
       and type(posted) == "number" and posted <= seen and redis.pcall("LLEN", journal) == command[4]
     then
       local texts_only = true
@@ -26,13 +23,12 @@ if operation == RECORD and not foreign then
       end
       if texts_only then
         local reply
-        if #entries > 0 then
+        reply = redis.pcall("HSET", run, "last", command[5])
+        if type(reply) ~= "table" and #entries > 0 then
           reply = redis.pcall("RPUSH", journal, unpack(entries))
-        end
-        if type(reply) ~= "table" and #entries > 0 and found[4] and find(found[4], "[1-9]") then
-          reply = redis.pcall("HSET", run, "last", command[5], "deaths", "")
-        elseif type(reply) ~= "table" then
-          reply = redis.pcall("HSET", run, "last", command[5])
+          if type(reply) == "table" then -- refused: the record was not made. What was allowed just now is allowed again
+            redis.pcall("HSET", run, "last", found[3] or "")
+          end
         end
         if type(reply) == "table" then
           return redis.error_reply((wrote and "HALFWAY " or "") .. reply.err)

@@ -11,7 +11,9 @@ import re
 import redis.exceptions as r
 
 from ..errors import StoreError, StoreUnavailable, StoreUnusable
+from .redis_script import FAST, READ, WRITE
 
+_SHAS = ", ".join(script.sha.decode() for script in (FAST, READ, WRITE))
 _PASSING = {
     "READONLY": "it is a replica, or has become one, and takes no writes. Locks are never read from a replica either. "
     "After a failover this passes by itself; otherwise give the address of the primary.",
@@ -26,7 +28,13 @@ _PASSING = {
     "NONLOCAL": "this namespace is being moved to another node. This passes by itself.",
     "OOM": "its memory is full. Raise maxmemory, or remove other data; locks must not be evicted (noeviction).",
     "MISCONF": "it cannot write to its disk and takes no changes. Look at its log and at its disk's free space.",
-    "BUSY": "a script of somebody else's has kept it busy for long. SCRIPT KILL ends it.",
+    "BUSY": "a script has run for longer than busy-reply-threshold, and nothing else is answered until it ends. It may "
+    f"be another program's or one of Holdfast's own (EVALSHA {_SHAS}): SLOWLOG GET tells which, once it has "
+    "ended. This passes by itself when it ends. SCRIPT KILL ends a script that has not written yet, without harm to "
+    "the data; one that has written cannot be ended, and SHUTDOWN NOSAVE may lose what was answered since the last "
+    "save.",
+    "KILLED": "somebody has ended the script by SCRIPT KILL, before it had written anything. It can be sent again; if "
+    "the batch was very large, as several smaller ones.",
     "UNBLOCKED": "it has become a replica. This passes by itself.",
     "NOREPLICAS": "fewer replicas are connected than min-replicas-to-write asks for. Look at INFO replication.",
     "MAXCLIENTS": "it has as many clients as it may have. Raise maxclients, or close connections (CLIENT LIST).",
@@ -36,6 +44,8 @@ _FOR_GOOD = {
     "WRONGPASS": "it does not accept this user name and password.",
     "NOPERM": "this user may not do what Holdfast needs; docs/stores/redis.md has the minimal rights.",
     "WRONGTYPE": "something that is not Holdfast's stands in the place of one of its names. Choose another ?prefix=.",
+    "TOOLONG": "a command would be longer than a script can send, and nothing was written. This is a fault of "
+    "Holdfast: please report it.",
     "DENIED": "it is in protected mode and refuses clients from other hosts. Give it a password or a bind address.",
 }
 _CODES = {
@@ -52,6 +62,7 @@ _WORDS = {
     "max number of clients": "MAXCLIENTS",
     "non local key": "NONLOCAL",
     "used memory > 'maxmemory'": "OOM",
+    "Script killed by user": "KILLED",
     "can't run this command": "NOPERM",
     "can't access at least one of the keys": "NOPERM",
     "ACL failure": "NOPERM",
@@ -67,7 +78,11 @@ def store_error(error: Exception, place: str, *, sent: bool) -> StoreError:
     """What the error means for the batch. `sent`: it was on its way to the server when this happened."""
     text = _PLACE.sub("", str(error))
     if "HALFWAY" in text:  # the script's own word: it had begun to write
-        return StoreUnavailable(f"the server {place} broke off in the middle ({text})", ambiguous=True)
+        what = f"the server {place} refused in the middle of a batch; some of its commands may have been carried out"
+        then = "Sending it again is safe."
+        if "WRONGTYPE" in text:
+            then = "Something that is not Holdfast's stands in the place of an index, so that one may be half done."
+        return StoreUnavailable(f"{what}. {then} ({text})", ambiguous=True)
     code = _code(error, text)
     if code in _PASSING:
         return StoreUnavailable(f"the server {place} refused, and nothing was done: {_PASSING[code]} ({text})")

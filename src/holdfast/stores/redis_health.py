@@ -15,6 +15,7 @@ import msgspec
 
 from .._platform import after_fork_in_child
 from ..errors import StoreError
+from . import redis_rights
 from .contract import Finding
 from .redis_keys import Layout
 from .redis_link import Link, Place
@@ -81,19 +82,20 @@ def diagnose(place: Place, layout: Layout) -> tuple[Finding, ...]:
     except StoreError as error:
         return (Finding(check="server", level="problem", detail=str(error), advice="See to this first."),)
     try:
-        return tuple(_findings(place, link))
+        return tuple(_findings(place, link, layout))
     except StoreError as error:
         return (Finding(check="server", level="problem", detail=str(error), advice="Ask again."),)
     finally:
         link.close()
 
 
-def _findings(place: Place, link: Link) -> Iterator[Finding]:
+def _findings(place: Place, link: Link, layout: Layout) -> Iterator[Finding]:
     look = look_at(link)
     if place.server in _known:
         _known[place.server] = look  # it may have been set up anew since it was first looked at
     yield _server(look)
     yield _role(look)
+    yield redis_rights.finding(link, layout.index)
     yield _eviction(look)
     yield _persistence(look)
     if place.cluster or look.info.get("cluster_enabled") == "1":

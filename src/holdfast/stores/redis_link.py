@@ -21,10 +21,10 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.crc import key_slot
 
 from ..errors import InvalidOption, StoreError, StoreUnavailable, StoreUnusable
-from .redis_batch import Reply, read_reply
+from .executor import StepRefused
 from .redis_errors import store_error
 from .redis_keys import PREFIX
-from .redis_script import SCRIPT, SHA
+from .redis_script import Script
 
 TIMEOUT_SECONDS = 5.0
 """For connecting, and for an answer; `?socket_connect_timeout=` and `?socket_timeout=` say otherwise."""
@@ -170,16 +170,21 @@ class Link:
     """One connection to the primary, by which batches go."""
 
     def __init__(self, place: Place, index: str) -> None:
-        self._name = place.name
+        self._name, self._place, self._index = place.name, place, index
         self._pid = os.getpid()
-        self.connection: Wire | None = place.open(index)
+        self.connection: Wire | None = None
+        self.open()
+        name = index.encode()
+        self._rest = b"\r\n$1\r\n1\r\n$%d\r\n%s\r\n" % (len(name), name)
+
+    def open(self) -> None:
+        """Connect; also once more, after the connection was lost."""
+        self.connection = self._place.open(self._index)
         try:
             self._check_role()
         except BaseException:
             self.close()
             raise
-        name = index.encode()
-        self._rest = b"\r\n$1\r\n1\r\n$%d\r\n%s\r\n$" % (len(name), name)
 
     def _check_role(self) -> None:
         """A replica that may be written to would take our batches; nobody else would know of them."""
@@ -201,28 +206,38 @@ class Link:
         """Whether the connection is gone; a refusal by the server leaves it as it is."""
         return self.connection is None or self.connection._sock is None  # noqa: SLF001  (redis-py does not tell)
 
-    def call(self, payload: bytes, now: int | None) -> Reply:
-        """Carry out a batch. The time is the server's own unless it is given."""
+    def call(self, script: Script, *arguments: bytes) -> Any:
+        """Run a script with these arguments after the name of the index, and return what it answers."""
         connection = self._usable()
-        count, arguments = b"*5\r\n", b"%s%d\r\n%s\r\n" % (self._rest, len(payload), payload)
-        if now is not None:
-            time = b"%d" % now
-            count, arguments = b"*6\r\n", b"%s$%d\r\n%s\r\n" % (arguments, len(time), time)
+        count = b"*%d\r\n" % (4 + len(arguments))
+        rest = self._rest
+        for argument in arguments:
+            rest += b"$%d\r\n%s\r\n" % (len(argument), argument)
         try:
             try:
-                whole = b"%s$7\r\nEVALSHA\r\n$40\r\n%s%s" % (count, SHA, arguments)
+                whole = b"%s$7\r\nEVALSHA\r\n$40\r\n%s%s" % (count, script.sha, rest)
                 connection.send_packed_command((whole,), check_health=False)
-                reply = connection.read_response(disable_decoding=True)
+                return connection.read_response(disable_decoding=True)
             except redis.exceptions.NoScriptError:  # the server was restarted, or somebody has flushed its scripts
-                whole = b"%s$4\r\nEVAL\r\n$%d\r\n%s%s" % (count, len(SCRIPT), SCRIPT, arguments)
+                whole = b"%s$4\r\nEVAL\r\n$%d\r\n%s%s" % (count, len(script.text), script.text, rest)
                 connection.send_packed_command((whole,), check_health=False)
-                reply = connection.read_response(disable_decoding=True)
-            return read_reply(reply)
+                return connection.read_response(disable_decoding=True)
+        except redis.exceptions.ResponseError as error:
+            raise self.refused(error) from error
         except BaseException as error:
-            self.close()
-            if isinstance(error, redis.exceptions.RedisError | OSError | ValueError | msgspec.MsgspecError):
-                raise store_error(error, self._name, sent=True) from error
-            raise
+            raise self.failed(error) from error
+
+    def refused(self, error: redis.exceptions.ResponseError) -> BaseException:
+        """What an error means that the server has replied. Where it is about the commands, the connection is kept."""
+        reason = store_error(error, self._name, sent=True)
+        return StepRefused(reason) if isinstance(reason, StoreUnusable) else self.failed(error)
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Close the connection, whose state is not known any more, and tell what the error means for the batch."""
+        self.close()
+        if isinstance(error, redis.exceptions.RedisError | OSError | ValueError | msgspec.MsgspecError):
+            return store_error(error, self._name, sent=True)
+        return error
 
     def close(self) -> None:
         """Close the connection. In a forked child only this process's end of it: it is the parent's."""

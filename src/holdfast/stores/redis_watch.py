@@ -2,8 +2,9 @@
 
 The script publishes the ids of those it has granted something, on a channel for each client. The thread sends nothing
 while it waits, but for a rare PING by which a connection that is dead at the other end is noticed. Whenever the
-subscription begins, and begins anew after a fault, everybody is told to look for himself: something may have been
-missed. Hints may be lost; nobody's safety rests on them.
+subscription begins, and begins anew after a fault, every waiter is told to look again: something may have been missed.
+While there is no subscription, waiters poll, and their records do not say that they listen. Hints may be lost; nobody's
+safety rests on them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class RedisWatch(Hinting):
 
     def __init__(self, place: Place, layout: Layout, channel: str, on_hint: Hint) -> None:
         super().__init__(on_hint)
+        self.polls = True  # until the server has confirmed the subscription
         self._place = place
         self._index, self._channel = layout.index, layout.channel(channel)
         self._pid = os.getpid()
@@ -74,12 +76,14 @@ class RedisWatch(Hinting):
             try:
                 connection = self._subscribe()
                 pause = RETRY_SECONDS[0]
+                self.polls = False
                 self.hint(None)
                 self._listen(connection)
             except Exception as error:  # whatever it was: the way back is to begin anew
                 if not self._closed.is_set():
                     log.debug("listening on %s was interrupted (%s)", self._place.name, error)
             finally:
+                self.polls = True
                 self._drop()
             self._closed.wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, RETRY_SECONDS[1])

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
+from typing import TypeVar
 
-from ..commands import Command, Failed, Listed
+import msgspec
+
+from ..commands import Command, Failed, Inspect, Listed, LockCommand, PassOver, Swept, decide_all
 from ..errors import HoldfastError, RecordUnreadable
 from ..rules import lock
 from ..rules.asks import MARK
-from ..rules.outcomes import Outcome
+from ..rules.outcomes import Outcome, Seen
+from ..rules.overflow import OverflowReader
 from ..rules.record import LockRecord
 from ..rules.slot import client_of
 
+Row = TypeVar("Row")
+
 _LAST = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
+
+
+class Undecided(Exception):
+    """A rule cannot decide with what was read. That is no fault of its command."""
 
 
 def failed(command: Command, error: Exception) -> Failed:
@@ -29,6 +39,92 @@ def failed(command: Command, error: Exception) -> Failed:
     )
     wrapped.__cause__ = error
     return Failed(error=wrapped)
+
+
+def flaw(command: Command) -> Failed | None:
+    """The answer to a command with a value that is not of its kind: stored, it could not be read again."""
+    try:
+        msgspec.convert(msgspec.to_builtins(command), type(command))
+    except Exception as error:  # whatever a value that is not of its kind leads to
+        return failed(command, error)
+    return None
+
+
+def by_key(commands: Iterable[LockCommand]) -> dict[str, list[tuple[int, LockCommand]]]:
+    """Commands about locks by their key, each with its place in the batch."""
+    keys: dict[str, list[tuple[int, LockCommand]]] = {}
+    for place, command in enumerate(commands):
+        keys.setdefault(command.key, []).append((place, command))
+    return keys
+
+
+def decided(
+    before: LockRecord,
+    commands: Sequence[LockCommand],
+    now: int,
+    write: Callable[[LockRecord], Row],
+    reader: OverflowReader | None = None,
+) -> tuple[Row | None, list[Outcome]]:
+    """Decide on the commands of a batch about one key. Returns what to write, None if nothing changed.
+
+    `write` makes what is written of a record, and raises where the store cannot hold it. A bad command fails alone.
+    `reader` is there where runs wait that the record does not list.
+    """
+    if reader is not None:
+        return _decided_apart(before, commands, now, write, reader)
+    try:
+        after, outcomes = decide_all(before, commands, now)
+        return None if after is before else write(after), outcomes
+    except Exception:  # of one of them: which one is found by deciding one by one
+        return _decided_apart(before, commands, now, write)
+
+
+def _decided_apart(
+    record: LockRecord,
+    commands: Sequence[LockCommand],
+    now: int,
+    write: Callable[[LockRecord], Row],
+    reader: OverflowReader | None = None,
+) -> tuple[Row | None, list[Outcome]]:
+    row: Row | None = None
+    outcomes: list[Outcome] = []
+    for command in commands:
+        try:
+            after, outcome = decided_alone(record, command, now, reader)
+            if after is not record:
+                row = write(after)
+                record = after
+            if reader is not None:
+                reader.save()
+        except Undecided:
+            raise
+        except Exception as error:
+            outcome = failed(command, error)
+            if reader is not None:
+                reader.forget()
+        outcomes.append(outcome)
+    return row, outcomes
+
+
+def decided_alone(
+    record: LockRecord, command: LockCommand, now: int, reader: OverflowReader | None
+) -> tuple[LockRecord, Outcome]:
+    """Decide on one command. What was taken by the reader is to be saved with the record."""
+    if reader is None:
+        return command.apply(record, now)
+    after, outcomes = decide_all(record, [command], now, reader)
+    return after, outcomes[0]
+
+
+def swept(outcomes: Sequence[Outcome], changed: int, following: str | None) -> Swept:
+    """The answer to `SettleDue`, from those about each key."""
+    return Swept(
+        seen=len(outcomes),
+        changed=changed,
+        next=following,
+        woken=tuple(one for outcome in outcomes for one in outcome.woken),
+        hinted=tuple(one for outcome in outcomes for one in outcome.hinted),
+    )
 
 
 def listed(key: str, record: LockRecord | RecordUnreadable, now: int) -> Listed:
@@ -63,13 +159,44 @@ def end_of_prefix(prefix: str) -> str | None:
 
 
 def woken_by_channel(outcomes: Sequence[Outcome], hints: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Who was granted by these steps, and who else is to be told, once each, by the channel that hears of it."""
+    """Whom these steps granted or hinted, and who else is to be told, once each, by the channel that hears of it."""
+    return woken_among(chain(_woken(outcomes), hints))
+
+
+def woken_among(attempts: Iterable[str]) -> dict[str, list[str]]:
+    """These attempts, once each, by the channel that hears of them."""
     channels: dict[str, list[str]] = {}
-    for attempt in dict.fromkeys(chain(_woken(outcomes), hints)):
+    for attempt in dict.fromkeys(attempts):
         if not attempt.startswith(MARK):  # a run hears of it by an event
             channels.setdefault(client_of(attempt), []).append(attempt)
     return channels
 
 
+def offers_to(unheard: Collection[str], commands: Sequence[Command], outcomes: Sequence[Outcome]) -> list[Inspect]:
+    """Looks at the keys on which these commands made offers to attempts whose process is dead."""
+    keys = [
+        command.key
+        for command, outcome in zip(commands, outcomes, strict=True)
+        if isinstance(command, LockCommand) and not set(unheard).isdisjoint(outcome.woken)
+    ]
+    return [Inspect(key=key) for key in dict.fromkeys(keys)]
+
+
+def pass_overs(unheard: Collection[str], looks: Sequence[Inspect], seen: Sequence[Outcome]) -> list[PassOver]:
+    """What ends the offers that nobody can receive. Only of waiters that are known to listen for hints."""
+    return [
+        PassOver(key=look.key, id=holder.id, token=holder.token)
+        for look, outcome in zip(looks, seen, strict=True)
+        if isinstance(outcome, Seen) and outcome.record is not None
+        for holder in outcome.record.holders
+        if holder.id in unheard and holder.place is not None and holder.place.listens
+    ]
+
+
 def _woken(outcomes: Iterable[Outcome]) -> Iterable[str]:
-    return (attempt for outcome in outcomes if outcome.woken for attempt in outcome.woken)
+    return (
+        attempt
+        for outcome in outcomes
+        if outcome.woken or outcome.hinted
+        for attempt in chain(outcome.woken, outcome.hinted)
+    )

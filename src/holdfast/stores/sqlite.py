@@ -11,22 +11,24 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl, quote, unquote
 
 from .._platform import elapsed, network_file_system
 from ..commands import READS, Command
-from ..errors import InvalidOption, StoreUnusable
+from ..errors import InvalidOption, StoreError, StoreUnusable
 from ..rules.outcomes import Outcome
 from ..run_commands import RUN_READS
 from ..values import seconds
 from . import sqlite_health
 from .contract import Capabilities, Clock, Finding, Hint, Role
-from .shared import woken_by_channel
+from .shared import offers_to, pass_overs, woken_by_channel
 from .sqlite_batch import Batch
+from .sqlite_clock import Clocks
 from .sqlite_file import MIN_SQLITE, SCHEMA_VERSION, Handle, is_busy, prepare, store_error, version_of
 from .sqlite_join import Joined, transaction
 from .turns import PATIENCE_SECONDS, Turn, pause, turn_for
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from .contract import Connection, Store, Watch
 
 ALL_READS = READS + RUN_READS
+WITHDRAW_SECONDS = 1.0
+"""How long a store that is closed waits for its turn to withdraw the report about its clock."""
+
 CAPABILITIES = Capabilities(
     durable=True, shared=True, server_clock=False, notifies=True, one_writer=True, workflows=True
 )
@@ -134,6 +139,7 @@ class SqliteStore:
         if version != SCHEMA_VERSION:
             prepare(path, self._turn, patience=patience)
         self._post: Post | None = Post(path, poll=poll)
+        self._clocks = Clocks(clock)
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.identity}>"
@@ -155,6 +161,10 @@ class SqliteStore:
         """Carry commands out within the transaction that is open on this connection."""
         return Joined(connection, self.path, namespace=self._namespace, clock=self._clock)
 
+    def on_differing_clock(self, name: str, tell: Callable[[str, str, int, float], None]) -> None:
+        """Call this, with name, host, process and seconds ahead, for each process whose clock begins to differ."""
+        self._clocks.on_differing(name, lambda one: tell(one.name, one.host, one.pid, one.ahead))
+
     def diagnose(self) -> tuple[Finding, ...]:
         """Look at the schema, the settings that durability rests on, and the disk; through a read-only connection."""
         return sqlite_health.diagnose(self.path)
@@ -167,10 +177,25 @@ class SqliteStore:
 
     def close(self) -> None:
         """Let go of the turn and of the sender's socket."""
+        if self._post is not None and self._clocks.reported:
+            self._withdraw_clock()
         post, self._post = self._post, None
         if post is not None:
             post.close()
             del self._turn
+
+    def _withdraw_clock(self) -> None:
+        """This process does not use the file any more: its clock is nobody's concern."""
+        handle = Handle(self.path)
+        try:
+            with suppress(sqlite3.Error, StoreError), handle.active:
+                self._turn.take(self, urgent=False, deadline=elapsed() + WITHDRAW_SECONDS)
+                try:
+                    self._clocks.withdraw(handle.ready())
+                finally:
+                    self._turn.give(self)
+        finally:
+            handle.close()
 
     def _open_post(self) -> Post:
         if self._post is None:
@@ -187,6 +212,7 @@ class SqliteConnection:
         self._namespace, self._clock, self._patience = store._namespace, store._clock, store._patience  # noqa: SLF001
         self._path = store.path
         self._urgent = urgent
+        self._clocks = store._clocks  # noqa: SLF001
         self._handle = Handle(store.path)
         with self._handle.active:  # opened now, so that what is wrong with it is said now
             self._handle.ready()
@@ -200,10 +226,19 @@ class SqliteConnection:
             return self._read(commands)
         outcomes, hints = self._write(commands)
         for outcome in outcomes:
-            if outcome.woken:
-                self._post.tell(woken_by_channel(outcomes, hints))
+            if outcome.woken or outcome.hinted:
+                unheard = self._post.tell(woken_by_channel(outcomes, hints))
+                if unheard:
+                    self._pass_over(unheard, commands, outcomes)
                 break
         return outcomes
+
+    def _pass_over(self, unheard: list[str], commands: Sequence[Command], outcomes: Sequence[Outcome]) -> None:
+        """End the offers to dead processes, so that nobody waits for them. The commands have been carried out."""
+        looks = offers_to(unheard, commands, outcomes)
+        with suppress(StoreError):  # they end by themselves
+            if looks and (offers := pass_overs(unheard, looks, self._read(looks))):
+                self._post.tell(woken_by_channel(*self._write(offers)))
 
     def close(self) -> None:
         """Close the connection."""
@@ -217,13 +252,27 @@ class SqliteConnection:
             raise StoreUnusable("this connection is closed: open a new one")
         try:
             turn.take(self, urgent=self._urgent, deadline=deadline)
-            while (done := self._transact(commands, deadline)) is None:
-                pause(urgent=self._urgent)
+            done = self._transact_in_the_end(commands, deadline)
+            if monotonic() >= self._clocks.look_at:
+                self._look_at_clocks(turn)
             turn.give(self)
         except BaseException:  # an interrupt may have come in the middle of the giving, too
             turn.give(self)
             raise
+        if self._clocks.news:
+            self._clocks.tell()
         return done
+
+    def _transact_in_the_end(self, commands: Sequence[Command], deadline: float) -> tuple[list[Outcome], list[str]]:
+        """One transaction, as soon as no program that takes no turns is in the way."""
+        while (done := self._transact(commands, deadline)) is None:
+            pause(urgent=self._urgent)
+        return done
+
+    def _look_at_clocks(self, turn: Turn) -> None:
+        """See whose clock differs. An error here must not fail the commands, which have been committed."""
+        with suppress(sqlite3.Error, StoreError), self._handle.active:
+            self._clocks.look(self._handle.ready(), turn)
 
     def _transact(self, commands: Sequence[Command], deadline: float) -> tuple[list[Outcome], list[str]] | None:
         """One transaction, and whom else to tell; None if a program that takes no turns is in the way for now."""

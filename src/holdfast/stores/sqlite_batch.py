@@ -8,8 +8,7 @@ simple case and leaves every other case to the rule. The caller owns the transac
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice, takewhile
@@ -18,15 +17,31 @@ from typing import Any, get_args
 
 import msgspec
 
-from ..commands import Cleanup, Command, ListLocks, LockCommand, Page, Renew, SettleDue, SlotCommand, Swept
+from ..commands import (
+    Cleanup,
+    Command,
+    ListDueRecords,
+    ListLocks,
+    ListRecords,
+    LockCommand,
+    Page,
+    RecordCommand,
+    Renew,
+    Settle,
+    SettleDue,
+    SlotCommand,
+    Swept,
+)
 from ..errors import RecordUnreadable
 from ..rules import lock
 from ..rules.asks import MARK
 from ..rules.outcomes import Outcome, Renewed
+from ..rules.overflow import OverflowReader
 from ..rules.record import EMPTY, Kind, LockRecord, decode, encode
 from ..run_commands import RunCommand
-from .shared import at_least_one, end_of_prefix, failed, listed
-from .sqlite_runs import run_runs, tell_runs
+from .shared import at_least_one, by_key, decided, end_of_prefix, failed, listed, swept
+from .sqlite_records import list_due_records, list_records, run_records
+from .sqlite_runs import SqliteBook, run_runs, tell_runs
 from .sqlite_slots import run_slots
 
 FEW_KEYS = 8
@@ -40,8 +55,8 @@ LOAD = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
 # The driver gives the interpreter's lock away with every row. Beside threads that compute, a batch that takes or
 # gives many rows would then wait for the interpreter once a row: so what is many goes in and out as one value.
 LOAD_MANY = (
-    "SELECT json_group_object(locks.key, record) FROM json_each(?2) AS wanted CROSS JOIN locks "
-    "WHERE locks.namespace = ?1 AND locks.key = wanted.value"
+    "SELECT json_group_object(locks.key, record) FROM json_each(?) AS wanted CROSS JOIN locks "
+    "WHERE locks.namespace = ? AND locks.key = wanted.value"
 )
 OVERWRITE = "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = excluded.due_at"
 SAVE = "INSERT INTO locks (namespace, key, record, due_at) VALUES (?, ?, ?, ?) " + OVERWRITE
@@ -74,8 +89,8 @@ ABSENT = (
     "$.unknown",
 )
 ASKED = f"""
-    FROM json_each(?2) AS asked {{join}}
-    WHERE locks.namespace = iif(asked.value IS NULL, NULL, ?1)
+    FROM json_each(?) AS asked {{join}}
+    WHERE locks.namespace = iif(asked.value IS NULL, NULL, ?)
       AND locks.key = json_extract(asked.value, '$[0]')
       AND locks.due_at IS NULL
       AND CASE WHEN json_valid(record) THEN
@@ -90,19 +105,29 @@ RENEW = """
     UPDATE locks SET record = json_set(record,
         '$.version', json_extract(record, '$.version') + 1,
         '$.holders[0].ttl', json_extract(asked.value, '$[1]'),
-        '$.holders[0].expires_at', ?3 + json_extract(asked.value, '$[1]'))
+        '$.holders[0].expires_at', ? + json_extract(asked.value, '$[1]'))
 """ + ASKED.format(
     join="",
     time="""json_extract(record, '$.holders[0].expires_at')
-              BETWEEN ?3 + 1 AND ?3 + json_extract(record, '$.holders[0].ttl')
-          AND json_extract(record, '$.holders[0].expires_at') IS NOT ?3 + json_extract(asked.value, '$[1]')""",
+              BETWEEN ? + 1 AND ? + json_extract(record, '$.holders[0].ttl')
+          AND json_extract(record, '$.holders[0].expires_at') IS NOT ? + json_extract(asked.value, '$[1]')""",
 )
 # Which of them live on to the moment that was asked for; asked only when the count says that not all do.
 RENEWED = "SELECT json_group_array(locks.key)" + ASKED.format(
     join="CROSS JOIN locks",
     time="""json_extract(record, '$.holders[0].ttl') IS json_extract(asked.value, '$[1]')
-          AND json_extract(record, '$.holders[0].expires_at') IS ?3 + json_extract(asked.value, '$[1]')""",
+          AND json_extract(record, '$.holders[0].expires_at') IS ? + json_extract(asked.value, '$[1]')""",
 )
+
+Row = tuple[str, str, str, int | None]
+"""The namespace, the key, the record and when it is due."""
+
+_ALIKE: dict[type[Command], Callable[..., tuple[list[Outcome], bool]]] = {
+    SlotCommand: run_slots,
+    RecordCommand: run_records,
+    RunCommand: run_runs,
+}
+"""Commands that are carried out together with those after them that are of the same kind."""
 
 _KEY = itemgetter(0)
 _encoder = msgspec.json.Encoder()
@@ -135,14 +160,14 @@ class Batch:
                 if place < start:  # done together with the one before it
                     continue
                 outcomes += self._run_locks(commands[start:place])  # type: ignore[arg-type]
-                kind, run_alike = (
-                    (SlotCommand, run_slots) if isinstance(command, SlotCommand) else (RunCommand, run_runs)
-                )
+                kind = next((kind for kind in _ALIKE if isinstance(command, kind)), RunCommand)
                 alike: list[Any] = list(takewhile(partial(_is, kind), islice(commands, place, None)))
                 if alike:
-                    answers, changed = run_alike(self._db, self._namespace, self._now, alike)
+                    answers, changed = _ALIKE[kind](self._db, self._namespace, self._now, alike)
                     self.changed = self.changed or changed
                     outcomes += answers
+                    if kind is RecordCommand:
+                        self._tell(answers)
                     start = place + len(alike)
                 else:
                     outcomes.append(self._sweep(command))
@@ -166,39 +191,42 @@ class Batch:
     # ---------------------------------------------------------------- commands about one key
 
     def _run_locks(self, commands: Sequence[LockCommand]) -> list[Outcome]:
-        outcomes: list[Outcome | None] = [None] * len(commands)
-        if len(commands) >= MANY_RENEWALS:
-            self._renew_natively(commands, outcomes)
-        open_places = [place for place, outcome in enumerate(outcomes) if outcome is None]
-        texts = self._load({commands[place].key for place in open_places})
-        records: dict[str, LockRecord] = {}
-        written: dict[str, tuple[str, str, str, int | None]] = {}
-        now = self._now
-        for place in open_places:
-            command = commands[place]
-            key = command.key
-            try:
-                before = records.get(key)
-                if before is None:
-                    text = texts.get(key)
-                    before = records[key] = EMPTY if text is None else decode(key, text)
-                after, outcome = command.apply(before, now)
-                if after is not before:
-                    written[key] = self._row(key, after)
-                    records[key] = after
-            except Exception as error:  # a bad command fails alone
-                outcome = failed(command, error)
-            outcomes[place] = outcome
-        if written:
-            self._save(list(written.values()))
-            self._tell(outcomes)
-        return outcomes  # type: ignore[return-value]  # every place is filled by now
+        answers: dict[int, Outcome] = {}
+        groups = by_key(commands)
+        if len(groups) >= MANY_RENEWALS:
+            self._renew_natively(groups, answers)
+        texts = self._load(groups.keys())
+        rows = []
+        for key, some in groups.items():
+            row, outcomes = self._decide(key, texts.get(key), [command for _, command in some])
+            if row is not None:
+                rows.append(row)
+            answers.update(zip([place for place, _ in some], outcomes, strict=True))
+        told = [answers[place] for place in range(len(commands))]
+        if rows:
+            self._save(rows)
+            self._tell(told)
+        return told
+
+    def _decide(self, key: str, text: str | None, commands: Sequence[LockCommand]) -> tuple[Row | None, list[Outcome]]:
+        try:
+            before = EMPTY if text is None else decode(key, text)
+        except RecordUnreadable as error:
+            return None, [failed(command, error) for command in commands]
+        if before.overflow is None:
+            return decided(before, commands, self._now, partial(self._row, key))
+        book = SqliteBook(self._db, self._namespace)
+        decisions = decided(before, commands, self._now, partial(self._row, key), OverflowReader(book, key))
+        book.flush()
+        return decisions
 
     def _run_one(self, command: LockCommand) -> Outcome:
         """The same for a batch of one, which is the way of a caller who is alone."""
         try:
             found = self._db.execute(LOAD, (self._namespace, command.key)).fetchone()
             before = EMPTY if found is None else decode(command.key, found[0])
+            if before.overflow is not None:
+                return self._run_locks([command])[0]
             after, outcome = command.apply(before, self._now)
             row = None if after is before else self._row(command.key, after)
         except sqlite3.Error:
@@ -211,31 +239,31 @@ class Batch:
             self._tell((outcome,))
         return outcome
 
-    def _tell(self, outcomes: Sequence[Outcome | None]) -> None:
+    def _tell(self, outcomes: Sequence[Outcome]) -> None:
         """Runs that were offered something hear of it in the same step."""
-        woken = [one for outcome in outcomes if outcome is not None for one in outcome.woken if one.startswith(MARK)]
+        woken = [one for outcome in outcomes for one in outcome.woken if one.startswith(MARK)]
         if woken:
             self.hints += tell_runs(self._db, self._namespace, self._now, woken)
 
-    def _save(self, rows: Sequence[tuple[str, str, str, int | None]]) -> None:
+    def _save(self, rows: Sequence[Row]) -> None:
         self.changed = True
         if len(rows) > FEW_KEYS:
             self._db.execute(SAVE_MANY, (_encoder.encode(rows).decode(),))
         else:
             self._db.executemany(SAVE, rows)
 
-    def _row(self, key: str, record: LockRecord) -> tuple[str, str, str, int | None]:
+    def _row(self, key: str, record: LockRecord) -> Row:
         due_at = record.due_at
         if due_at is not None and due_at > MAX_INTEGER:
             raise OverflowError("a time lies beyond what can be stored")
         return self._namespace, key, encode(record).decode(), due_at
 
-    def _load(self, keys: set[str]) -> dict[str, str]:
+    def _load(self, keys: Collection[str]) -> dict[str, str]:
         if len(keys) > FEW_KEYS:
             wanted = _encoder.encode(sorted(keys)).decode()  # sorted, to walk the tree in its own order
             # Where one of them is not even text, each is looked at alone.
             with suppress(sqlite3.OperationalError, msgspec.MsgspecError):
-                return _TEXT_BY_KEY.decode(self._db.execute(LOAD_MANY, (self._namespace, wanted)).fetchone()[0])
+                return _TEXT_BY_KEY.decode(self._db.execute(LOAD_MANY, (wanted, self._namespace)).fetchone()[0])
         texts = {}
         for key in keys:
             found = self._db.execute(LOAD, (self._namespace, key)).fetchone()
@@ -243,36 +271,34 @@ class Batch:
                 texts[key] = found[0]
         return texts
 
-    def _renew_natively(self, commands: Sequence[LockCommand], outcomes: list[Outcome | None]) -> None:
-        """Fill in the outcomes of the simple renewals; leave the rest to the rule.
+    def _renew_natively(self, groups: dict[str, list[tuple[int, LockCommand]]], answers: dict[int, Outcome]) -> None:
+        """Answer the simple renewals and take them out of the groups; leave the rest to the rule.
 
         Only keys that are asked for once in this batch are taken, so that the order of the commands on one key
         is kept, and only values that SQLite and the rule understand alike.
         """
         asked = {
-            command.key: (place, command)
-            for place, command in enumerate(commands)
-            if type(command) is Renew
+            key: (some[0][0], command)
+            for key, some in groups.items()
+            if len(some) == 1
+            and type(command := some[0][1]) is Renew
             and type(command.token) is int
             and (command.ttl is None or (type(command.ttl) is int and 0 < command.ttl < MAX_TTL))
         }
         if len(asked) < MANY_RENEWALS:
             return
-        if len(asked) < len(commands):
-            for key, count in Counter(command.key for command in commands).items():
-                if count > 1:
-                    asked.pop(key, None)
         wanted = [(key, command.ttl, (command.id, command.token)) for key, (_, command) in asked.items()]
         wanted.sort(key=_KEY)  # to walk the tree in its own order
         now = self._now
-        values = (self._namespace, _encoder.encode(wanted).decode(), now)
-        done = self._db.execute(RENEW, values).rowcount
+        values = (_encoder.encode(wanted).decode(), self._namespace, now)
+        done = self._db.execute(RENEW, (now, *values, now, now)).rowcount
         self.changed = self.changed or done > 0
         renewed = asked if done == len(asked) else _TEXTS.decode(self._db.execute(RENEWED, values).fetchone()[0])
         for key in renewed:
             place, command = asked[key]
             ttl = command.ttl
-            outcomes[place] = Renewed(floor=command.token or 0, expires_at=None if ttl is None else now + ttl)
+            del groups[key]
+            answers[place] = Renewed(floor=command.token or 0, expires_at=None if ttl is None else now + ttl)
 
     # ---------------------------------------------------------------- commands about many keys
 
@@ -284,6 +310,10 @@ class Batch:
                 return self._settle_due(command)
             if isinstance(command, Cleanup):
                 return self._clean_up(command)
+            if isinstance(command, ListRecords):
+                return list_records(self._db, self._namespace, self._now, command)
+            if isinstance(command, ListDueRecords):
+                return list_due_records(self._db, self._namespace, self._now, command)
             raise TypeError(f"{type(command).__name__} is not a command that this store can carry out")  # noqa: TRY301
         except sqlite3.Error:
             raise
@@ -306,24 +336,23 @@ class Batch:
 
     def _settle_due(self, command: SettleDue) -> Swept:
         limit = at_least_one(command.limit)
-        woken: tuple[str, ...] = ()
+        outcomes = []
         written = []
         cursor = self._db.execute(DUE, (self._namespace, self._now))
         # What cannot be read stays due for ever; it is passed over, or it would hide what comes after it.
-        due = ((key, record) for key, text in cursor if isinstance(record := _readable(key, text), LockRecord))
+        due = ((key, text) for key, text in cursor if isinstance(_readable(key, text), LockRecord))
         found = list(islice(due, limit + 1))
         cursor.close()
-        for key, before in found[:limit]:
-            after, more = lock.settle(before, self._now)
-            if after is not before:
-                written.append(self._row(key, after))
-            woken += more
+        for key, text in found[:limit]:
+            row, answers = self._decide(key, text, [Settle(key=key)])
+            if row is not None:
+                written.append(row)
+            outcomes += answers
         if written:
             self._save(written)
         following = found[limit - 1][0] if len(found) > limit else None
-        swept = Swept(seen=len(found[:limit]), changed=len(written), next=following, woken=woken)
-        self._tell((swept,))
-        return swept
+        self._tell(outcomes)
+        return swept(outcomes, len(written), following)
 
     def _clean_up(self, command: Cleanup) -> Swept:
         rows, following = self._page(command.after, command.limit)

@@ -25,12 +25,17 @@ from weakref import WeakSet
 
 from .._platform import around_fork, elapsed
 from ..errors import StoreError, StoreUnavailable, StoreUnusable
+from .sqlite_side_files import check_sqlite_files, make_database
 from .turns import Turn, pause
 
 APPLICATION_ID = int.from_bytes(b"Hldf", "big")
-MIGRATIONS = ("sqlite.sql", "sqlite_slots.sql", "sqlite_runs.sql")
-"""The n-th script leads from schema version n to n + 1."""
-SCHEMA_VERSION = len(MIGRATIONS)
+SCHEMA = ("sqlite.sql", "sqlite_slots.sql", "sqlite_runs.sql")
+"""What makes the tables of `FIRST_VERSION` from nothing."""
+FIRST_VERSION = 4
+"""Files of a lower one are of development versions. Their tables differ although their number may be the same."""
+MIGRATIONS: tuple[str, ...] = ()
+"""The n-th script leads from schema version `FIRST_VERSION` + n to the one after it."""
+SCHEMA_VERSION = FIRST_VERSION + len(MIGRATIONS)
 MIN_SQLITE = (3, 35, 0)
 BUSY_SECONDS = 0.005
 CACHE_KIB = 16_384
@@ -39,7 +44,7 @@ FORK_PATIENCE_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 """How seldom a busy connection looks whether its file is still there; it costs more than all other checks."""
 
-Mode = Literal["ro", "rw", "rwc"]
+Mode = Literal["ro", "rw"]
 
 
 def store_error(error: sqlite3.Error, path: Path, *, ambiguous: bool = False) -> StoreError:
@@ -84,6 +89,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def _connect(path: Path, mode: Mode) -> sqlite3.Connection:
+    check_sqlite_files(path)
     # quote() keeps a name with ? # or % from being taken for a part of the URI.
     uri = f"file:{quote(str(path))}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -274,10 +280,13 @@ def prepare(path: Path, turn: Turn, *, patience: float) -> None:
     taker = object()
     try:
         turn.take(taker, urgent=False, deadline=deadline)
+        make_database(path)
         while not _migrated(path, deadline):
             pause(urgent=False)
     except sqlite3.Error as error:
         raise store_error(error, path) from error
+    except OSError as error:
+        raise StoreUnusable(f"{path} cannot be made ({error}): look at its folder.") from error
     finally:
         turn.give(taker)
 
@@ -285,7 +294,7 @@ def prepare(path: Path, turn: Turn, *, patience: float) -> None:
 def _migrated(path: Path, deadline: float) -> bool:
     """Migrate; False if another program was in the way and there is time to try again."""
     try:
-        with passing(path, "rwc") as db:
+        with passing(path, "rw") as db:
             _migrate(db, path)
     except sqlite3.Error as error:
         if not is_busy(error) or elapsed() >= deadline:
@@ -320,6 +329,12 @@ def _look(db: sqlite3.Connection, path: Path) -> int:
             f"{path} was written by a newer version of Holdfast (schema {version}; this version knows "
             f"{SCHEMA_VERSION}). It was left as it is. Upgrade Holdfast here, or use another file."
         )
+    if owner == APPLICATION_ID and version < FIRST_VERSION:
+        raise StoreUnusable(
+            f"{path} was made by an earlier development version of Holdfast (schema {version}; the first that is kept "
+            f"is {FIRST_VERSION}). It was left as it is. Move it away and let a new one be made; holders of its locks "
+            "must stop first."
+        )
     if owner == APPLICATION_ID and "locks" not in tables:
         raise StoreUnusable(f"{path} is damaged: its table 'locks' is missing. Restore it from a backup.")
     return int(version) if owner == APPLICATION_ID else 0
@@ -349,7 +364,8 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
     _set_up(db)
     db.execute("BEGIN IMMEDIATE")
     try:
-        for script in MIGRATIONS[_look(db, path) :]:
+        found = _look(db, path)
+        for script in MIGRATIONS[found - FIRST_VERSION :] if found else SCHEMA + MIGRATIONS:
             for statement in _statements(script):
                 db.execute(statement)
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from .._platform import elapsed, network_file_system
+from .._platform import elapsed, host_clock, network_file_system
 from ..errors import StoreError
 from ..rules.slot import Past
 from .contract import Finding
+from .sqlite_clock import differing
 from .sqlite_file import (
     OPENING_SECONDS,
     SCHEMA_VERSION,
@@ -28,6 +29,7 @@ from .sqlite_file import (
     store_error,
     version_of,
 )
+from .sqlite_side_files import unsafe_modes
 from .turns import pause
 
 MIB = 1024 * 1024
@@ -67,7 +69,7 @@ def unready(path: Path) -> str | None:
 
 def diagnose(path: Path) -> tuple[Finding, ...]:
     """Everything that can be said of the file, in a fixed order."""
-    return (*_file(path), _file_system(path), _disk_space(path))
+    return (*_file(path), _permissions(path), _file_system(path), _disk_space(path))
 
 
 def _file(path: Path) -> tuple[Finding, ...]:
@@ -105,6 +107,7 @@ def _settings(db: sqlite3.Connection, path: Path) -> Iterator[Finding]:
     (level,) = db.execute("PRAGMA synchronous").fetchone()
     yield _synchronous(int(level))
     if version == SCHEMA_VERSION:
+        yield _clocks(db)
         yield _states(db)
 
 
@@ -128,6 +131,19 @@ def _synchronous(level: int) -> Finding:
         level="problem",
         detail=f"{name}: after a power cut the last grants may be forgotten",
         advice="This SQLite library does not take PRAGMA synchronous = FULL: use another build of it.",
+    )
+
+
+def _clocks(db: sqlite3.Connection) -> Finding:
+    """Whose clock differs, as the processes say themselves."""
+    found = differing(db, host_clock())
+    if not found:
+        return Finding(check="clocks", level="ok", detail="no process has said that its clock differs")
+    return Finding(
+        check="clocks",
+        level="problem",
+        detail="; ".join(map(str, found)),
+        advice="Leases end early, those of this process or those of the others. Set its clock right, or stop it.",
     )
 
 
@@ -163,6 +179,21 @@ def _readable(version: object, value: bytes | None, past: bytes) -> bool:
 
 def _text(name: object) -> str:
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name)
+
+
+def _permissions(path: Path) -> Finding:
+    try:
+        found = unsafe_modes(path)
+    except OSError as error:
+        found = [f"its mode cannot be read ({error})"]
+    if not found:
+        return Finding(check="permissions", level="ok", detail="only those who may write to the file can use it")
+    return Finding(
+        check="permissions",
+        level="warning",
+        detail=f"{path}: {'; '.join(found)}",
+        advice=f"chmod 600 {path}* (or 660, for a group); keep it in a folder that only its users may write to.",
+    )
 
 
 def _file_system(path: Path) -> Finding:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ..rules.admission import Limit, Place, Terms, group_of
-from ..rules.run import Run
+from ..rules.admission import Limit, Place, Terms
+from ..rules.run import Run, memberships
 
 TERMS = "SELECT terms FROM terms WHERE namespace = ? AND workflow = ?"
 PUT_TERMS = "INSERT OR REPLACE INTO terms (namespace, workflow, terms) VALUES (?, ?, ?)"
@@ -25,8 +25,8 @@ NTH_START = "SELECT at FROM starts WHERE namespace = ? AND party = ? ORDER BY at
 STARTS_AFTER = "SELECT count(*) FROM starts WHERE namespace = ? AND party = ? AND at > ?"
 NOTE_START = "INSERT INTO starts (namespace, party, at, run, gone_at) VALUES (?, ?, ?, ?, ?)"
 FORGET_STARTS = (
-    "DELETE FROM starts WHERE namespace = ?1 AND party = ?2 AND at <= ?3 AND number NOT IN (SELECT number FROM starts "
-    "WHERE namespace = ?1 AND party = ?2 AND at <= ?3 ORDER BY at DESC, run DESC, number DESC LIMIT ?4)"
+    "DELETE FROM starts WHERE namespace = ? AND party = ? AND at <= ? AND number NOT IN (SELECT number FROM starts "
+    "WHERE namespace = ? AND party = ? AND at <= ? ORDER BY at DESC, run DESC, number DESC LIMIT ?)"
 )
 FORGET_OLD_STARTS = "DELETE FROM starts WHERE namespace = ? AND gone_at < ?"
 FORGOTTEN_AFTER = 7 * 86_400 * 1_000_000
@@ -108,7 +108,8 @@ class SqliteLimits:
         """Note a start. Of those that are not later than `now` only the latest are kept; long ago is forgotten."""
         self.changed = True
         self._db.execute(NOTE_START, (self._namespace, group, at, run, at + limit.per + FORGOTTEN_AFTER))
-        self._db.execute(FORGET_STARTS, (self._namespace, group, now, limit.max))
+        counted = (self._namespace, group, now)
+        self._db.execute(FORGET_STARTS, (*counted, *counted, limit.max))
         self._db.execute(FORGET_OLD_STARTS, (self._namespace, now))
 
     def _number(self, query: str, *values: str | int) -> int:
@@ -117,20 +118,8 @@ class SqliteLimits:
 
 
 def _places(run: Run) -> list[tuple[Any, ...]]:
-    """The rows of a living run at its limits; those who were let in have one rank."""
-    if not run.living:
-        return []
-    queued = run.status == "queued"
-    rank = -run.priority if queued else 0
+    """The rows of a living run at its limits and in the queues of locks."""
     return [
-        (
-            group_of(run.workflow, place),
-            queued,
-            rank,
-            run.arrival,
-            run.id,
-            run.workflow,
-            _encoder.encode(place).decode(),
-        )
-        for place in run.places
+        (one.group, one.queued, one.rank, one.arrival, one.run, one.workflow, _encoder.encode(one.place or ()).decode())
+        for one in memberships(run)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
@@ -18,12 +18,15 @@ from ..rules import lock
 from ..rules.belongings import tell
 from ..rules.outcomes import Outcome
 from ..rules.record import LockRecord, decode, encode
+from ..rules.record_type import R, RecordType
 from ..rules.run import LONG_AGO, Event, Run, Worker
 from ..rules.run_book import RunFilter
 from ..rules.slot import Address, Slot
 from ..run_commands import RecordRun, RunCommand
-from .shared import end_of_prefix, failed
+from .shared import failed
 from .sqlite_limits import ALL, SqliteLimits
+from .sqlite_lists import find, stored_value
+from .sqlite_records import load_record, save_record
 from .sqlite_slots import load_slot, save_slot
 
 SAVE = (
@@ -32,29 +35,33 @@ SAVE = (
     "status = excluded.status, due_at = excluded.due_at, worker = excluded.worker, record = excluded.record"
 )
 # A record of a driven run changes nothing that is indexed, as a rule: then no index is touched.
-TOUCH = "UPDATE runs SET record = ?3 WHERE namespace = ?1 AND id = ?2"
+TOUCH = "UPDATE runs SET record = ? WHERE namespace = ? AND id = ?"
 LOAD = "SELECT record FROM runs WHERE namespace = ? AND id = ?"
 # The driver gives the interpreter's lock away with every statement and row, and beside an engine that drives other runs
 # meanwhile it waits for it each time: so what is many goes in and out as one value.
 LOAD_MANY = (
-    "SELECT json_group_array(record) FROM json_each(?2) AS wanted CROSS JOIN runs "
-    "WHERE runs.namespace = ?1 AND runs.id = wanted.value AND typeof(record) = 'text'"
+    "SELECT json_group_array(record) FROM json_each(?) AS wanted CROSS JOIN runs "
+    "WHERE runs.namespace = ? AND runs.id = wanted.value AND typeof(record) = 'text'"
+)
+ADD_ATTRIBUTE = "INSERT OR REPLACE INTO run_attributes (namespace, name, value, created_at, run) VALUES (?, ?, ?, ?, ?)"
+DROP_ATTRIBUTE = (
+    "DELETE FROM run_attributes WHERE namespace = ? AND name = ? AND value = ? AND created_at = ? AND run = ?"
 )
 TOUCH_MANY = (
     "UPDATE runs SET record = new.record FROM (SELECT json_extract(value, '$[0]') AS id, "
-    "json_extract(value, '$[1]') AS record FROM json_each(?2) LIMIT -1) AS new "
-    "WHERE runs.namespace = ?1 AND runs.id = new.id"
+    "json_extract(value, '$[1]') AS record FROM json_each(?) LIMIT -1) AS new "
+    "WHERE runs.namespace = ? AND runs.id = new.id"
 )
 SAVE_MANY = SAVE.replace(
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    "SELECT ?1, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
+    "SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
     "json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'), "
     "json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]') "
-    "FROM json_each(?2) WHERE true",
+    "FROM json_each(?) WHERE true",
 )
 APPEND_MANY = (
-    "INSERT INTO journal (namespace, run, number, entry) SELECT ?1, json_extract(value, '$[0]'), "
-    "json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?2)"
+    "INSERT INTO journal (namespace, run, number, entry) SELECT ?, json_extract(value, '$[0]'), "
+    "json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?)"
 )
 WITH_KEY = "SELECT id FROM runs WHERE namespace = ? AND workflow = ? AND key = ?"
 APPEND = "INSERT INTO journal (namespace, run, number, entry) VALUES (?, ?, ?, ?)"
@@ -64,10 +71,10 @@ POST = "INSERT INTO events (namespace, run, number, key, event) VALUES (?, ?, ?,
 UNPOST = "DELETE FROM events WHERE namespace = ? AND run = ? AND number = ?"
 EVENTS = "SELECT event FROM events WHERE namespace = ? AND run = ? AND number > ? ORDER BY number"
 EVENT_WITH_KEY = "SELECT number FROM events WHERE namespace = ? AND run = ? AND key = ?"
-DUE = "SELECT record FROM runs WHERE namespace = ? AND type = ? AND due_at BETWEEN ? AND ? ORDER BY due_at, id LIMIT ?"
+DUE = "SELECT record FROM runs WHERE namespace = ? AND type = ? AND due_at BETWEEN ? AND ? ORDER BY due_at, id"
 NEXT_DUE = "SELECT min(due_at) FROM runs WHERE namespace = ? AND type = ? AND due_at IS NOT NULL"
 OWNED = "SELECT record FROM runs INDEXED BY runs_worker WHERE namespace = ? AND worker = ? ORDER BY id LIMIT ?"
-WORKERS = "SELECT worker FROM workers WHERE namespace = ?"
+WORKERS = "SELECT id, worker FROM workers WHERE namespace = ?"
 ENLIST = "INSERT OR REPLACE INTO workers (namespace, id, worker) VALUES (?, ?, ?)"
 DISMISS = "DELETE FROM workers WHERE namespace = ? AND id = ?"
 PUT_LOCK = (
@@ -150,16 +157,36 @@ class SqliteBook(SqliteLimits):
             before = self._stored.get(name)
             if run is not None and run is not before:
                 self._stored[name] = run
-                if run.places:
+                if run.places or run.waits or (before is not None and before.waits):
                     self._count(before, run)
+                if run.attributes or (before is not None and before.attributes):
+                    self._attribute(before, run)
                 record = _encoder.encode(run).decode()
                 if before is not None and _indexed(before) == _indexed(run):
                     touched.append((run.id, record))
                 else:
                     row = (run.id, run.type, run.workflow, run.status, run.created_at, run.due_at)
                     saved.append((*row, run.worker or None, run.key or None, record))
-        self._write_rows(TOUCH, TOUCH_MANY, touched)
+        self._touch(touched)
         self._write_rows(SAVE, SAVE_MANY, saved)
+
+    def _attribute(self, before: Run | None, run: Run) -> None:
+        """Keep the rows by which runs are listed by their attributes."""
+        old = set() if before is None else _attribute_rows(before)
+        new = _attribute_rows(run)
+        self._db.executemany(DROP_ATTRIBUTE, [(self._namespace, *row) for row in old - new])
+        self._db.executemany(ADD_ATTRIBUTE, [(self._namespace, *row) for row in new - old])
+
+    def _touch(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Write the records of runs of which nothing changed that is indexed: ids and records."""
+        if len(rows) == 1:
+            ((run, record),) = rows
+            self._db.execute(TOUCH, (record, self._namespace, run))
+        else:
+            for first in range(0, len(rows), ROWS_AT_ONCE):
+                some = rows[first : first + ROWS_AT_ONCE]
+                self._db.execute(TOUCH_MANY, (_encoder.encode(some).decode(), self._namespace))
+        self.changed = self.changed or bool(rows)
 
     def _write_rows(self, one: str, many: str, rows: Sequence[tuple[object, ...]]) -> None:
         """Write rows, each without its namespace."""
@@ -175,7 +202,7 @@ class SqliteBook(SqliteLimits):
         """Read these runs at once; what cannot be read is left for when it is asked for."""
         if len(ids) <= 1:
             return
-        texts = self._db.execute(LOAD_MANY, (self._namespace, _encoder.encode(ids).decode())).fetchone()[0]
+        texts = self._db.execute(LOAD_MANY, (_encoder.encode(ids).decode(), self._namespace)).fetchone()[0]
         for text in _texts.decode(texts):
             with suppress(RecordUnreadable):
                 self._read(text)
@@ -233,7 +260,14 @@ class SqliteBook(SqliteLimits):
         known = self._current.get(run)
         if known is not None and known.posted <= after:
             return ()
-        return tuple(_events.decode(row[0]) for row in self._db.execute(EVENTS, (self._namespace, run, after)))
+        try:
+            return tuple(_events.decode(row[0]) for row in self._db.execute(EVENTS, (self._namespace, run, after)))
+        except msgspec.MsgspecError as error:
+            raise RecordUnreadable(
+                f"a stored event of the run {run!r} cannot be read ({error}). It was left untouched. It may be "
+                "damaged: inspect it by hand.",
+                key=run,
+            ) from error
 
     def event_with_key(self, run: str, key: str) -> int | None:
         """The number of the event with this key."""
@@ -254,12 +288,18 @@ class SqliteBook(SqliteLimits):
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
         """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
         self.flush()
-        rows = self._db.execute(DUE, (self._namespace, type, -LONG_AGO, -1, limit)).fetchall()
-        rows += self._db.execute(DUE, (self._namespace, type, 0, now, limit)).fetchall()
-        found = []
-        for row in rows:
-            with suppress(RecordUnreadable):  # one that is damaged must not keep the others from being claimed
-                found.append(self._read(row[0]))
+        return [*self._due(type, -LONG_AGO, -1, limit), *self._due(type, 0, now, limit)]
+
+    def _due(self, type: str, first: int, last: int, limit: int) -> list[Run]:
+        """The first runs that are due and can be read: one that is damaged keeps no other from being claimed."""
+        found: list[Run] = []
+        with closing(self._db.execute(DUE, (self._namespace, type, first, last))) as rows:
+            while len(found) < limit and (row := rows.fetchone()) is not None:
+                with suppress(RecordUnreadable):
+                    run = self._read(row[0])
+                    if run.posted:
+                        self.events(run.id, 0)  # they go with the run
+                    found.append(run)
         return found
 
     def next_due(self, types: Sequence[str]) -> int | None:
@@ -272,13 +312,17 @@ class SqliteBook(SqliteLimits):
         """The runs of a worker, by id."""
         self.flush()
         values = (self._namespace, worker, ALL if limit is None else limit)
-        return [self._read(row[0]) for row in self._db.execute(OWNED, values).fetchall()]
+        found = []
+        for row in self._db.execute(OWNED, values).fetchall():
+            with suppress(RecordUnreadable):  # one that is damaged must not keep the others from being set free
+                found.append(self._read(row[0]))
+        return found
 
     def workers(self) -> Sequence[Worker]:
         """All workers that are enlisted, the latest last."""
         if self._living is None:
             rows = self._db.execute(WORKERS, (self._namespace,))
-            self._living = sorted((_workers.decode(row[0]) for row in rows), key=lambda one: (one.since, one.id))
+            self._living = sorted((_worker(*row) for row in rows), key=lambda one: (one.since, one.id))
         return self._living
 
     def enlist(self, worker: Worker) -> None:
@@ -320,22 +364,19 @@ class SqliteBook(SqliteLimits):
         """Write a state slot."""
         self._slots[address] = slot
 
+    def record(self, type: RecordType[R], key: str) -> R | None:
+        """A record of any type; None: there is none."""
+        return load_record(self._db, self._namespace, type, key)
+
+    def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
+        """Write a record of any type; None removes it."""
+        self.changed = True
+        save_record(self._db, self._namespace, type, key, record)
+
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that fit, the newest first, those after the cursor."""
         self.flush()
-        where, values = _conditions(wanted, after)
-        rows = self._db.execute(
-            f"SELECT record FROM runs WHERE namespace = ?{where} ORDER BY created_at DESC, id DESC",  # noqa: S608
-            (self._namespace, *values),
-        )
-        found = []
-        for row in rows:
-            run = self._read(row[0])
-            if wanted.fits(run):
-                found.append(run)
-                if len(found) == limit:
-                    break
-        return found
+        return [self._read(text) for text in find(self._db, self._namespace, wanted, after, limit)]
 
     def census(self) -> dict[str, int]:
         """The number of living runs of each type."""
@@ -347,33 +388,17 @@ class SqliteBook(SqliteLimits):
         return counts
 
 
+def _worker(name: str, text: str) -> Worker:
+    """A worker. One that cannot be read has no types; it is dead when its lease is, and its runs are set free then."""
+    try:
+        return _workers.decode(text)
+    except msgspec.MsgspecError:
+        return Worker(id=name, name=name, types=(), since=0)
+
+
+def _attribute_rows(run: Run) -> set[tuple[str, str, int, str]]:
+    return {(name, stored_value(value), run.created_at, run.id) for name, value in run.attributes.items()}
+
+
 def _indexed(run: Run) -> tuple[Any, ...]:
     return run.type, run.status, run.due_at, run.worker
-
-
-def _conditions(wanted: RunFilter, after: tuple[int, str] | None) -> tuple[str, list[Any]]:
-    """What SQLite can sort out by its indexes; the rest is looked at one by one."""
-    where = ""
-    values: list[Any] = []
-    if after is not None:
-        where += " AND (created_at, id) < (?, ?)"
-        values += after
-    if wanted.since is not None:
-        where += " AND created_at >= ?"
-        values.append(wanted.since)
-    if wanted.until is not None:
-        where += " AND created_at < ?"
-        values.append(wanted.until)
-    if wanted.workflow:
-        where += " AND workflow = ?"
-        values.append(wanted.workflow)
-    if wanted.statuses:
-        where += f" AND status IN ({', '.join('?' * len(wanted.statuses))})"
-        values += wanted.statuses
-    if wanted.prefix:
-        where += " AND id >= ?"
-        values.append(wanted.prefix)
-        if (end := end_of_prefix(wanted.prefix)) is not None:
-            where += " AND id < ?"
-            values.append(end)
-    return where, values

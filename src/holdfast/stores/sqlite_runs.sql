@@ -1,4 +1,4 @@
--- Holdfast on SQLite, schema version 3: runs of workflows.
+-- Holdfast on SQLite: runs of workflows.
 --
 -- A row of `runs` is a run; its history is its rows in `journal`, in order, the first of which (number 0) is its input;
 -- what came to it from outside are its rows in `events`. A row of `workers` is a process that drives runs; it lives
@@ -12,8 +12,10 @@
 --   key         its idempotency key within its workflow; NULL: none.
 --   record      everything about it as JSON; the columns before it are parts of this, for the indexes.
 --
--- A row of `terms` holds the limits of a workflow as JSON. A row of `places` is a living run that a limit counts, or that
--- waits there: the runs of one `party` are counted together. A row of `starts` is a start that a limit on starts counts.
+-- A row of `run_attributes` is an attribute of a run once more, its value as JSON, so that runs can be listed by it.
+-- A row of `terms` holds the limits of a workflow as JSON. A row of `places` is a living run that a limit counts, or
+-- that waits there: the runs of one `party` are counted together; or one that waits for a lock and is not listed in the
+-- lock's record (party '#lock/<key>'). A row of `starts` is a start that a limit on starts counts.
 --
 -- To look at it: SELECT id, type, status, datetime(due_at / 1000000, 'unixepoch') FROM runs;
 --                SELECT number, entry FROM journal WHERE run = '...' ORDER BY number;
@@ -34,9 +36,19 @@ CREATE TABLE runs (
 
 CREATE INDEX runs_due ON runs (namespace, type, due_at, id) WHERE due_at IS NOT NULL;
 CREATE INDEX runs_worker ON runs (namespace, worker, id) WHERE worker IS NOT NULL;
-CREATE INDEX runs_age ON runs (namespace, created_at, id);
+CREATE INDEX runs_status ON runs (namespace, status, created_at, id);
+CREATE INDEX runs_workflow ON runs (namespace, workflow, status, created_at, id);
 CREATE INDEX runs_living ON runs (namespace, type) WHERE status IN ('queued', 'pending', 'running', 'suspended');
 CREATE UNIQUE INDEX runs_key ON runs (namespace, workflow, key) WHERE key IS NOT NULL;
+
+CREATE TABLE run_attributes (
+    namespace  TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    value      TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    run        TEXT NOT NULL,
+    PRIMARY KEY (namespace, name, value, created_at, run)
+) WITHOUT ROWID;
 
 CREATE TABLE journal (
     namespace TEXT NOT NULL,

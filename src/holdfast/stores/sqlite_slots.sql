@@ -1,4 +1,4 @@
--- Holdfast on SQLite, schema version 2: state slots.
+-- Holdfast on SQLite: state slots.
 --
 -- A row of `slots` is one value that changes only by compare-and-swap. A slot that was deleted keeps its row, so that
 -- a writer that has not heard of the deletion cannot bring the value back.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-import stat
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from weakref import WeakValueDictionary, finalize
 
 from .._platform import FileLock, after_fork_in_child, elapsed
 from ..errors import StoreUnavailable, StoreUnusable
+from .sqlite_side_files import open_turn
 
 PATIENCE_SECONDS = 10.0
 RETRY_SECONDS = (0.000_5, 0.001_5)
@@ -65,8 +65,7 @@ class Turn:
         self._taker: object | None = None
         self._urgent: deque[_Place] = deque()
         self._others: deque[_Place] = deque()
-        self._file = FileLock(self.path)
-        share_like(database, self.path)
+        self._file = FileLock(open_turn(database))
         self._end = finalize(self, self._file.close)
         self._end.atexit = False  # clients give their locks back at exit, and need their turn for that
 
@@ -101,9 +100,7 @@ class Turn:
         """Give the turn on, or leave the queue for it."""
         with self._mutex:
             if self._taker is not taker:
-                for queue in (self._urgent, self._others):
-                    for place in [place for place in queue if place.taker is taker]:
-                        queue.remove(place)
+                self._leave_queue(taker)
                 return
             try:  # noqa: SIM105  (every write comes by here, and suppress() costs more than the rest of it)
                 self._file.unlock()  # harmless where it was not locked yet
@@ -116,6 +113,15 @@ class Turn:
                 self._taker = place.taker
             else:
                 self._taker = None
+
+    def _leave_queue(self, taker: object) -> None:
+        for queue in (self._urgent, self._others):
+            for place in [place for place in queue if place.taker is taker]:
+                queue.remove(place)
+
+    def stamp(self) -> int:
+        """Let the system stamp the turn file, and return that time, in microseconds; `OSError` where it cannot."""
+        return self._file.stamp()
 
     def leave_to_parent(self) -> None:
         """In a forked child: close the file without unlocking it, for the lock belongs to the parent."""
@@ -132,43 +138,6 @@ class Turn:
                 if fields[1] == "FLOCK" and fields[5] == wanted:
                     return f"process {fields[4]}"
         return "another process"
-
-
-def share_like(database: Path, path: Path) -> None:
-    """Let those who may write to the database use this companion of it too, whoever made it and whatever the umask.
-
-    It gets the database's owner and group, as far as this user may give it away (root always may). Links are left
-    alone: root must not be led to give away what lies elsewhere.
-    """
-    with suppress(OSError):
-        like, status = database.stat(), path.lstat()
-        if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-            flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-            file = os.open(path, flags)
-            try:
-                _give_to(like, file, os.fstat(file))
-            finally:
-                os.close(file)
-        elif not stat.S_ISLNK(status.st_mode):
-            _give_to(like, path, status)
-
-
-def _give_to(like: os.stat_result, file: int | Path, status: os.stat_result) -> None:
-    """Give a file the owner, the group and the writers of another; what is right already is not touched."""
-    folder = stat.S_ISDIR(status.st_mode)
-    if status.st_nlink > 1 and not folder:
-        return
-    if (status.st_uid, status.st_gid) != (like.st_uid, like.st_gid) and hasattr(os, "chown"):
-        follow = isinstance(file, int)  # a descriptor is the file itself
-        try:
-            os.chown(file, like.st_uid, like.st_gid, follow_symlinks=follow)
-        except PermissionError:
-            with suppress(PermissionError):
-                os.chown(file, -1, like.st_gid, follow_symlinks=follow)
-    allowed = like.st_mode & 0o022 | 0o200
-    mode = allowed | allowed << 1 | (allowed >> 1 if folder else 0)
-    if stat.S_IMODE(status.st_mode) != mode:
-        os.chmod(file, mode)  # noqa: PTH101  (it may be a descriptor)
 
 
 def _reset_after_fork() -> None:

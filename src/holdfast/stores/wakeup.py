@@ -9,7 +9,6 @@ lost: nobody's safety rests on them.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -17,6 +16,7 @@ import re
 import select
 import socket
 import sqlite3
+import stat
 import sys
 import threading
 import time
@@ -29,10 +29,8 @@ from ..errors import HoldfastError
 from .contract import Hint
 from .near import Hinting, Near
 from .sqlite_file import Handle
-from .turns import share_like
+from .sqlite_side_files import PRIVATE, check_may_listen, open_wake_folder, share_socket
 
-MAX_SUN_PATH = 100
-"""Bytes of a socket's path: 104 on macOS, 108 on Linux."""
 MAX_DATAGRAM = 32_768
 CHECK_SECONDS = 5.0
 FRESH_SECONDS = 60.0
@@ -67,28 +65,33 @@ class Post:
                 log.info("no wake-up socket beside %s (%s): polling instead", self._database, error)
         return PollingWatch(self._database, channel, on_hint)
 
-    def tell(self, woken: Mapping[str, list[str]]) -> None:
-        """Send each channel its ids. Nothing that goes wrong here matters to the caller."""
+    def tell(self, woken: Mapping[str, list[str]]) -> list[str]:
+        """Send each channel its ids. Returns those whose process is dead; nothing else that goes wrong matters."""
+        unheard = []
         for channel, ids in woken.items():
-            if not _near.tell(self._folder, channel, ids) and self._sends:
-                self._send(channel, ids)
+            if not _near.tell(self._folder, channel, ids) and self._sends and not self._send(channel, ids):
+                unheard += ids
+        return unheard
 
-    def _send(self, channel: str, ids: list[str]) -> None:
-        path = self._folder / _name(channel)
+    def _send(self, channel: str, ids: list[str]) -> bool:
+        """Send a datagram. False only if the process that listened there is dead.
+
+        A full buffer belongs to a process that is slow or paused, and a missing file to one that polls or has left. The
+        file of a dead process stays until the next watch is opened: it tells every sender that nobody listens.
+        """
+        name = _name(channel)
         message = "\n".join(ids).encode()
         if len(message) > MAX_DATAGRAM:
             message = b""  # an empty one says: somebody, look for yourself
-        with self._lock:
+        with self._lock, suppress(OSError), _opened(self._database) as folder:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)  # noqa: FBT003
             try:
-                if self._socket is None:
-                    self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                    self._socket.setblocking(False)  # noqa: FBT003
-                with _short(path) as address:
-                    self._socket.sendto(message, address)
-            except OSError as error:
-                if error.errno == errno.ECONNREFUSED:  # whoever listened there is dead
-                    with suppress(OSError):
-                        path.unlink()
+                self._socket.sendto(message, _address(self._folder, folder, name))
+            except ConnectionRefusedError:
+                return False
+        return True
 
     def close(self) -> None:
         """Close the sender's socket."""
@@ -141,8 +144,9 @@ class SocketWatch(_Watch):
 
     def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
         super().__init__(database, channel, on_hint)
-        self._path = self._folder / _name(channel)
-        _sweep(self._folder)
+        self._name = _name(channel)
+        check_may_listen(database)
+        _sweep(database)
         self._socket = self._bind()
         self._ending, self._end = os.pipe()  # closing the one end wakes whoever polls the other
         self._start()
@@ -153,20 +157,18 @@ class SocketWatch(_Watch):
         Between the making of the file and the moment it can be connected to lies a moment in which it looks
         like the socket of a dead process.
         """
-        folder = self._path.parent
-        if not folder.is_dir():
-            folder.mkdir(exist_ok=True)
-            share_like(self._database, folder)
-        unfinished = folder / f"{_UNFINISHED}{os.getpid()}-{threading.get_ident():x}"
+        unfinished = f"{_UNFINISHED}{os.getpid()}-{threading.get_ident():x}"
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             bound.setblocking(False)  # noqa: FBT003
-            with suppress(FileNotFoundError):
-                unfinished.unlink()
-            with _short(unfinished) as address:
-                bound.bind(address)
-            share_like(self._database, unfinished)
-            unfinished.rename(self._path)
+            with suppress(OSError):  # Linux takes the file's mode from here, less the umask
+                os.fchmod(bound.fileno(), PRIVATE)
+            with _opened(self._database, make=True) as folder:
+                with suppress(FileNotFoundError):
+                    os.unlink(unfinished, dir_fd=folder)
+                bound.bind(_address(self._folder, folder, unfinished))
+                share_socket(folder, unfinished, self._database)
+                os.rename(unfinished, self._name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             bound.close()
             raise
@@ -186,11 +188,20 @@ class SocketWatch(_Watch):
 
     def _rebind_if_missing(self) -> None:
         """Somebody may have cleaned up: without its file the socket would hear nothing for ever."""
-        if not self._path.exists() and self._database.exists():
+        if not self._shows_life() and self._database.exists():
             with suppress(OSError):
                 fresh = self._bind()
                 old, self._socket = self._socket, fresh
                 old.close()
+
+    def _shows_life(self) -> bool:
+        """Give the file of the socket a new time, see _sweep. Returns whether there is one; a link is none."""
+        with suppress(OSError), _opened(self._database) as folder:
+            there = stat.S_ISSOCK(os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_mode)
+            with suppress(OSError):
+                os.utime(self._name, dir_fd=folder, follow_symlinks=False)
+            return there
+        return False
 
     def close(self) -> None:
         """End the thread, close the socket and remove its file."""
@@ -201,8 +212,8 @@ class SocketWatch(_Watch):
         self._join()
         os.close(self._ending)
         self._socket.close()
-        with suppress(OSError):
-            self._path.unlink()
+        with suppress(OSError), _opened(self._database) as folder:
+            os.unlink(self._name, dir_fd=folder)
 
     def leave_to_parent(self) -> None:
         """Close the copy of the socket; otherwise it would look alive after the parent's death."""
@@ -215,6 +226,8 @@ class SocketWatch(_Watch):
 
 class PollingWatch(_Watch):
     """Asks the file whether anybody wrote, often only while the head of a queue is expected."""
+
+    polls = True
 
     def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
         super().__init__(database, channel, on_hint)
@@ -273,34 +286,38 @@ def _name(channel: str) -> str:
 
 
 @contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """An address of the socket that fits; on Linux a long path goes by way of its folder's descriptor."""
-    if len(os.fsencode(path)) <= MAX_SUN_PATH or not sys.platform.startswith("linux"):
-        yield str(path)  # where it is too long, the call fails and the caller polls
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _opened(database: Path, *, make: bool = False) -> Iterator[int]:
+    """The folder of the sockets, by a descriptor that was checked: its name may lead elsewhere in the next moment."""
+    folder = open_wake_folder(database, make=make)
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
+        yield folder
     finally:
         os.close(folder)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the sockets of processes that died without removing them."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        for path in list(folder.iterdir()):
+def _address(path: Path, folder: int, name: str) -> str:
+    """The address of a socket in the open folder; where there is no way through a descriptor, by its path."""
+    if sys.platform.startswith("linux"):
+        return f"/proc/self/fd/{folder}/{name}"
+    return str(path / name)  # where it is too long, the call fails and the caller polls
+
+
+def _sweep(database: Path) -> None:
+    """Remove the sockets of processes that died without removing them.
+
+    Not those of the last minute: while the places of its waiters are kept, the socket tells that a process is dead.
+    """
+    path = Path(f"{database}-wake")
+    with suppress(OSError), _opened(database) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        for name in os.listdir(folder):  # noqa: PTH208  (a descriptor)
             with suppress(OSError):
-                if path.name.startswith(_UNFINISHED) and time.time() - path.stat().st_mtime < FRESH_SECONDS:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if time.time() - status.st_mtime < FRESH_SECONDS:
                     continue
-                _remove_if_dead(probe, path)
-
-
-def _remove_if_dead(probe: socket.socket, path: Path) -> None:
-    try:
-        with _short(path) as address:
-            probe.connect(address)
-    except ConnectionRefusedError:
-        path.unlink()
+                try:
+                    probe.connect(_address(path, folder, name))
+                except ConnectionRefusedError:
+                    os.unlink(name, dir_fd=folder)
 
 
 def _reset_after_fork() -> None:

@@ -32,7 +32,12 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if f"{__name__}.suite" not in sys.modules:
-        import pytest  # noqa: PLC0415  (its asserts are to explain themselves)
-
+        try:
+            import pytest  # noqa: PLC0415  (its asserts are to explain themselves)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{__name__}.{name} needs pytest, which is not installed: pip install 'holdfast[testing]'.",
+                name="pytest",
+            ) from error
         pytest.register_assert_rewrite(f"{__name__}.suite")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -57,6 +57,11 @@ def release(key: str = "k", id: str = "a.1", *, token: int | None) -> c.Release:
     return c.Release(key=key, id=id, token=token)
 
 
+def pass_over(key: str = "k", id: str = "b.1", *, token: int) -> c.PassOver:
+    """End an offer that nobody receives."""
+    return c.PassOver(key=key, id=id, token=token)
+
+
 def abandon(key: str = "k", id: str = "a.1", *, ttl: float = 30) -> c.Abandon:
     """Give an attempt up, whatever it is."""
     return c.Abandon(key=key, id=id, ttl=round(ttl * SECOND))

@@ -14,15 +14,14 @@ The hooks and options are those of `suite.base.Suite`. `HOLDFAST_HISTORIES` is h
 from __future__ import annotations
 
 from .suite.again import Again
-from .suite.belongings import Belongings
 from .suite.callers import Callers
 from .suite.commands import Commands
-from .suite.crowds import Crowds
-from .suite.hints import Hints
 from .suite.histories import Histories
 from .suite.paging import Paging
+from .suite.records import Records
+from .suite.run_queues import RunQueues
 from .suite.slots import Slots
 
 
-class StoreConformance(Commands, Again, Slots, Belongings, Paging, Hints, Histories, Crowds, Callers):
+class StoreConformance(Commands, Again, Slots, Records, RunQueues, Paging, Histories, Callers):
     """The suite that every store must pass. Only `url` has to be given."""

@@ -23,7 +23,7 @@ from ..run_commands import RecordRun, RunsOutlook
 from ..stores import open_store
 from ..values import MAX_TTL_SECONDS, MICROSECONDS, Duration, seconds
 from ..workflow.context import StepCall
-from ..workflow.definition import Step, Workflow
+from ..workflow.definition import Step, Workflow, step_of
 from ..workflow.driver import Driver
 from ..workflow.engine import Engine, at_rest
 from ..workflow.host import Answer
@@ -163,7 +163,7 @@ class TestEngine(Engine):
 
     def mock(self, step: Step[Any, Any] | str, instead: Any) -> None:
         """Put something in the place of a step: a function, an exception to raise, or the value that it returns."""
-        name = step.name if isinstance(step, Step) else step
+        name = step if isinstance(step, str) else (step_of(step) or step).name
         if isinstance(instead, BaseException) or (isinstance(instead, type) and issubclass(instead, BaseException)):
 
             def body(*_args: object, **_options: object) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ..commands import Command, Failed
+from ..errors import StoreContended
 from ..rules import outcomes as out
 from ..rules.slot import Conflict, SlotSeen, Swapped
-from ..stores.contract import Store
+from ..stores.contract import Connection, Store
 from .asking import read, release, swap, wait
 
 PAUSE = 0.001
@@ -19,14 +21,14 @@ def count(store: Store, me: str, times: int, patience: float = PATIENCE) -> int:
     give_up = time.monotonic() + patience
     connection = store.connect("commands")
     try:
-        (outcome,) = connection.execute([read()])
+        outcome = _sent(connection, read(), give_up)
         done = conflicts = 0
         while done < times:
             if not isinstance(outcome, SlotSeen | Conflict):
                 raise AssertionError(f"a read or a lost race was answered {outcome}")  # noqa: TRY004
             command = swap(f"{me}.{done + conflicts}", outcome.last, outcome.version, str(int(outcome.value or 0) + 1))
             time.sleep(PAUSE / 10)  # long enough for another to be faster
-            (answer,) = connection.execute([command])
+            answer = _sent(connection, command, give_up)
             if isinstance(answer, Swapped):
                 done += 1
                 outcome = SlotSeen(version=answer.version, last=command.request, value=command.value)
@@ -47,7 +49,7 @@ def take_turns(store: Store, me: str, times: int, ledger: Path, patience: float 
         for turn in range(times):
             attempt = f"{me}.{turn}"
             while True:
-                (outcome,) = connection.execute([wait("turns", attempt, ttl=60)])
+                outcome = _sent(connection, wait("turns", attempt, ttl=60), give_up)
                 if isinstance(outcome, out.Granted):
                     break
                 _check(give_up, f"the turn of {attempt} did not come: {outcome}")
@@ -55,9 +57,18 @@ def take_turns(store: Store, me: str, times: int, ledger: Path, patience: float 
             lines = ledger.read_text().splitlines()
             time.sleep(PAUSE)  # long enough for another to come in, if the lock let it
             ledger.write_text("\n".join([*lines, f"{outcome.token} {attempt}"]) + "\n")
-            connection.execute([release("turns", attempt, token=outcome.token)])
+            _sent(connection, release("turns", attempt, token=outcome.token), give_up)
     finally:
         connection.close()
+
+
+def _sent(connection: Connection, command: Command, give_up: float) -> out.Outcome:
+    """Send a command. One for which nothing was done, because others had its row all the time, is sent again."""
+    while True:
+        (outcome,) = connection.execute([command])
+        if not (isinstance(outcome, Failed) and isinstance(outcome.error, StoreContended)):
+            return outcome
+        _check(give_up, f"the others always had its row: {outcome}")
 
 
 def _check(give_up: float, complaint: str) -> None:

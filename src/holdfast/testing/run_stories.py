@@ -10,12 +10,14 @@ from .. import run_commands as r
 from ..rules import run as rule
 from ..rules.belongings import tell
 from ..rules.outcomes import Granted, Outcome
+from ..rules.overflow import reader_of
 from ..rules.record import EMPTY, LockRecord
 from ..rules.run import Event, Finish, NewRun, Park, Run, Scalar, Then
 from ..rules.run_book import RunFilter
 from ..rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.memory_runs import MemoryBook
+from ..stores.shared import decided_alone
 from .asking import ME, SECOND
 
 WORKFLOWS = ("order", "mail", "order@2")
@@ -44,9 +46,13 @@ class RunModel:
             self.slots[command.address] = slot
             return outcome
         assert isinstance(command, c.LockCommand)
-        record, outcome = command.apply(self.records.get(command.key, EMPTY), now)
+        before = self.records.get(command.key, EMPTY)
+        reader = reader_of(self.book, command.key, before)
+        record, outcome = decided_alone(before, command, now, reader)
         if record is not EMPTY:
             self.records[command.key] = record
+        if reader is not None:
+            reader.save()
         tell(self.book, now, outcome.woken)
         return outcome
 

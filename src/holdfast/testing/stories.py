@@ -63,13 +63,15 @@ class Model:
         keys = [key for _, key in due]
         changed = 0
         woken: tuple[str, ...] = ()
+        hinted: tuple[str, ...] = ()
         for key in keys[: command.limit]:
             before = self.records[key]
-            self.records[key], more = lock.settle(before, now)
+            self.records[key], outcome = c.Settle(key=key).apply(before, now)
             changed += self.records[key] != before
-            woken = (*woken, *more)
+            woken = (*woken, *outcome.woken)
+            hinted = (*hinted, *outcome.hinted)
         seen = len(keys[: command.limit])
-        return c.Swept(seen=seen, changed=changed, next=_next(keys, command.limit), woken=woken)
+        return c.Swept(seen=seen, changed=changed, next=_next(keys, command.limit), woken=woken, hinted=hinted)
 
     def _clean_up(self, command: c.Cleanup, now: int) -> c.Swept:
         keys = [key for key in sorted(self.records) if key > command.after]
@@ -88,12 +90,14 @@ class Storyteller:
     """Makes up commands that often make sense: it remembers who was granted what, and which writes were made.
 
     `second` is how long a second is in this story, in microseconds: for a store whose clock cannot be moved it is a
-    few thousandths of a real one, so that things expire while somebody looks.
+    few thousandths of a real one, so that things expire while somebody looks. With `listens` attempts often say that
+    their process receives hints.
     """
 
-    def __init__(self, seed: int, *, second: int = SECOND) -> None:
+    def __init__(self, seed: int, *, second: int = SECOND, listens: bool = True) -> None:
         self.random = random.Random(seed)
         self.second = second
+        self.listens = listens
         self.ttls = (None, second, 2 * second, 5 * second, 30 * second)
         self.crowded = bool(seed % 2)
         self.keys = [f"key:{n}" for n in range(3 if self.crowded else 20)]
@@ -101,6 +105,7 @@ class Storyteller:
         kinds: list[Kind] = ["item", "item", "semaphore", "lease", "rw"]
         self.kinds = {key: self.random.choice(kinds) for key in self.keys}
         self.tokens: dict[tuple[str, str], int] = {}
+        self.offers: dict[str, tuple[str, int]] = {}  # by key: whose, and its token; not known before a look
         self.addresses: list[Address] = [("shared", "", "k"), ("workflow", "w", "k"), ("execution", "w", "l")]
         self.writes: dict[Address, tuple[str, int]] = {}
         self.sent: list[c.Command] = []
@@ -110,6 +115,8 @@ class Storyteller:
         """The next commands."""
         if not self.sent and not self.crowded:
             return [self._first(key) for key in self.keys]
+        if self.offers and self.random.random() < 0.7:
+            return self._after_an_offer()
         if self.random.random() < 0.4:
             return self._heartbeat()
         if self.random.random() < 0.1:
@@ -121,6 +128,9 @@ class Storyteller:
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, c.Acquire) and isinstance(outcome, out.Granted):
                 self.tokens[command.key, command.id] = outcome.token
+            elif isinstance(command, c.Inspect) and isinstance(outcome, out.Seen) and outcome.record is not None:
+                offers = [one for one in outcome.record.holders if one.offered]
+                self.offers.update((command.key, (one.id, one.token)) for one in offers)
             elif isinstance(command, c.Transfer) and isinstance(outcome, out.Transferred):
                 self.tokens.pop((command.key, command.id), None)
                 self.tokens[command.key, command.to_id] = outcome.token
@@ -129,6 +139,8 @@ class Storyteller:
                 self.writes[command.address] = max(
                     known, (command.request, outcome.version), key=lambda write: write[1]
                 )
+            if outcome.woken and isinstance(command, c.LockCommand):
+                self.offers[command.key] = ("", 0)
 
     def time_passes(self) -> float:
         """How long it is until the next batch, in seconds of the story; sometimes the clock is set back a little."""
@@ -154,6 +166,13 @@ class Storyteller:
         batch += [self._command() for _ in range(self.random.choice([0, 0, 1, 3]))]
         self.random.shuffle(batch)
         return batch[:40] or [self._command()]
+
+    def _after_an_offer(self) -> list[c.Command]:
+        """Look whose it is, then pass that attempt over, unless its time has come."""
+        key, (attempt, token) = self.offers.popitem()
+        if not attempt:
+            return [c.Inspect(key=key)]
+        return [c.PassOver(key=key, id=attempt, token=token + (self.random.random() < 0.1))]
 
     def _slot_command(self) -> c.Command:
         pick = self.random
@@ -201,18 +220,19 @@ class Storyteller:
                 queue=pick.random() < 0.4,
                 waiter_ttl=pick.choice([self.second, 10 * self.second]),
                 delay=pick.choice([0, 0, 0, self.second]),
+                listens=pick.random() < 0.5 and self.listens,
             ),
             lambda: c.Renew(key=key, id=me, token=token, ttl=ttl),
             lambda: c.Release(key=key, id=me, token=token),
             lambda: c.Abandon(key=key, id=me, ttl=self.second),
             lambda: c.Transfer(key=key, id=me, token=token, to_id=pick.choice(self.attempts), to_label=ME, ttl=ttl),
             lambda: c.ForceRelease(key=key, by="operator", reason="why not"),
-            lambda: c.Settle(key=key),
+            lambda: c.Settle(key=key, leaving=pick.random() < 0.3),
             lambda: c.Inspect(key=key),
             lambda: c.ListLocks(prefix=pick.choice(["", "key:1", "x"]), limit=pick.choice([1, 3, 100])),
             lambda: c.SettleDue(limit=pick.choice([1, 100])),
             lambda: c.Cleanup(limit=pick.choice([1, 100]), retention=pick.choice([self.second, lock.RETENTION])),
         ]
-        command = pick.choices(makers, weights=[40, 12, 12, 4, 10, 1, 4, 4, 3, 4, 2])[0]()
+        command = pick.choices(makers, weights=[40, 12, 12, 6, 10, 1, 4, 4, 3, 4, 2])[0]()
         self.sent.append(command)
         return command

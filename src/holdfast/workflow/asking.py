@@ -16,6 +16,7 @@ import msgspec
 from .._platform import elapsed
 from ..codec import decode_value, encode_message
 from ..errors import (
+    HoldfastError,
     InvalidOption,
     RunEnded,
     RunLocked,
@@ -24,7 +25,7 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..flows import Flow, Wait, send
-from ..rules.run import LIVING, Event, Run, Scalar, Status
+from ..rules.run import ANY_VERSION, LIVING, Event, Run, Scalar, Status, ended_key
 from ..rules.run_book import RunFilter
 from ..rules.run_outcomes import (
     Claim,
@@ -42,9 +43,13 @@ from .limits import exceeded
 from .starting import Starting, checked_attributes
 
 LOOK_SECONDS = 1.0
-"""How often somebody who waits for a run's end looks by itself."""
+"""Initial polling interval of `result()`, in seconds; also the fixed interval where no hints come."""
+SELDOM_SECONDS = 15.0
+"""Longest polling interval of `result()` where hints come."""
 STATUSES = ("queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
 RETRIABLE = {"failed", "timed_out", "cancelled"}
+RESTART = "restart-"
+"""How the request of a restart begins, by which a driver knows that a history was removed."""
 MAX_LISTED = 1_000_000
 """As many runs are on a page at most."""
 _CURSOR = re.compile(r"(-?[0-9]{1,18}):(.+)", re.ASCII | re.DOTALL)
@@ -147,7 +152,8 @@ class Asking(Starting):
         attempt = works.new_attempt()
         flag = works.flag(attempt)
         deadline = None if timeout is None else (elapsed() if since is None else since) + timeout
-        works.watched()
+        watch = works.watched()
+        pause = LOOK_SECONDS
         try:
             while True:
                 flag.clear()
@@ -158,17 +164,35 @@ class Asking(Starting):
                 run = outcome.claim.run
                 if not run.living:
                     return result_of(run, output)
-                left = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - elapsed())
+                left = pause if deadline is None else min(pause, deadline - elapsed())
                 if left <= 0:
-                    raise RunResultTimeout(f"the run {run_id!r} is {run.status} after {timeout:g} s, and goes on")
+                    raise (yield from self._not_in_time(run, outcome.holder, timeout))
                 yield Wait(flag, left)
+                if attempt in run.watchers and not watch.polls:
+                    pause = min(2 * pause, SELDOM_SECONDS)
         finally:
             works.unflag(attempt)
 
-    def revive(self, run_id: str, *, restart: bool) -> Flow[RunInfo]:
-        """Let a run go on after its failure, or begin anew with a new history."""
+    def _not_in_time(self, run: Run, holder: str, timeout: float | None) -> Flow[RunResultTimeout]:
+        """The error for a run that has not ended in time. It says so if no living worker knows the workflow."""
+        told = f"the run {run.id!r} did not end within {timeout or 0:g} s (status: {run.status})."
+        try:
+            able = bool(holder) or run.status == "queued" or bool((yield from self.who_can(run.type)))
+        except HoldfastError:  # it is not known
+            able = True
+        if able:
+            return RunResultTimeout(f"{told} The run goes on; call result() again to wait longer.")
+        kind = run.type.removesuffix(ANY_VERSION)
+        return RunResultTimeout(
+            f"{told} No living worker knows the workflow {kind!r}. The run is kept: start a worker that knows it."
+        )
+
+    def revive(self, run_id: str, *, restart: bool, fence: int | None = None) -> Flow[RunInfo]:
+        """Let a run go on after its failure, or begin anew with a new history; with `fence`, only while it has it."""
         claim, seen = yield from self.see(run_id, history=True)
         run = claim.run
+        if fence is not None and run.fence != fence:  # somebody else has revived it
+            return info(run, holder=seen.holder)
         if not restart and run.status not in RETRIABLE:
             raise InvalidOption(
                 f"the run {run_id!r} is {run.status}: only one that failed, was cancelled or timed out can be retried. "
@@ -178,7 +202,11 @@ class Asking(Starting):
         kept = (j.decode_entry(text) for text in claim.entries[1:keep])
         # The time that it may take counts anew; where its own time began, the journal knows.
         fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun) for entry in kept)
-        request = secrets.token_hex(8)
+        for child in {*children, *_left_behind(claim)}:
+            yield from self._check_child(run_id, child)
+        # One that was restarted and ended before its first record is still to look for children of its past.
+        restarted = restart or (keep == 1 and run.last.startswith(RESTART))
+        request = f"{RESTART if restarted else ''}{secrets.token_hex(8)}"
         outcome, _ = yield from send(
             ReviveRun(run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=fresh, request=request)
         )
@@ -192,11 +220,24 @@ class Asking(Starting):
             )
         assert isinstance(outcome, Posted)  # noqa: S101
         for child in children:
-            yield from self._revive_child(run_id, child, restart=restart)
+            yield from self._revive_child(run_id, child)
         return info(outcome.run)
 
-    def _revive_child(self, run_id: str, child: str, *, restart: bool) -> Flow[None]:
-        """Let a child of a run that begins again do so too; its parent must live by then, or it would not be told."""
+    def _check_child(self, run_id: str, child: str) -> Flow[None]:
+        """Raise if a child was cancelled with its parent and has not ended yet: the parent would fail with it."""
+        try:
+            claim, seen = yield from self.see(child)
+        except UnknownRun:
+            return
+        if claim.run.living and claim.run.cancelling and claim.run.parent == run_id:
+            raise RunLocked(
+                f"the child {child!r} of the run {run_id!r} was cancelled and is still cleaning up: nothing was done. "
+                "Try again when it has ended.",
+                holder=seen.holder or None,
+            )
+
+    def _revive_child(self, run_id: str, child: str) -> Flow[None]:
+        """Let a child of a run that goes on do so too; its parent must live by then, or it would not be told."""
         try:
             claim, _ = yield from self.see(child)
         except UnknownRun:  # it was wanted, and never started
@@ -204,35 +245,55 @@ class Asking(Starting):
         run = claim.run
         if run.living or run.parent != run_id:
             return
-        if restart or run.status in RETRIABLE:
-            yield from self.revive(child, restart=restart)
+        if run.status in RETRIABLE:
+            yield from self.revive(child, restart=False)
         else:  # it went on by itself meanwhile, when there was nobody to be told
             end = {"status": run.status, "result": msgspec.Raw((run.result or "null").encode())}
             payload = msgspec.json.encode(end).decode()
-            key = f"ended/{run.id}/{run.fence}"
-            yield from self.post(run_id, Event(kind="child", name=child, payload=payload, key=key))
+            yield from self.post(run_id, Event(kind="child", name=child, payload=payload, key=ended_key(run)))
 
 
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
-    """How many entries a run keeps that goes on or begins anew, which events it forgets, which children do so too."""
+    """Return how many entries to keep, which events to remove, and which children to revive.
+
+    Of a workflow with several attempts, `retry` is about the last one. After a `restart`, a child begins anew when the
+    new history wants it.
+    """
     told = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
     ends = {event.number: event for event in claim.events if event.kind == "child"}
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
-    left = [child for entry in entries if isinstance(entry, j.Left) for child in entry.children]
+    begun = _last_attempt(entries)
+    left = [child for entry in entries[begun:] if isinstance(entry, j.Left) for child in entry.children]
+    first = next((place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), len(entries))
+    attempts = [entry.seen for entry in entries[first:] if isinstance(entry, j.AttemptBegun)]
     if restart:
         read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
-        again = [event.name for event in ends.values()]
-        return 1, tuple(sorted({*told, *read, *ends})), tuple(dict.fromkeys([*again, *left]))
+        return 1, tuple(sorted({*told, *read, *ends})), ()
+    if begun == len(entries):  # in the pause between two attempts
+        return begun + 1, tuple(told), ()
+    earlier = attempts[-1] if attempts else 0
     failed = {number for number, event in ends.items() if j.read_end(event.payload).status != "completed"}
+    failed = {number for number in failed if number > earlier}
     keep = _before_open_locks(entries, _before_failure(entries, failed))
     failed -= {entry.event for entry in entries[:keep] if isinstance(entry, j.ChildEnded)}
     again = [ends[number].name for number in sorted(failed)]
     return keep + 1, (*told, *sorted(failed)), tuple(dict.fromkeys([*again, *left]))
 
 
+def _left_behind(claim: Claim) -> list[str]:
+    """The children that may not have ended with the run, or with an attempt of it that failed."""
+    entries = [j.decode_entry(text) for text in claim.entries[1:]]
+    return [child for entry in entries if isinstance(entry, j.Left | j.BegunAgain) for child in entry.children]
+
+
+def _last_attempt(entries: Sequence[j.AnyEntry]) -> int:
+    """How many entries are of earlier attempts of the workflow."""
+    return max((place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), default=-1) + 1
+
+
 def _before_failure(entries: Sequence[j.AnyEntry], failed: set[int]) -> int:
     """How many of these entries were there before the run was told to stop, or else before what failed in it last."""
-    begun = max((place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), default=-1) + 1
+    begun = _last_attempt(entries)
     for place in range(begun, len(entries)):
         if isinstance(entries[place], j.CancelAsked):
             return place
@@ -325,7 +386,7 @@ def result_of(run: Run, output: Any) -> Any:
         return decode_value(run.result or "null", output, what=f"the result of the run {run.id!r}")
     failure = j.read_failure(run.result or "")
     raise WorkflowFailed(
-        f"the run {run.id!r} of {run.workflow!r} is {run.status}: {failure.type}: {failure.message}",
+        f"the run {run.id!r} of {run.workflow!r} is {run.status}: {failure}",
         run_id=run.id,
         status=run.status,
         kind=failure.type,

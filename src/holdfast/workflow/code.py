@@ -8,6 +8,7 @@ for is told to the driver.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextvars import copy_context
 from typing import Any, Protocol
 
@@ -46,6 +47,12 @@ class Effects(Protocol):
     def cancel_child(self, id: str) -> None:
         """A child is to be told to stop."""
 
+    def reclaim(self, new: NewRun) -> None:
+        """A child is wanted that an earlier attempt may have started."""
+
+    def refused(self, error: NotInWorkflow) -> None:
+        """The code waits for a thread, which it must not. Called from that thread."""
+
     def noted(self, entry: j.AnyEntry) -> None:
         """The code has done something that goes into the journal."""
 
@@ -57,7 +64,7 @@ class Code:
         self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
     ) -> None:
         self.run, self.workflow, self.max_bytes, self.transactional = run, workflow, max_bytes, transactional
-        self.loop = WorkflowLoop(run.created_at)  # type: ignore[abstract]
+        self.loop = WorkflowLoop(run.created_at, effects.refused)  # type: ignore[abstract]
         self.root: asyncio.Task[Any] | None = None
         self.replaying = True
         self.attempt = 1
@@ -69,6 +76,16 @@ class Code:
         self.inbox: dict[int, Event] = {}
         self.unstarted: list[NewRun] = []
         self.attributes: dict[str, Scalar] | None = None
+        self.writes = 0
+        """How many children and changes of attributes the code asked for: they are stored before the next effect."""
+        self.ends: dict[str, int] = {}
+        """The event of the last known end of each child."""
+        self.earlier = 0
+        """Events up to this number belong to earlier attempts."""
+        self.after_others = self.restarted = False
+        """Whether earlier attempts, or a history before a restart, may have started children."""
+        self.unclaimed: set[str] = set()
+        """Children of which it is not known yet whether what an earlier attempt left of them is for this one."""
         self.preface: j.Begun | None = None  # goes into the journal with whatever goes there first
         self.end_as: End | None = None
         self.stop_at: int | None = None  # the end of the grace after a cancel
@@ -89,10 +106,15 @@ class Code:
         entries = [j.decode_entry(text) for text in texts[1:]]
         again = [place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
         start = again[-1] + 1 if again else 0
-        self.loop.now = self._beginning(entries)
         self.attempt = 1 + len(again)
+        self.loop.now = self._beginning(entries)
         self.belongings = Belongings(self)
-        self.inbox = {event.number: event for event in events if event.kind not in OF_LOCKS}
+        self.inbox, self.ends = {}, {}
+        begun = [place for place, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
+        self.after_others = bool(begun)
+        self.restarted = bool(begun) and not any(place < begun[0] for place in again)
+        self.earlier = max((entry.seen for entry in entries if isinstance(entry, j.AttemptBegun)), default=0)
+        self.hear(events)
         self._begin(texts[0])
         for place in range(start, len(entries)):
             self.deliver(entries[place])
@@ -100,11 +122,21 @@ class Code:
         if self.attributes == self.run.attributes:
             self.attributes = None
 
+    def hear(self, events: Iterable[Event]) -> None:
+        """Put events into the inbox. How a child of an earlier attempt failed is not for this attempt."""
+        for event in events:
+            if event.kind in OF_LOCKS:
+                continue
+            if event.kind == "child":
+                self.ends[event.name] = event.number
+                if event.number <= self.earlier and j.read_end(event.payload).status != "completed":
+                    continue
+            self.inbox[event.number] = event
+
     def _beginning(self, entries: list[j.AnyEntry]) -> int:
-        """Where workflow time begins: when the run was first driven, or when it was to begin again."""
-        for entry in reversed(entries):
-            if isinstance(entry, j.BegunAgain):
-                return entry.again_at
+        """Where workflow time begins: when the run was first driven, or when its present attempt began."""
+        if self.attempt > 1:
+            return next(entry.at for entry in reversed(entries) if isinstance(entry, j.AttemptBegun))
         begun = next((entry for entry in entries if isinstance(entry, j.Begun)), None)
         if begun is None:
             begun = j.Begun(at=self.run.started_at or self.run.created_at)
@@ -147,7 +179,7 @@ class Code:
                     _resolve(waiting_for, None, error)
                 else:
                     raise self._differs(f"the child {entry.id!r} was refused", f"{sorted(self._child_waits)}")
-            case j.Begun() | j.Left():
+            case j.Begun() | j.Left() | j.AttemptBegun():
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry
@@ -180,7 +212,7 @@ class Code:
                 if self.end_as is None:
                     return j.CancelAsked(at=now, event=number)
             elif event.kind == "child":
-                if event.name in self._child_waits:
+                if event.name in self._child_waits and event.name not in self.unclaimed:
                     return j.ChildEnded(at=now, id=event.name, event=number)
             else:
                 for place, (name, future) in self._signal_waits.items():
@@ -290,7 +322,11 @@ class Code:
         """A child is started with the next record. Once more in another life: that is recognised."""
         self._children[new.id] = new
         self.taken.pop(new.id, None)  # it may be let in this time
-        self.unstarted.append(new)
+        self.writes += 1
+        if self.replaying or not self.after_others:
+            self.unstarted.append(new)
+        else:
+            self._effects.reclaim(new)
 
     async def wait_for_child(self, id: str) -> str:
         """Wait for a child's end, which may be waited for by several, and again."""
@@ -320,6 +356,7 @@ class Code:
         self.check()
         before = self.run.attributes if self.attributes is None else self.attributes
         self.attributes = before | attributes
+        self.writes += 1
 
     # -- parts of the delivery --------------------------------------------------------------------------
 
@@ -355,7 +392,7 @@ class Code:
             return
         failure = j.read_failure(end.result)
         error = WorkflowFailed(
-            f"the child {entry.id!r} is {end.status}: {failure.type}: {failure.message}",
+            f"the child {entry.id!r} is {end.status}: {failure}",
             run_id=entry.id,
             status=end.status,
             kind=failure.type,

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from ..codec import decode_value, encode_value
-from ..errors import InvalidOption, InvalidWorkflow, NotInWorkflow
+from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
 from ..rules.run import NewRun, Scalar, workflow_of
 from ..rules.slot import Address
 from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
-from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context
+from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
 from .locks import Locking
 from .starting import checked_attributes
@@ -123,6 +123,7 @@ class Context(Locking):
     def __init__(self, code: Code, *, seed: str) -> None:
         self._code = code
         self._counts: dict[str, int] = {}
+        self._unfit: dict[str, InvalidValue] = {}  # signals that were taken and could not be read, by name
         self._random = random.Random(seed)
         self.run_id = code.run.id
         self.workflow_name = workflow_of(code.run.type)
@@ -172,10 +173,11 @@ class Context(Locking):
         """
         retry: Retry | None = options.pop("retry", None)
         timeout: Duration | None = options.pop("timeout", None)
-        if isinstance(function, Step):
-            retry = function.retry if retry is None else retry
-            timeout = function.timeout if timeout is None else timeout
-            function = function.function
+        step = step_of(function)
+        if step is not None:
+            retry = step.retry if retry is None else retry
+            timeout = step.timeout if timeout is None else timeout
+            function = step.function
         if not callable(function):
             if inspect.iscoroutine(function):
                 function.close()
@@ -313,6 +315,30 @@ class Context(Locking):
             return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
 
     @overload
+    def signals(self, name: str, *, type: type[R]) -> Coroutine[Any, Any, list[R]]: ...
+    @overload
+    def signals(self, name: str, *, type: Any = None) -> Coroutine[Any, Any, list[Any]]: ...
+    async def signals(self, name: str, *, type: Any = None) -> list[Any]:
+        """Take all signals of this name that are there now, in their order, without waiting; maybe none.
+
+        `type` is what each payload is read as; without it, it is plain JSON. Where one cannot be read so, those before
+        it are returned, and the next call raises `InvalidValue` for it.
+        """
+        if (unfit := self._unfit.pop(name, None)) is not None:
+            raise unfit
+        found: list[Any] = []
+        while True:
+            try:
+                found.append(await self.wait_for_signal(name, type=type, timeout=0))
+            except TimeoutError:
+                return found
+            except InvalidValue as error:
+                if not found:
+                    raise
+                self._unfit[name] = error
+                return found
+
+    @overload
     def start_child(
         self, workflow: Workflow[I, O], input: I, *, id: str | None = None
     ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
@@ -330,7 +356,8 @@ class Context(Locking):
         if not isinstance(workflow, Workflow):
             raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
         place = self._next_id(workflow.name)
-        child = checked_key(f"{self.run_id}/{place}" if id is None else id, what="run id")
+        again = f".attempt-{self.attempt}" if self.attempt > 1 else ""  # a later attempt may give it another input
+        child = checked_key(f"{self.run_id}/{place}{again}" if id is None else id, what="run id")
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)
         text = encode_value(value, workflow.input_type, what=what, max_bytes=self._code.max_bytes)

@@ -111,16 +111,20 @@ def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[Wait]:
         ids = [waiter.id for waiter in record.waiters]
         if any(holder.id == attempt for holder in record.holders):
             continue
-        if attempt not in ids:
+        unlisted = next((wait for wait in run.waits if (wait.key, wait.ask) == (key, number)), None)
+        if unlisted is not None:  # whoever is listed comes before it; others of the overflow may, too
+            place, weight, since = len(ids), unlisted.weight, unlisted.since
+        elif attempt in ids:
+            place = ids.index(attempt)
+            weight, since = record.waiters[place].weight, record.waiters[place].since
+        else:
             return [Wait(run, key, number, 0, None)]  # it was taken from the run, which will be told
-        place = ids.index(attempt)
-        me = record.waiters[place]
         room = record.permits - sum(holder.weight for holder in record.holders)
-        ahead = [holder.id for holder in record.holders] + (ids[:place] if me.weight <= room else [])
+        ahead = [holder.id for holder in record.holders] + (ids[:place] if weight <= room else [])
         askers = [asker_of(one) for one in ahead]
         known = frozenset(asker[0] for asker in askers if asker is not None)
         behind = None if record.closed_until or None in askers else known
-        found.append(Wait(run, key, number, me.since, behind))
+        found.append(Wait(run, key, number, since, behind))
     return found
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
+from copy import copy
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 I = TypeVar("I")  # noqa: E741  (the input of a workflow)
 O = TypeVar("O")  # noqa: E741  (and its output)
 R = TypeVar("R")
+S = TypeVar("S")
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 
 current_context: ContextVar[Context | None] = ContextVar("holdfast_context", default=None)
 """The context of the run whose code is running; None in step bodies and everywhere else."""
@@ -167,9 +171,12 @@ class Step(Generic[P, R]):
     def __init__(
         self, function: Callable[P, Any], *, name: str | None, retry: Retry | None, timeout: Duration | None
     ) -> None:
+        if isinstance(function, classmethod):
+            raise InvalidWorkflow("put @classmethod above @step: a step is made of the function itself")
         if not callable(function):
             raise InvalidWorkflow(f"a step is a function, not {function!r}")
-        self.function = function
+        self._static = isinstance(function, staticmethod)
+        self.function = function = function.__func__ if isinstance(function, staticmethod) else function
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise InvalidWorkflow(f"{_called(function)} is a generator: a step returns one result")
         self.name = checked_name(getattr(function, "__name__", "step") if name is None else name, what="step name")
@@ -179,23 +186,58 @@ class Step(Generic[P, R]):
             seconds(timeout, what="timeout")
         update_wrapper(self, function)
 
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+    @overload
+    def __get__(self: Step[Concatenate[S, Q], R], instance: S, owner: type[Any]) -> Step[Q, R]: ...
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        """A step that is a method. Its instance is not part of the recorded arguments: a replay brings its own."""
+        if instance is None or self._static or not hasattr(self.function, "__get__"):
+            return self
+        bound = copy(self)
+        bound.function = MethodType(self.function, instance)
+        return bound
+
     def __call__(self, *args: P.args, **options: P.kwargs) -> Any:
         """Inside a run: an awaitable for the recorded result. Outside: whatever the function returns."""
         context = current_context.get()
         if context is None:
             return self.function(*args, **options)
-        call: Any = context.call(self, args, options)
+        call: Any
+        if args and isinstance(args[0], type) and self._is_class_method_of(args[0]):
+            call = context.call(self.__get__(args[0], type(args[0])), args[1:], options)
+        else:
+            call = context.call(self, args, options)
         call.__qualname__ = self.name  # for the warning of one who forgets to await it
         return call
 
+    def _is_class_method_of(self, owner: type[Any]) -> bool:
+        """Whether `@classmethod` is above this step there: since Python 3.13 that calls it with the class itself."""
+        members = (member for base in owner.__mro__ for member in vars(base).values())
+        return any(isinstance(member, classmethod) and member.__func__ is self for member in members)
+
     def __repr__(self) -> str:
         return f"<step {self.name}>"
+
+
+def step_of(function: Any) -> Step[Any, Any] | None:
+    """The step that this is, with what it is bound to: since Python 3.13 a class method is a method around a step."""
+    if isinstance(function, MethodType) and isinstance(function.__func__, Step):
+        bound: Step[Any, Any] = function.__func__.__get__(function.__self__, type(function.__self__))
+        return bound
+    return function if isinstance(function, Step) else None
 
 
 class AsyncStep(Step[P, R]):
     """A step whose function is async."""
 
     if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+        @overload
+        def __get__(self: AsyncStep[Concatenate[S, Q], R], instance: S, owner: type[Any]) -> AsyncStep[Q, R]: ...
+        def __get__(self, instance: Any, owner: type[Any]) -> Any: ...
 
         def __call__(self, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, R]:  # noqa: D102
             ...

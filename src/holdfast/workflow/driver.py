@@ -20,19 +20,22 @@ from msgspec.structs import replace
 
 from .._platform import elapsed
 from ..codec import encode_value
-from ..errors import HoldfastError, InvalidValue, RunExists, StoreUnavailable, WorkflowFailed
+from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, StoreUnavailable, WorkflowFailed
 from ..rules.outcomes import Outcome
-from ..rules.run import End, Event, Finish, Park, Run, Then, workflow_of
+from ..rules.run import End, Event, Finish, NewRun, Park, Run, Then, workflow_of
 from ..rules.run_outcomes import Claim, Recorded, Refused
-from ..run_commands import PostEvent, RecordRun
+from ..run_commands import RecordRun
 from . import journal as j
+from .asking import RESTART
+from .children import Barrier, Children
 from .code import OF_LOCKS, Code
 from .context import SlotWork, StepCall
 from .definition import Workflow
-from .failures import failure_of
+from .failures import failure_of, refusal_in
 from .holding import Holding, Make
 from .host import Host
 from .limits import exceeded
+from .pause import Pause, pause_of
 from .slots import Slots
 from .steps import Steps, Transacted
 
@@ -66,13 +69,19 @@ class Driver:
         self._seen = claim.run.posted
         self._fresh: list[str] = []  # delivered, and not yet on their way to the store
         self._delivered = self._durable = claim.run.length
-        self._effects: deque[tuple[int, Callable[[], None]]] = deque()
-        self._words: deque[tuple[int, PostEvent]] = deque()  # to children
-        self._unanswered = 0  # words that are on their way
+        self._effects: deque[tuple[Barrier, int, Callable[[], None]]] = deque()
+        self._written = self._floor = 0  # writes of children and attributes: that are stored, that must be
+        self._children = Children(host, self._code, self._children_settled, self._refused)
+        self._pause: Pause | None = None  # between two attempts of the workflow
+        self._attempt_begun = ""  # the entry with which this driver began an attempt after others
+        self._claim = claim
+        self._looks = self._looked_for = 0  # how often events are to be asked for, and were
+        self._looked = 0  # the last timer of length 0 before whose end the store was asked for events
         self._transactions: deque[StepCall] = deque()
         self._backlog: deque[Delivery] = deque()
         self._busy = True  # not begun, delivering, or a transaction has the journal
         self._recording: RecordRun | None = None
+        self._writing = self._looking = 0  # what `_written` and `_looked` are when it is answered
         self._records = 0
         self._mark = secrets.token_hex(4)  # one worker may drive a run twice under one fence: their records differ
         self._draining = False
@@ -82,29 +91,62 @@ class Driver:
 
     def begin(self, claim: Claim) -> None:
         """Replay the history, and go on from there."""
-        code = self._code
+        self._holding.belongings = self._code.belongings
         try:
-            code.replay(claim.entries, claim.events)
-        except Exception as error:  # whatever it is: the run has failed, and is not left in the air
+            self._pause = pause_of(claim.entries)
+        except Exception as error:  # as below
             self._fail(error)
+        if self._pause is None and claim.run.length == 1 and claim.run.last.startswith(RESTART):
+            self._begin_attempt(seen=0)  # children of the history that was removed may be there
+        elif self._pause is None:
+            self._replay(claim.entries, claim.events)
+        else:
+            self._code.attempt, self._code.earlier = self._pause.attempt, self._pause.earlier
+            self._code.hear(claim.events)
+            for child in self._pause.entry.children:  # an earlier driver may have crashed before it sent these cancels
+                self._children.cancel(child, (0, 0))
+        self._busy = False
+        self._advance()
+
+    def _replay(self, entries: tuple[str, ...], events: tuple[Event, ...]) -> None:
+        code = self._code
+        if self.end is None:
+            try:
+                code.replay(entries, events)
+            except Exception as error:  # whatever it is: the run has failed, and is not left in the air
+                self._fail(error)
         code.replaying = False
         self._holding.belongings = code.belongings
         if self.end is None:
-            self._holding.begin(claim.held, claim.events)
+            self._holding.begin(self._claim.held, self._claim.events)
+        if code.after_others:
+            wanted, code.unstarted = code.unstarted, []
+            for new in wanted:
+                self.reclaim(new)
+        if not code.unstarted and code.attributes is None:
+            self._written = code.writes
         for call in code.calls.values():
             self.called(call)
-        self._busy = False
-        self._advance()
+
+    def _begin_attempt(self, seen: int) -> None:
+        """Begin an attempt after others. That goes into the journal with whatever goes there first."""
+        claim, self._pause = self._claim, None
+        begun = self._attempt_begun = j.encode_entry(j.AttemptBegun(at=self.host.now(), seen=seen))
+        self._fresh.append(begun)
+        self._delivered += 1
+        self._replay((*claim.entries, begun), claim.events)
 
     def hear(self, events: tuple[Event, ...]) -> None:
         """Take note of events."""
         for event in events:
             if event.number > self._seen:
                 self._seen = event.number
+                if self._pause is not None:
+                    self._claim = replace(self._claim, events=(*self._claim.events, event))
                 if event.kind in OF_LOCKS:
                     self._holding.hear(event)
                 else:
-                    self._code.inbox[event.number] = event
+                    self._code.hear([event])
         self._advance()
 
     def tick(self) -> None:
@@ -130,9 +172,19 @@ class Driver:
             or self._effects
             or self.left
             or self._transactions
-            or self._words
-            or self._unanswered
+            or self._children.busy
+            or self._code.loop.immediate
         )
+
+    @property
+    def length(self) -> int:
+        """How many entries its journal has in the store."""
+        return self._durable
+
+    def look(self) -> None:
+        """Ask the store for events that have come, with the next record, which may be empty."""
+        self._looks += 1
+        self._flush()
 
     @property
     def seen(self) -> int:
@@ -151,9 +203,14 @@ class Driver:
             return None
         return replace(self.run, status=self.end.status, result=self.end.result)
 
+    @property
+    def can_park(self) -> bool:
+        """Whether nothing is under way here, and it has no lock with a lease: such a run stays where it is."""
+        return self.idle and not self._holding.leased
+
     def park(self) -> None:
-        """Leave the run to nobody until something is due; one that has a lock with a lease stays where it is."""
-        if self.idle and not self._holding.leased:
+        """Leave the run to nobody until something is due, if it can be parked."""
+        if self.can_park:
             self.end = Park(self.next_time())
             self._flush()
 
@@ -161,7 +218,7 @@ class Driver:
         """Begin no further step, and let another worker go on as soon as those under way are recorded."""
         self._draining = True
         under_way = self._busy or self._steps.running or self._recording or self._wants_record()
-        if self.end is None and self.left is None and not under_way and not self._words and not self._unanswered:
+        if self.end is None and self.left is None and not under_way and not self._children.busy:
             self._effects.clear()
             self._transactions.clear()
             self.end = Park(0)
@@ -174,7 +231,7 @@ class Driver:
         self.left = why
         self._steps.stop()
         self._effects.clear()
-        self._words.clear()
+        self._children.leave()
         self._backlog.clear()
         self._transactions.clear()
         self._holding.leave()
@@ -195,9 +252,28 @@ class Driver:
             call.running.cancel()
 
     def cancel_child(self, id: str) -> None:
-        """A child is told to stop, by a word that counts once. The run does not end before that."""
-        word = PostEvent(run=id, event=Event(kind="cancel", key=f"cancelled by {self.run.id}"))
-        self._words.append((self._delivered, word))
+        """A child is cancelled, once. The run does not end before that."""
+        self._children.cancel(id, self._barrier())
+
+    def reclaim(self, new: NewRun) -> None:
+        """A child is wanted that an earlier attempt of the workflow may have started."""
+        self._children.reclaim(new)
+
+    def _children_settled(self) -> None:
+        """Something about children was answered."""
+        if self._code.unstarted:
+            self._floor = self._code.writes
+        if self._pause is not None:
+            self.end = None  # it depends on that
+        self._advance()
+
+    def refused(self, error: NotInWorkflow) -> None:
+        """The code waits for a thread: it cannot go on. Called from that thread."""
+
+        def fail() -> None:
+            raise error
+
+        self.host.elsewhere(lambda: self._deliver_when_free(fail))
 
     def noted(self, entry: j.AnyEntry) -> None:
         """What the code did goes into the journal with the next record."""
@@ -234,7 +310,11 @@ class Driver:
         code = self._code
         try:
             while self.end is None:
-                if code.done:
+                if self._pause is not None:
+                    self._in_pause(self._pause)
+                elif code.done:
+                    if self._unsettled():
+                        break
                     self._conclude()
                 elif self._backlog:
                     self._backlog.popleft()()
@@ -247,6 +327,28 @@ class Driver:
         self._busy = False
         self.idle_since = self.host.now()
         self._flush()
+
+    def _unsettled(self) -> bool:
+        """Whether a workflow that may be tried again must first know which of its children were really started."""
+        under_way = self._recording is not None or self._children.reclaiming or self._code.unstarted
+        return bool(under_way) and self._code.attempt < self.workflow.retry.max_attempts
+
+    def _in_pause(self, pause: Pause) -> None:
+        """Decide how the pause goes on. Only a cancel or the workflow's timeout ends it early."""
+        code, now, deadline = self._code, self.host.now(), self._deadline()
+        if any(event.kind == "cancel" for event in code.inbox.values()):
+            error = asyncio.CancelledError("it was cancelled in the pause between two attempts")
+            self.end = Finish("cancelled", j.write_failure(failure_of(error)))
+        elif deadline is not None and now >= deadline:
+            self.end = Finish("timed_out", j.write_failure(pause.entry.error))
+        elif now < pause.entry.again_at:
+            self.end = Park(pause.entry.again_at)
+        elif self._children.busy or pause.living(code.ends, self._children.gone):
+            self.end = Park(deadline)
+        elif code.root is not None:  # the code of the failed attempt: whoever claims the run next begins anew
+            self.end = Park(now)
+        else:
+            self._begin_attempt(self._seen)
 
     def _deadline(self) -> int | None:
         if self.workflow.timeout is None or self._code.end_as is not None:
@@ -263,8 +365,11 @@ class Driver:
         deadline = self._deadline()
         if deadline is not None and now >= deadline:
             self._deliver_new(j.CancelAsked(at=now, event=0))
+        for number in code.loop.innermost():  # whatever the clock says: the store's may have been set back
+            if number <= self._looked and number in code.loop.immediate and not code.done:
+                self._deliver_new(j.TimerEnded(at=now, number=number))
         while not code.done and (timer := code.loop.next_timer()) is not None:
-            if round(timer.when() * 1_000_000) > now:
+            if round(timer.when() * 1_000_000) > now or timer.immediate:
                 break
             self._deliver_new(j.TimerEnded(at=now, number=timer.number))
         for call in list(code.calls.values()):
@@ -281,7 +386,7 @@ class Driver:
         if root.cancelled():
             self._finish(code.end_as or "failed", asyncio.CancelledError("the workflow's code was cancelled"))
         elif (error := root.exception()) is not None:
-            self._finish(code.end_as or "failed", error)
+            self._finish(code.end_as or "failed", refusal_in(error) or error)
         else:
             try:
                 what = f"the result of {self.workflow.name!r}"
@@ -289,12 +394,12 @@ class Driver:
             except InvalidValue as unfit:
                 self._finish("failed", unfit)
             else:
-                self._steps.stop()
+                self._stop_effects()
                 self.end = Finish("completed", text)
 
     def _finish(self, status: End, error: BaseException) -> None:
         """End as it says, or begin again if the workflow is to be retried."""
-        self._steps.stop()
+        self._stop_effects()
         failure = failure_of(error)
         retry, tried = self.workflow.retry, self._code.attempt
         if status == "failed" and tried < retry.max_attempts and not isinstance(error, retry.give_up_on):
@@ -305,8 +410,12 @@ class Driver:
                 self.end = Finish("timed_out", j.write_failure(failure))
                 return
             self._code.belongings.give_all()
-            self._fresh.append(j.encode_entry(j.BegunAgain(at=now, again_at=again_at, error=failure)))
-            self.end = Park(again_at)
+            children = self._code.children
+            entry = j.BegunAgain(at=now, again_at=again_at, error=failure, children=children)
+            self.noted(entry)
+            for child in children:
+                self._children.cancel(child, self._barrier())
+            self._pause = Pause(entry, attempt=tried, earlier=self._code.earlier)  # `_in_pause` decides how it begins
         else:
             self.end = Finish(status, j.write_failure(failure))
 
@@ -314,20 +423,44 @@ class Driver:
         """It cannot go on: the run has failed, and can be retried with other code."""
         if not isinstance(error, HoldfastError):
             _log.error("the run %s cannot go on", self.run.id, exc_info=error)
-        self._steps.stop()
-        self._fresh.clear()
-        self._delivered = self._durable + (len(self._recording.entries) if self._recording is not None else 0)
-        self._words = deque((0, word) for _, word in self._words)  # they are said all the same
+        self._stop_effects()
+        # Whoever retries it must know that others have been there: their children may be, too.
+        self._fresh = [entry for entry in self._fresh if entry is self._attempt_begun]
+        under_way = 0 if self._recording is None else len(self._recording.entries)
+        self._delivered = self._durable + under_way + len(self._fresh)
+        children = () if self._recording is None else (new.id for new in self._recording.children)
+        self._children.give_up(stored_with=dict.fromkeys(children, (0, self._writing)))
+        self._floor = 0
         self._code.unstarted.clear()
         self._code.belongings.asks.clear()  # what it has ends with it
         self._code.attributes = None
         self.end = Finish("failed", j.write_failure(failure_of(error)))
 
+    def _stop_effects(self) -> None:
+        """The code has ended: stop its steps, and begin none of those that it still asked for."""
+        self._steps.stop()
+        self._effects.clear()
+        self._transactions.clear()
+
     # -- steps ------------------------------------------------------------------------------------------
 
     def _effect(self, begin: Callable[[], None]) -> None:
-        """Begin this when everything that was delivered before it is durable."""
-        self._effects.append((self._delivered, begin))
+        """Begin this when everything that was delivered before it is durable, and its timeouts of 0 have ended."""
+        self._effects.append((self._barrier(), self._looks_for, begin))
+
+    def _barrier(self) -> Barrier:
+        """What must be stored before an effect that is wanted now begins: all that was delivered or asked for."""
+        return self._delivered, self._code.writes
+
+    def _reached(self, barrier: Barrier) -> bool:
+        delivered, writes = barrier
+        return delivered <= self._durable and max(writes, self._floor) <= self._written
+
+    def _may_begin(self, barrier: Barrier, timer: int) -> bool:
+        """Whether an effect begins now. `timer` is the last timeout of 0 that had not ended when it was asked for."""
+        if self._draining or self._children.reclaiming or not self._reached(barrier):
+            return False
+        return min(self._code.loop.immediate, default=timer + 1) > timer
 
     def _begin_step(self, call: StepCall) -> None:
         code = self._code
@@ -409,53 +542,43 @@ class Driver:
         code = self._code
         if self._fresh or code.unstarted or code.belongings.asks or code.attributes is not None or self._ends:
             return True
+        if self._looks_for > self._looked or self._looks > self._looked_for:
+            return True
         return bool(code.belongings.places) and self._stuck_at != self._seen and self._stuck() is not None
 
     @property
+    def _looks_for(self) -> int:
+        """The last timer of length 0. Before it ends, a record that may be empty asks for events that have come."""
+        return max(self._code.loop.immediate, default=0)
+
+    @property
     def _ends(self) -> bool:
-        """Whether the run can be parked or ended now: whoever must be told has been told."""
-        return self.end is not None and not self._words and not self._unanswered
+        """Whether the run can be parked or ended now: all cancels of children were answered."""
+        return self.end is not None and not self._children.busy
 
     def _flush(self) -> None:
         """Record what was delivered, and begin the effects for which everything before is durable."""
         if self.left is not None or self._busy:
             return
-        effects, words = self._effects, self._words
         try:
-            while effects and effects[0][0] <= self._durable and self.end is None and not self._draining:
-                effects.popleft()[1]()
+            while self._effects and self.end is None and self._may_begin(*self._effects[0][:2]):
+                self._effects.popleft()[2]()
         except Exception as error:  # as above
             self._fail(error)
-        while words and words[0][0] <= self._durable:
-            self._unanswered += 1
-            self._tell(words.popleft()[1])
+        self._children.send(self._reached)
         if self._recording is None and self._wants_record():
             self._record()
         elif self._recording is None and self._transactions and not self._draining:
             self._transact(self._transactions.popleft())
-        due = None if self.end is not None else self.next_time()
+        due = None if self.end is not None or self._code.loop.immediate else self.next_time()
         if due != self._due:
             self._due = due
             self.host.wake_at(self, due)
+        if self._code.loop.immediate and self._looks_for <= self._looked and self.end is None:
+            self.host.later(0, self.tick)
         if self.idle:
             self.rested.set()
             self.host.resting(self)
-
-    def _tell(self, word: PostEvent) -> None:
-        """Say a word to a child, again and again until it is answered: the run does not end before that."""
-
-        def told(answer: Outcome | HoldfastError) -> None:
-            if self.left is not None:
-                return
-            if isinstance(answer, StoreUnavailable):
-                self.host.emit("record_failed", run=self.run.id, error=str(answer))
-                self.host.later(RETRY_SECONDS, lambda: self._tell(word))
-            else:
-                self._unanswered -= 1
-                self._flush()
-
-        if self.left is None:
-            self.host.send(word, told)
 
     def _record(self) -> None:
         code = self._code
@@ -465,7 +588,7 @@ class Driver:
             self._delivered += 1
             code.preface = None
         then = self.end if self._ends else None
-        if isinstance(then, Finish) and then.status != "completed" and code.children:
+        if isinstance(then, Finish) and then.status != "completed" and code.children and self._pause is None:
             self._fresh.append(j.encode_entry(j.Left(at=self.host.now(), children=code.children)))
             self._delivered += 1
         entries, self._fresh = tuple(self._fresh), []
@@ -475,6 +598,8 @@ class Driver:
         code.belongings.asks.clear()
         self._holding.given(asks)
         self._sent = elapsed()
+        self._writing, self._looking = code.writes, self._looks_for
+        self._looked_for = self._looks
         self._recording = RecordRun(
             run=self.run.id,
             fence=self.run.fence,
@@ -493,8 +618,18 @@ class Driver:
 
     def _stuck(self) -> tuple[str, ...] | None:
         """The children that the run waits for, where nothing can bring it on but them and locks; else None."""
-        others = self._effects or self._words or self._unanswered or self._transactions or self._steps.running
+        others = self._effects or self._children.busy or self._transactions or self._steps.running
         return None if others or isinstance(self.end, Finish) else self._code.stuck()
+
+    def _may_be_waited_for(self, command: RecordRun) -> bool:
+        """Whether others may wait for this run: for its end, for what it holds, or behind it in a queue.
+
+        A run that has only just joined a queue, and has nothing else, cannot be a part of a deadlock.
+        """
+        known = dict(self.run.locks)
+        joined = {ask.number for ask in command.asks if not ask.give and ask.number not in known}
+        places = self._code.belongings.places
+        return bool(places and self.run.parent) or not joined.issuperset(places)
 
     def _answered(self, answer: Outcome | HoldfastError) -> None:
         command = self._recording
@@ -521,12 +656,16 @@ class Driver:
     def _recorded(self, command: RecordRun, answer: Recorded) -> None:
         self._recording = None
         self._durable += len(command.entries)
+        self._written, self._looked = max(self._written, self._writing), max(self._looked, self._looking)
         if command.attributes is not None:
             self.run = self._code.run = replace(self.run, attributes=command.attributes)
+        for new in command.children:
+            if new.id not in answer.taken and new.id not in answer.limited:
+                self.host.child_started(new)
         if command.then is not None and answer.done:
             self.leave("ended" if isinstance(command.then, Finish) else "parked")
             return
-        if command.then is not None and isinstance(self.end, Park) and not self._code.done:
+        if command.then is not None and isinstance(self.end, Park) and (self._pause is not None or not self._code.done):
             self.end = None  # something has come meanwhile
         if answer.taken or answer.limited:
             self._stuck_at = -1  # the store did not believe it
@@ -536,6 +675,6 @@ class Driver:
             workflow = next((new.type for new in command.children if new.id == child), child)
             self._code.refuse_child(child, exceeded(workflow_of(workflow), verdict))
         self._holding.said(answer.said, self._sent)
-        if command.stuck is not None and self._code.belongings.places:
+        if command.stuck is not None and self._may_be_waited_for(command):
             self.host.stuck(self.run.id)
         self.hear(answer.events)

@@ -8,6 +8,7 @@ receipt = await handle.result()
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
@@ -23,6 +24,7 @@ from ..rules.run_outcomes import Census, Claim, Started
 from ..run_commands import CountRuns
 from ..runners import run_async
 from ..stores import Handle
+from ..usage import AsyncOnly, require_asyncio
 from ..values import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
 from .asking import Asking, RunInfo, checked_timeout, result_of
 from .definition import Workflow
@@ -81,7 +83,7 @@ class RunHandle(Generic[O]):
         return f"<RunHandle {self.id}>"
 
 
-class Engine(AsyncQuestions):
+class Engine(AsyncQuestions, AsyncOnly):
     """Drives the runs of its workflows, and starts and answers about any.
 
     `worker_ttl` is how long its runs wait for others when this process dies; the heartbeat is every third of it. With
@@ -113,6 +115,7 @@ class Engine(AsyncQuestions):
         self._park_after = seconds(park_after, what="park_after")
         self._max_bytes = None if max_bytes is None else checked_count(max_bytes, what="max_bytes")
         self._grace = seconds(grace, what="grace")
+        self._process = 0
         self._client: BaseClient | None = None
         self._worker: Worker | None = None
         self._asking: Asking | None = None
@@ -140,8 +143,10 @@ class Engine(AsyncQuestions):
 
     async def open(self) -> None:
         """Open the store and begin to drive."""
+        require_asyncio()
         if self._worker is not None:
             raise InvalidOption("this engine is open already: an engine is opened once")
+        self._process = os.getpid()
         where = self._where
         client = where if isinstance(where, BaseClient) else self._new_client(where)
         self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes or client.max_bytes)
@@ -191,6 +196,8 @@ class Engine(AsyncQuestions):
 
     async def close(self, grace: Duration | None = None) -> None:
         """Drive what is under way to a good place within the grace, give the rest back, and close."""
+        if self._process not in {0, os.getpid()}:
+            return  # a child of a fork has nothing to close
         worker, self._worker = self._worker, None
         client, self._client = self._client, None
         if worker is not None:
@@ -238,6 +245,7 @@ class Engine(AsyncQuestions):
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
         connection: Any = None,
+        require_definition: bool = False,
     ) -> RunHandle[Any]: ...
     async def start(
         self,
@@ -249,6 +257,7 @@ class Engine(AsyncQuestions):
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
         connection: Any = None,
+        require_definition: bool = False,
     ) -> RunHandle[Any]:
         """Start a run. Its id must be new; with an idempotency key, the run that was started with it is returned."""
         asking, worker = self._open()
@@ -258,9 +267,10 @@ class Engine(AsyncQuestions):
         )
         output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
-            started = asking.start_within(connection, new, workflow=known)
+            started = asking.start_within(connection, new, workflow=known, require_definition=require_definition)
+            await self._run(asking.look_for_workers_of(started.run))
         elif new.type not in self._workflows or worker.room < 1:
-            started = await self._run(asking.start(new, workflow=known))
+            started = await self._run(asking.start(new, workflow=known, require_definition=require_definition))
         else:
             worker.expect(new.id)
             try:
@@ -401,12 +411,22 @@ class Engine(AsyncQuestions):
     def _open(self) -> tuple[Asking, Worker]:
         if self._asking is None or self._worker is None:
             raise _not_open()
+        self._check_process()
         return self._asking, self._worker
 
     def _ready(self) -> Asking:
         if self._asking is None or self._client is None:
             raise _not_open()
+        self._check_process()
         return self._asking
+
+    def _check_process(self) -> None:
+        """Refuse the child of a fork: the runs and the event loop are its parent's."""
+        if self._process != os.getpid():
+            raise ClientClosed(
+                f"this engine was opened by the process {self._process}, and this is a child of it by fork: the runs "
+                "are the parent's. Open an engine of its own here, or use a Client."
+            )
 
     def _named(self, workflow: Workflow[Any, Any] | str) -> Workflow[Any, Any] | str:
         """The workflow itself, where its name is known here; the newest that was given, if there are several."""

@@ -1,7 +1,8 @@
 """Exceptions as text and back: type, message and traceback, never code.
 
-What comes back is a `StepFailed`; where the type was one of Python's own, it is that too, so `except ValueError`
-works in every life of a run.
+What comes back is a `StepFailed`. Where the type was one of Python's own, or derived from one, it is that too, so
+`except ValueError` works in every replay of a run. A type that cannot be made from a message alone comes back as the
+nearest of its bases that can: a `UnicodeDecodeError` as a `UnicodeError`.
 """
 
 from __future__ import annotations
@@ -10,21 +11,37 @@ import builtins
 import traceback
 from functools import cache
 
-from ..errors import StepFailed, StepTimeout, WorkflowFailed
+from ..errors import NotInWorkflow, StepFailed, WorkflowFailed
 from .journal import Failure
 
 MAX_MESSAGE = 10_000
 MAX_TRACEBACK = 20_000
-_TIMEOUT = f"{StepTimeout.__module__}.{StepTimeout.__qualname__}"
-_OWN_LAYOUT = (StopIteration, StopAsyncIteration, BaseExceptionGroup, SyntaxError, UnicodeError, ImportError)
+_NOT_REBUILT = (
+    BaseExceptionGroup,
+    StopIteration,  # no coroutine can raise these two
+    StopAsyncIteration,
+    UnicodeDecodeError,
+    UnicodeEncodeError,
+    UnicodeTranslateError,
+)
 
 
 def failure_of(error: BaseException) -> Failure:
     """What is kept of an exception."""
+    bases = _bases(type(error))
     if isinstance(error, StepFailed | WorkflowFailed) and error.kind:
-        return Failure(error.kind, error.detail, error.traceback)
+        return Failure(error.kind, error.detail, error.traceback, bases if "." in error.kind else ())
     text = "".join(traceback.format_exception(error))
-    return Failure(_name(type(error)), _fit(_said(error), MAX_MESSAGE), _fit(text, MAX_TRACEBACK))
+    return Failure(_name(type(error)), _fit(_said(error), MAX_MESSAGE), _fit(text, MAX_TRACEBACK), bases)
+
+
+def refusal_in(error: BaseException) -> NotInWorkflow | None:
+    """The refusal of I/O in workflow code that a library has wrapped in a group, or raised something else from."""
+    if isinstance(error, NotInWorkflow):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for one in error.exceptions if (found := refusal_in(one)) is not None), None)
+    return None if error.__cause__ is None else refusal_in(error.__cause__)
 
 
 def _said(error: BaseException) -> str:
@@ -37,28 +54,46 @@ def _said(error: BaseException) -> str:
 def step_failed(step: str, failure: Failure, attempts: int) -> StepFailed:
     """The exception for workflow code whose step has failed for good."""
     tries = "" if attempts == 1 else f" after {attempts} attempts"
-    message = f"the step {step!r} failed{tries}: {failure.type}: {failure.message}"
-    return _class_for(failure.type)(
+    message = f"the step {step!r} failed{tries}: {failure}"
+    return _class_for(failure.bases or (failure.type,))(
         message, step=step, kind=failure.type, detail=failure.message, traceback=failure.traceback, attempts=attempts
     )
 
 
 @cache
-def _class_for(name: str) -> type[StepFailed]:
-    kind = TimeoutError if name == _TIMEOUT else getattr(builtins, name, None)
-    if (
-        not isinstance(kind, type)
-        or not issubclass(kind, Exception)
-        or issubclass(kind, _OWN_LAYOUT)
-        or kind is Exception
-    ):
+def _class_for(names: tuple[str, ...]) -> type[StepFailed]:
+    kinds = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
+    bases = tuple(
+        next(one for one in kind.__mro__ if issubclass(one, Exception) and not issubclass(one, _NOT_REBUILT))
+        for kind in kinds
+        if issubclass(kind, Exception)
+    )
+    told = [base for base in dict.fromkeys(bases) if base is not Exception]
+    if not told:
         return StepFailed
-    return type("StepFailed", (StepFailed, kind), {"__doc__": StepFailed.__doc__, "__reduce__": _reduced})
+    body = {"__doc__": StepFailed.__doc__, "__reduce__": _reduced}
+    try:
+        return type("StepFailed", (StepFailed, *told), body)
+    except TypeError:  # two that cannot be one class
+        return type("StepFailed", (StepFailed, told[0]), body)
+
+
+def _bases(kind: type[BaseException]) -> tuple[str, ...]:
+    """The nearest bases of an exception type that are Python's own and say more than `Exception`."""
+    if kind.__module__ == "builtins":
+        return ()
+    found: list[type[BaseException]] = []
+    for base in kind.__mro__:
+        own = base.__module__ == "builtins" and issubclass(base, Exception) and base is not Exception
+        if own and not any(issubclass(nearer, base) for nearer in found):
+            found.append(base)
+    return tuple(base.__qualname__ for base in found)
 
 
 def _reduced(error: StepFailed) -> tuple[object, ...]:
     """How it crosses the boundary of a process: the class is made anew there."""
-    return step_failed, (error.step, Failure(error.kind, error.detail, error.traceback), error.attempts)
+    bases = _bases(type(error)) if "." in error.kind else ()
+    return step_failed, (error.step, Failure(error.kind, error.detail, error.traceback, bases), error.attempts)
 
 
 def _name(kind: type[BaseException]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context as Scope
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..commands import Command
 from ..errors import HoldfastError
 from ..held import Held
 from ..rules.outcomes import Outcome
+from ..rules.run import NewRun
 from ..run_commands import RecordRun
 
 if TYPE_CHECKING:
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from .slots import Turns
 
 Answer = Callable[[Outcome | HoldfastError], None]
+Reclaimed = Literal["absent", "ready"]
+"""Whether a child that an earlier attempt may have started is to be started, or is there for this attempt."""
+
+
+class Before(NamedTuple):
+    """What was before an attempt: events up to this number, and whether a history that a restart has removed."""
+
+    events: int
+    restarted: bool
 
 
 class Host(Protocol):
@@ -60,6 +70,14 @@ class Host(Protocol):
 
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""
+
+    def reclaim(
+        self, parent: str, new: NewRun, before: Before, answer: Callable[[Reclaimed | HoldfastError], None]
+    ) -> None:
+        """Make a child ready that an earlier attempt of its parent may have started; see `children.reclaim`."""
+
+    def child_started(self, new: NewRun) -> None:
+        """A child was started: emit an event if no living worker knows its workflow."""
 
     def renew(self, held: Held, keeper: object) -> Callable[[], None]:
         """Renew a lock of a run from now on, as long as `keeper` is there. What is returned ends that."""

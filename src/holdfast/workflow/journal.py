@@ -17,11 +17,15 @@ HASH_BYTES = 8
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What went wrong: never an object, only what it said."""
+    """What went wrong: never an object, only its text. `bases` are the nearest base classes that are Python's own."""
 
     type: str
     message: str
     traceback: str = ""
+    bases: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
 
 
 class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, kw_only=True):
@@ -127,10 +131,20 @@ class Left(Entry, frozen=True, tag="left", kw_only=True):
 
 
 class BegunAgain(Entry, frozen=True, tag="again", kw_only=True):
-    """The workflow has failed and begins again: what was before counts no more. It goes on at `again_at`."""
+    """The workflow has failed and begins again: what was before counts no more. It pauses until `again_at`.
+
+    `children` had not ended. They are cancelled, and the next attempt begins when they have ended.
+    """
 
     again_at: int
     error: Failure
+    children: tuple[str, ...] = ()
+
+
+class AttemptBegun(Entry, frozen=True, tag="attempt-begun", kw_only=True):
+    """The next attempt begins, or the first one after a restart. Events up to `seen` belong to earlier attempts."""
+
+    seen: int
 
 
 AnyEntry = (
@@ -148,6 +162,7 @@ AnyEntry = (
     | LockGiven
     | Left
     | BegunAgain
+    | AttemptBegun
 )
 
 _encoder = msgspec.json.Encoder()

@@ -22,6 +22,8 @@ from ..values import MICROSECONDS, Duration, checked_count, checked_key, seconds
 
 _NAME = re.compile(r"[\w .:-]+")
 Key = str | Callable[[Any], Any] | None
+WHOLE_INPUT = "."
+"""The path of a key that is the input itself."""
 MAX_LIMIT = 1_000_000
 MAX_PRIORITY = 2**31 - 1
 
@@ -187,8 +189,10 @@ def _check(given: AnyLimit) -> None:
             raise InvalidOption(f'max_queue={given.max_queue}: nobody waits with on_excess="{given.on_excess}"')
     if given.key is not None and not callable(given.key):
         checked_key(given.key, what="key")
-        if not all(given.key.split(".")):
-            raise InvalidOption(f'key={given.key!r} is no path into the input, such as "customer.id"')
+        if given.key != WHOLE_INPUT and not all(given.key.split(".")):
+            raise InvalidOption(
+                f'key={given.key!r} is no path into the input, such as "customer.id", nor "." for the input itself'
+            )
     if given.name is not None and not _NAME.fullmatch(checked_key(given.name, what="name of the limit")):
         raise InvalidOption(f"the name of a limit may hold letters, digits, blanks and _.:-, not {given.name!r}")
     if isinstance(given.version, bool) or not isinstance(given.version, int) or given.version < 0:
@@ -198,7 +202,7 @@ def _check(given: AnyLimit) -> None:
 def _limit(given: AnyLimit, kind: str, *, per: int) -> Limit:
     path = given.key if isinstance(given.key, str) else ""
     by_code = given.key is not None and not path
-    label = path or (getattr(given.key, "__name__", "key") if by_code else "")
+    label = "input" if path == WHOLE_INPUT else path or (getattr(given.key, "__name__", "key") if by_code else "")
     name = given.name or re.sub(r"[^\w .:-]", "_", f"{kind}:{label}".rstrip(":"))
     return Limit(
         name=name,
@@ -240,7 +244,7 @@ def _key_of(limit: Limit, workflow: str, key: Key, input: str, type: Any) -> str
     if not limit.path:
         return ""
     found = msgspec.json.decode(input)
-    for part in limit.path.split("."):
+    for part in () if limit.path == WHOLE_INPUT else limit.path.split("."):
         if not isinstance(found, dict) or part not in found:
             raise InvalidOption(
                 f"the input of {workflow!r} has no {limit.path!r}, by which the limit {limit.name!r} tells runs apart"
@@ -253,7 +257,7 @@ def _text(found: Any, limit: Limit, workflow: str) -> str:
     if found is not None and not isinstance(found, str | int | bool):
         raise InvalidOption(
             f"the key of the limit {limit.name!r} of {workflow!r} is {found!r}: a key is text, a whole number, a "
-            "boolean or nothing"
+            "boolean or nothing. Give the path to such a value in the input, or a function."
         )
     return msgspec.json.encode(found).decode()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import InvalidOption
 from ..locks.rwlock import ALL
 from ..rules.record import Kind
+from ..usage import AsyncOnly
 from ..values import Duration, checked_count, checked_key, checked_ttl
 from .belongings import Block, RunLease
 
@@ -34,7 +35,7 @@ def scoped(code: Code, key: str, scope: Scope) -> str:
     return checked_key(f"{scope}/{owner.replace('%', '%25').replace('/', '%2F')}/{key}")
 
 
-class RunLock:
+class RunLock(AsyncOnly):
     """A lock that is taken by a run, at the beginning of an `async with`, and given back at its end."""
 
     def __init__(
@@ -84,7 +85,7 @@ class RunReadWriteLock:
         return RunLock(self._code, self.key, kind="rw", permits=ALL, weight=ALL, lease=self._lease)
 
 
-class RunLockSet:
+class RunLockSet(AsyncOnly):
     """Several locks, taken one after the other in the order of their keys, whatever order they were named in."""
 
     def __init__(self, locks: dict[str, RunLock]) -> None:

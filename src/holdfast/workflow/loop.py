@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import inspect
 import logging
 import sys
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from contextvars import Context
+from types import CodeType, FrameType, MethodType
 from typing import Any, NoReturn, TypeVar
 
 from ..errors import NotInWorkflow
@@ -55,15 +57,33 @@ class WorkflowTask(_Numbered, asyncio.Task[Any]):
         self._number = loop.next_number()
         if options.get("name") is None:
             options["name"] = f"task-{self._number}"
+        self._workflow_loop = loop
         super().__init__(coro, loop=loop, **options)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel it. `asyncio.wait_for(..., 0)` cancels a task before it began: here it may take what is there."""
+        if _cancelled_by_wait_for(sys._getframe(1)) and self._not_begun():  # noqa: SLF001
+            timer = self._workflow_loop.call_when_quiet(self, super().cancel, msg)
+            self.add_done_callback(lambda _: timer.cancel())
+            return True
+        return super().cancel(msg)
+
+    def _not_begun(self) -> bool:
+        coro = self.get_coro()
+        return inspect.iscoroutine(coro) and inspect.getcoroutinestate(coro) == inspect.CORO_CREATED
+
+
+class WorkflowGathering(_Numbered, asyncio.tasks._GatheringFuture):  # type: ignore[misc,name-defined]  # noqa: SLF001
+    """What `asyncio.gather` returns in workflow code."""
 
 
 class WorkflowTimer(asyncio.TimerHandle):
-    """A timer with the number under which its end is journaled."""
+    """A timer with the number under which its end is journaled. One of length 0 is `immediate`."""
 
-    __slots__ = ("number",)
+    __slots__ = ("immediate", "number")
 
     number: int
+    immediate: bool
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
@@ -72,13 +92,16 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     deterministic = True
     """What speaks to a store refuses to do so on such a loop."""
 
-    def __init__(self, now: int) -> None:
+    def __init__(self, now: int, refused: Callable[[NotInWorkflow], None]) -> None:
         self.now = now
+        self._refused = refused  # called from another thread that wants something of the loop
         self.timers: dict[int, WorkflowTimer] = {}
-        self.faults: list[BaseException] = []
+        self.immediate: dict[int, asyncio.Task[Any] | None] = {}
+        """The timers of length 0, and whose wait each ends, when it is known that nothing is there for that task."""
         self._order: list[tuple[float, int]] = []
         self._ready: deque[asyncio.Handle] = deque()
         self._tasks: set[WorkflowTask] = set()
+        self._as_completed: dict[int, WorkflowTask] = {}
         self._timer_numbers = 0
         self._numbers = 0
         self._closed = False
@@ -121,6 +144,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def fire(self, number: int) -> bool:
         """End a timer. False if there is none with this number."""
         timer = self.timers.pop(number, None)
+        self.immediate.pop(number, None)
         if timer is None:
             return False
         self._ready.append(timer)
@@ -141,6 +165,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
         self._tasks.clear()
         self.timers.clear()
+        self.immediate.clear()
         self._ready.clear()
         self._closed = True
 
@@ -153,10 +178,26 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run this after what is ready already."""
+        """Run this after what is ready already; the end of a timeout of 0, when nothing is there to wait for."""
+        if args and not isinstance(args[0], _Numbered):  # perhaps a future that is done
+            caller = sys._getframe(1)  # noqa: SLF001
+            if caller.f_code is _AS_COMPLETED:
+                _refuse_unordered([one for one in caller.f_locals["todo"] if one.done()], "asyncio.as_completed")
+        if type(callback) is MethodType and type(callback.__self__) is asyncio.Timeout:
+            return self.call_when_quiet(asyncio.current_task(self), callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> NoReturn:
+        """Raise in the calling thread, and fail the run: its code would wait for the thread for ever."""
+        del callback, args, context
+        error = NotInWorkflow(_not_for_workflows("a thread that the code waits for"))
+        if not self._closed and not self.is_running():
+            self._refused(error)
+        raise error
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -171,32 +212,80 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._timer_numbers += 1
         timer = WorkflowTimer(when, callback, args, self, context)
         timer.number = self._timer_numbers
+        timer.immediate = False
         self.timers[timer.number] = timer
         heapq.heappush(self._order, (when, timer.number))
         return timer
 
+    def call_when_quiet(
+        self,
+        task: asyncio.Task[Any] | None,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run this when everything that is there now has been delivered: a timer of length 0, for a task's wait."""
+        timer = self.call_at(self.time(), callback, *args, context=context)
+        assert isinstance(timer, WorkflowTimer)  # noqa: S101
+        timer.immediate = True
+        self.immediate[timer.number] = task
+        return timer
+
+    def innermost(self) -> list[int]:
+        """The timers of length 0 that may end: of several around one another, the innermost ends first."""
+        latest = {task: number for number, task in self.immediate.items()}
+        return sorted(latest.values())
+
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         if isinstance(handle, WorkflowTimer):
             self.timers.pop(handle.number, None)
+            self.immediate.pop(handle.number, None)
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""
+        caller = sys._getframe(1)  # noqa: SLF001
+        if caller.f_code is _WAIT:
+            _refuse_unordered(caller.f_locals["fs"], "asyncio.wait")
         return WorkflowFuture(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> Any:
         """A task of this loop; it is kept until it is done."""
         options.pop("eager_start", None)
+        given = _given_to_as_completed(sys._getframe(1))  # noqa: SLF001
+        if given is not None:
+            return self._task_of_as_completed(coro, given)
+        return self._new_task(coro, **options)
+
+    def _new_task(self, coro: Any, **options: Any) -> WorkflowTask:
         task = WorkflowTask(coro, loop=self, **options)
         if not task.done():
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return task
 
+    def _task_of_as_completed(self, coro: Any, given: Any) -> WorkflowTask:
+        """The task of one of the coroutines of an `asyncio.as_completed`, which makes tasks in the order of a set.
+
+        That is the order of the coroutines' addresses. So all of them are made at once, in the order that was given.
+        """
+        if id(coro) not in self._as_completed:
+            if not isinstance(given, list | tuple) or not any(one is coro for one in given):
+                for one in given if isinstance(given, set | frozenset | list | tuple) else ():
+                    if inspect.iscoroutine(one):
+                        one.close()
+                raise NotInWorkflow(
+                    "asyncio.as_completed in workflow code needs a list or a tuple of coroutines or tasks: the order "
+                    "of a set, or of what a generator makes, would differ from one replay to the next. Write "
+                    "asyncio.as_completed([f(x) for x in xs])."
+                )
+            for one in given:
+                if inspect.iscoroutine(one) and id(one) not in self._as_completed:
+                    self._as_completed[id(one)] = self._new_task(one)
+        return self._as_completed.pop(id(coro))
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Take note of what nobody waited for."""
+        """Log what nobody waited for."""
         fault = context.get("exception")
-        if isinstance(fault, BaseException):
-            self.faults.append(fault)
         if not self._closed:
             _log.error("in workflow code: %s", context.get("message"), exc_info=fault)
 
@@ -216,7 +305,16 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def get_debug(self) -> bool:
-        """Never: what debugging adds would not be the same in every life."""
+        """Never: what debugging adds would not be the same in every life.
+
+        Every future asks for it while it is made; the one of `asyncio.gather`, which the loop does not make, is
+        numbered here.
+        """
+        caller = sys._getframe(1)  # noqa: SLF001
+        if caller.f_code is _GATHERING:
+            gathering = caller.f_locals["self"]
+            gathering._number = self.next_number()  # noqa: SLF001
+            gathering.__class__ = WorkflowGathering
         return False
 
     def set_debug(self, enabled: bool) -> None:  # noqa: FBT001
@@ -230,11 +328,57 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         _refuse("close()")
 
 
-def _refuse(what: str) -> NoReturn:
-    raise NotInWorkflow(
-        f"{what} is not for workflow code, which must do the same in every life of its run. Do this in a step: "
+def _code_of_as_completed() -> CodeType:
+    """Where `asyncio.as_completed` goes through the set of what it was given; since Python 3.13 in a class."""
+    iterator = getattr(asyncio.tasks, "_AsCompletedIterator", None)
+    function: Any = asyncio.as_completed if iterator is None else iterator.__init__
+    code: CodeType = function.__code__
+    return code
+
+
+_AS_COMPLETED = _code_of_as_completed()
+_WAIT: CodeType = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]  # noqa: SLF001
+_GATHERING: CodeType = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _refuse_unordered(futures: Collection[Any], what: str) -> None:
+    """Refuse futures that asyncio puts in the order of a set, if some have no number: that order is of addresses."""
+    if len(futures) > 1 and not all(isinstance(one, _Numbered) for one in futures):
+        raise NotInWorkflow(
+            f"{what} in workflow code needs futures of its loop: the order of others would differ from one replay to "
+            "the next. In the place of asyncio.Future() write asyncio.get_running_loop().create_future(), in the "
+            "place of asyncio.Task(...) asyncio.create_task(...)."
+        )
+
+
+def _cancelled_by_wait_for(caller: FrameType) -> bool:
+    return caller.f_code.co_name == "_cancel_and_wait" and caller.f_globals is vars(asyncio.tasks)
+
+
+def _given_to_as_completed(caller: FrameType) -> Any:
+    """What `asyncio.as_completed` was given, where a task is being made for it; else None.
+
+    The frames in between are `ensure_future` and, before Python 3.12, the comprehension.
+    """
+    frame: FrameType | None = caller
+    if caller.f_code.co_name not in ("ensure_future", "_ensure_future"):
+        return None
+    while frame is not None and frame.f_globals is vars(asyncio.tasks):
+        if frame.f_code.co_qualname in ("as_completed", "_AsCompletedIterator.__init__"):
+            return frame.f_locals.get("aws", frame.f_locals.get("fs"))
+        frame = frame.f_back
+    return None
+
+
+def _not_for_workflows(what: str) -> str:
+    return (
+        f"{what} is not for workflow code, which must do the same in every replay of its run. Do this in a step: "
         "ctx.step(name, function, ...) runs it once and records what it returned."
     )
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotInWorkflow(_not_for_workflows(what))
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:

@@ -82,7 +82,7 @@ class Patrol:
         """Look at a page of locks. Those in a circle hold what others wait for. Returns where the next page begins."""
         page = await self._ask(ListLocks(after=after))
         assert isinstance(page, Page)  # noqa: S101
-        waited_for = [item.record for item in page.items if item.record is not None and item.record.waiters]
+        waited_for = [item.record for item in page.items if item.record is not None and item.record.waiting]
         for asker in (asker_of(holder.id) for record in waited_for for holder in record.holders):
             if asker is not None:
                 self.search(asker[0])

@@ -79,9 +79,11 @@ class _Runs:
         self._client = client
         self._asking = Asking(client, max_bytes=client.max_bytes)
 
-    def _start(self, workflow: Workflow[Any, Any] | str, input: Any, **options: Any) -> Flow[str]:
+    def _start(
+        self, workflow: Workflow[Any, Any] | str, input: Any, *, require_definition: bool, **options: Any
+    ) -> Flow[str]:
         new = self._asking.new_run(workflow, input, **options)
-        started = yield from self._asking.start(new, workflow=workflow)
+        started = yield from self._asking.start(new, workflow=workflow, require_definition=require_definition)
         return started.run.id
 
 
@@ -129,6 +131,7 @@ class Runs(_Runs):
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
         connection: Any = None,
+        require_definition: bool = False,
     ) -> str: ...
     def start(
         self,
@@ -140,16 +143,24 @@ class Runs(_Runs):
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
         connection: Any = None,
+        require_definition: bool = False,
     ) -> str:
         """Start a run, which an engine will drive, and return its id.
 
-        With `connection`, inside the transaction that is open on it: rolled back, the run never existed.
+        With `connection`, inside the transaction that is open on it: rolled back, the run never existed. With
+        `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
         """
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
+        options["priority"] = priority
         if connection is not None:
-            new = self._asking.new_run(workflow, input, **options, priority=priority)
-            return self._asking.start_within(connection, new, workflow=workflow).run.id
-        return run(self._start(workflow, input, **options, priority=priority), self._client.works.lanes)
+            new = self._asking.new_run(workflow, input, **options)
+            started = self._asking.start_within(
+                connection, new, workflow=workflow, require_definition=require_definition
+            )
+            run(self._asking.look_for_workers_of(started.run), self._client.works.lanes)
+            return started.run.id
+        flow = self._start(workflow, input, **options, require_definition=require_definition)
+        return run(flow, self._client.works.lanes)
 
     def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
@@ -238,6 +249,7 @@ class AsyncRuns(_Runs, AsyncQuestions):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        require_definition: bool = False,
     ) -> str: ...
     async def start(
         self,
@@ -248,10 +260,15 @@ class AsyncRuns(_Runs, AsyncQuestions):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        require_definition: bool = False,
     ) -> str:
-        """Start a run, which an engine will drive, and return its id."""
+        """Start a run, which an engine will drive, and return its id.
+
+        With `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
+        """
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
-        return await self._run(self._start(workflow, input, **options, priority=priority))
+        options["priority"] = priority
+        return await self._run(self._start(workflow, input, **options, require_definition=require_definition))
 
     @overload
     def result(

@@ -12,21 +12,24 @@ from typing import Any
 
 import msgspec
 
+from .._platform import elapsed
 from ..client import BaseClient
 from ..codec import encode_message, encode_value
 from ..commands import Command, Failed
-from ..errors import InvalidOption, InvalidValue, RunExists
+from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
 from ..flows import Flow, send
 from ..rules.admission import Terms
 from ..rules.outcomes import Outcome
-from ..rules.run import ANY_VERSION, NewRun, Scalar, workflow_of
-from ..rules.run_outcomes import Limited, RunTaken, Started, TermsDiffer, TermsPublished, WorkerGone
-from ..run_commands import PublishTerms, SeeTerms, StartRun
+from ..rules.run import ANY_VERSION, NewRun, Run, Scalar, workflow_of
+from ..rules.run_outcomes import Limited, RunTaken, Started, TermsDiffer, TermsPublished, WorkerGone, WorkersSeen
+from ..run_commands import ListWorkers, PublishTerms, SeeTerms, StartRun
 from ..stores.contract import Connection, Joinable
 from ..values import checked_key
 from .definition import Workflow
 from .limits import checked_priority, exceeded, places_of
 
+LOOK_FOR_WORKERS = 30.0
+"""Seconds after which a start looks again whether a living worker knows the workflow."""
 TERMS_CHANGE = 10
 """How often the terms of a workflow may change while a run of it is being started."""
 
@@ -37,6 +40,8 @@ class Starting:
     def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
         self.client, self.max_bytes = client, max_bytes
         self._terms: dict[str, Terms] = {}
+        self._published: set[str] = set()  # workflows that an engine has published
+        self._looked: dict[str, float] = {}  # when workers were last looked for, by type
 
     def new_run(
         self,
@@ -72,8 +77,18 @@ class Starting:
             priority=checked_priority(priority),
         )
 
-    def start(self, new: NewRun, worker: str = "", *, workflow: Workflow[Any, Any] | str = "") -> Flow[Started]:
+    def start(
+        self,
+        new: NewRun,
+        worker: str = "",
+        *,
+        workflow: Workflow[Any, Any] | str = "",
+        require_definition: bool = False,
+    ) -> Flow[Started]:
         """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
+        if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
+            outcome, _ = yield from send(SeeTerms(workflow=workflow_of(new.type)))
+            self._check_published(new, outcome, require_definition=require_definition)
         for _ in range(TERMS_CHANGE):
             outcome, _ = yield from send(StartRun(new=self._counted(new, workflow), worker=worker))
             if isinstance(outcome, WorkerGone):
@@ -84,7 +99,51 @@ class Starting:
                     yield from self.publish(ours)
             else:
                 break
-        return _started(new, outcome)
+        started = _started(new, outcome)
+        self._say_if_unpublished(started, workflow)
+        yield from self.look_for_workers_of(started.run)
+        return started
+
+    def _check_published(self, new: NewRun, outcome: Outcome, *, require_definition: bool) -> None:
+        """Raise, where that is asked for, if no engine has published this workflow: no limit of it counts the run."""
+        assert isinstance(outcome, TermsDiffer)  # noqa: S101
+        name = workflow_of(new.type)
+        if outcome.terms is not None:
+            self._published.add(name)
+        elif require_definition:
+            raise WorkflowDefinitionRequired(
+                f"no engine has published the workflow {name!r} in this namespace: its limits are not known. Nothing "
+                "was started. Open an engine with this workflow once, or start the run with the workflow itself."
+            )
+
+    def _say_if_unpublished(self, started: Started, workflow: Workflow[Any, Any] | str) -> None:
+        """Emit an event if a run was started by name, and no engine has published its workflow."""
+        name = workflow_of(started.run.type)
+        if isinstance(workflow, str) and started.fresh and name not in self._published:
+            self.client.events.emit("definition_unknown", run=started.run.id, workflow=name)
+
+    def look_for_workers_of(self, run: Run) -> Flow[None]:
+        """Emit an event if a run was started, nobody drives it, and no living worker knows its workflow."""
+        if run.living and not run.worker:
+            yield from self.look_for_workers(run.id, run.type)
+
+    def look_for_workers(self, run: str, type: str) -> Flow[None]:
+        """Emit an event if no living worker knows the workflow of this run; it looks from time to time."""
+        if elapsed() - self._looked.get(type, -LOOK_FOR_WORKERS) < LOOK_FOR_WORKERS:
+            return
+        self._looked[type] = elapsed()
+        try:
+            able = yield from self.who_can(type)
+        except HoldfastError:  # the run is started all the same
+            return
+        if not able:
+            self.client.events.emit("no_worker_knows", run=run, workflow=type.removesuffix(ANY_VERSION))
+
+    def who_can(self, type: str) -> Flow[list[str]]:
+        """The names of the living workers that can drive runs of this type."""
+        outcome, _ = yield from send(ListWorkers(), until=elapsed(), role="queries")
+        assert isinstance(outcome, WorkersSeen)  # noqa: S101
+        return sorted({worker.name or worker.id for worker in outcome.workers if type in worker.types})
 
     def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str) -> NewRun:
         """The start with the places where its run is counted, by the terms as they are known here."""
@@ -99,17 +158,19 @@ class Starting:
 
     def _unpublished(self, name: str, workflow: Workflow[Any, Any] | str, latest: TermsDiffer) -> PublishTerms | None:
         """Our own terms, where nobody has published them yet; else the latest are what is known from here on."""
+        if latest.terms is not None:
+            self._published.add(name)
         if isinstance(workflow, Workflow) and (latest.terms is None or workflow.terms.version > latest.terms.version):
             return PublishTerms(workflow=name, terms=workflow.terms)
         self._terms[name] = latest.terms or Terms()
         return None
 
     def announce(self, name: str, terms: Terms) -> Flow[bool]:
-        """Make the terms of an engine's workflow known; nothing is written where there never were any."""
+        """Make the terms of an engine's workflow known; nothing is written where they are known to be none."""
         if not terms.limits:
             outcome, _ = yield from send(SeeTerms(workflow=name))
             assert isinstance(outcome, TermsDiffer)  # noqa: S101
-            if outcome.terms is None or not outcome.terms.limits:
+            if outcome.terms is not None and not outcome.terms.limits:
                 return True
         return (yield from self.publish(PublishTerms(workflow=name, terms=terms)))
 
@@ -123,8 +184,18 @@ class Starting:
         self._terms[command.workflow] = outcome.terms
         return outcome.terms == command.terms
 
-    def start_within(self, connection: Any, new: NewRun, *, workflow: Workflow[Any, Any] | str = "") -> Started:
-        """Start a run within the caller's own transaction: rolled back, it never existed."""
+    def start_within(
+        self,
+        connection: Any,
+        new: NewRun,
+        *,
+        workflow: Workflow[Any, Any] | str = "",
+        require_definition: bool = False,
+    ) -> Started:
+        """Start a run within the caller's own transaction: rolled back, it never existed.
+
+        Whoever calls this lets `look_for_workers_of` follow: that asks outside of the transaction, which is left alone.
+        """
         store = self.client.works.store
         if not isinstance(store, Joinable):
             raise InvalidOption(
@@ -132,6 +203,9 @@ class Starting:
                 f"{store.url}. Start the run after your commit, with an idempotency_key."
             )
         joined = store.join(connection)
+        if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
+            known = _carried_out(joined, SeeTerms(workflow=workflow_of(new.type)))
+            self._check_published(new, known, require_definition=require_definition)
         for _ in range(TERMS_CHANGE):
             outcome = _carried_out(joined, StartRun(new=self._counted(new, workflow)))
             if not isinstance(outcome, TermsDiffer):
@@ -139,7 +213,9 @@ class Starting:
             ours = self._unpublished(workflow_of(new.type), workflow, outcome)
             if ours is not None:
                 self._learn(ours, _carried_out(joined, ours))
-        return _started(new, outcome)
+        started = _started(new, outcome)
+        self._say_if_unpublished(started, workflow)
+        return started
 
 
 def _carried_out(joined: Connection, command: Command) -> Outcome:

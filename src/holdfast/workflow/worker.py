@@ -17,19 +17,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context as Scope
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .._platform import elapsed
 from ..client import BaseClient
 from ..commands import Command
-from ..errors import HoldfastError, LeaseLost, LockTimeout, StoreError
+from ..errors import ClientClosed, HoldfastError, LeaseLost, LockTimeout, StoreError, StoreUnusable
+from ..flows import Flow
 from ..held import Held
 from ..keeper import Kept
 from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import FAILURES, STALLS, checked_terms
 from ..rules.outcomes import Outcome
-from ..rules.run import SUSPECT, Park, Run, worker_key
+from ..rules.run import SUSPECT, NewRun, Park, Run, worker_key
 from ..rules.run_outcomes import (
     Claim,
     Claimed,
@@ -45,10 +46,12 @@ from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, Re
 from ..runners import run_async
 from ..stores.contract import Joinable
 from ..values import MICROSECONDS
+from .asking import Asking
+from .children import reclaim
 from .context import StepCall
 from .definition import Workflow
 from .driver import Driver
-from .host import Answer
+from .host import Answer, Before, Reclaimed
 from .patrol import Patrol
 from .slots import Turns
 from .transacting import transact
@@ -58,10 +61,16 @@ POLL_SECONDS = 1.0
 RESYNC = MICROSECONDS
 """The store's clock as known here is corrected when it is this far off."""
 CLAIMED_AT_ONCE = 1_000
+SHORT_HISTORY = 200
+"""Events of a run with so many entries are read together with its history; of a longer one by a record, without it."""
 HINT = ".run/"
 SOONEST_PARKING = 0.01
+EARLY_PARKING = 0.2
+"""Seconds that a run has waited, at least, when it is parked to make room for runs that are due."""
 
 _log = logging.getLogger("holdfast.workflow")
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -93,6 +102,9 @@ class Worker:
         self._gone = asyncio.Event()
         self._deafen: Callable[[], None] = lambda: None
         self._expected: set[str] = set()  # runs that are being started: their answers are on the way
+        self._suspects: dict[str, Driver] = {}  # of the drivers, those whose runs have crashed their workers
+        self._early: set[str] = set()  # hinted at while their claims or starts were under way, perhaps
+        self._compare_at = 0.0
         self._strangers: set[str] = set()  # counted as ours by the store when it was last asked, and not driven
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._parking: asyncio.TimerHandle | None = None
@@ -100,6 +112,9 @@ class Worker:
         self._tending: asyncio.Task[None] | None = None
         self._recover = recover
         self._draining = False
+        self._asking = Asking(client, max_bytes=max_bytes)
+        self._known = frozenset(kind for kind, _ in self._types())
+        self._looks: set[asyncio.Task[Any]] = set()  # into the store, for drivers
         self.patrol = Patrol(self.ask, lambda run: self.emit("deadlock_detected", run=run, worker=name))
 
     # -- life -------------------------------------------------------------------------------------------
@@ -154,6 +169,8 @@ class Worker:
                 await _wait(self._gone, min(0.1, deadline - elapsed()))
         for driver in list(self.drivers.values()):
             driver.leave("closed")
+        for look in list(self._looks):
+            look.cancel()
         if self.id:
             try:
                 await self.ask(DismissWorker(worker=self.id))
@@ -221,7 +238,9 @@ class Worker:
         """Claim what is due, compare, park. Returns for how long there is nothing to do."""
         if not self.id:
             await self._enlist()
-        await self._compare()
+        if elapsed() >= self._compare_at:
+            self._compare_at = elapsed() + POLL_SECONDS
+            await self._compare()
         await self.patrol.round()
         if not self._recover:
             return POLL_SECONDS
@@ -229,22 +248,36 @@ class Worker:
 
     async def _claim_due(self) -> float:
         """Claim what is due. Returns for how long nothing will be."""
-        while self.room > 0:
+        while not self._draining:
             outlook = await self.ask(RunsOutlook(types=tuple(kind for kind, _ in self._types())))
             assert isinstance(outlook, Outlook)  # noqa: S101
             self._sync(outlook.now)
             if outlook.next_due is None or outlook.next_due > outlook.now:
                 until = POLL_SECONDS if outlook.next_due is None else (outlook.next_due - outlook.now) / MICROSECONDS
                 return min(POLL_SECONDS, max(0.001, until))
+            if self.room < 1:
+                return EARLY_PARKING if self._make_room() else POLL_SECONDS
             if not await self.claim(limit=min(self.room, CLAIMED_AT_ONCE)):
                 break
         return POLL_SECONDS
+
+    def _make_room(self) -> bool:
+        """Park the runs that have waited longest, some at a time. False: none waits.
+
+        What is due may be the very thing that they wait for: a child, or the run that is offered their lock.
+        """
+        waiting = sorted((one for one in self.drivers.values() if one.can_park), key=lambda one: one.idle_since)
+        latest = self.now() - int(EARLY_PARKING * MICROSECONDS)
+        for driver in waiting[: max(1, self._max_active // 4)]:
+            if driver.idle_since <= latest:
+                driver.park()
+        return bool(waiting)
 
     async def claim(self, *, limit: int, runs: tuple[str, ...] = ()) -> list[Driver]:
         """Claim runs and begin to drive them."""
         worker = self.id
         # One that waits for others does not kill anybody at this moment, and may be waiting for another such run.
-        busy = any(driver.run.deaths >= SUSPECT and not driver.idle for driver in self.drivers.values())
+        busy = any(not driver.idle for driver in self._suspects.values())
         suspects = 0 if busy else 1
         command = ClaimRuns(worker=worker, types=self._types(), limit=limit, suspects=suspects, runs=runs)
         outcome = await self.ask(command)
@@ -268,12 +301,18 @@ class Worker:
         """Begin to drive a run that is this worker's."""
         workflow = self._workflows[claim.run.type]
         driver = self.drivers[claim.run.id] = Driver(self, workflow, claim)
+        if claim.run.id in self._early:
+            self._early.discard(claim.run.id)
+            self._loop.call_soon(self._hinted, [claim.run.id])
+        if claim.run.deaths >= SUSPECT:
+            self._suspects[claim.run.id] = driver
         self._loop.call_soon(driver.begin, claim)  # never within a task
         return driver
 
     async def _compare(self) -> None:
         """Compare the runs that the store counts as ours with those that are driven."""
         worker, driven = self.id, dict(self.drivers)
+        self._early &= self._expected
         outcome = await self.ask(OwnedRuns(worker=worker))
         assert isinstance(outcome, Owned)  # noqa: S101
         if worker != self.id:
@@ -329,10 +368,16 @@ class Worker:
                 self._deafen()
 
     def _hinted(self, runs: list[str] | None) -> None:
+        """Look at these runs. None: it is not known which; maybe at those that are driven, maybe at others."""
+        if runs is None:
+            self._wake.set()
         for run in list(self.drivers) if runs is None else runs:
             driver = self.drivers.get(run)
             if driver is None:
+                self._early.add(run)
                 self._wake.set()
+            elif driver.length > SHORT_HISTORY:
+                driver.look()
             else:
                 self.send(SeeRun(run=run, history=True), lambda answer, driver=driver: _tell(driver, answer))  # type: ignore[misc]
 
@@ -416,6 +461,35 @@ class Worker:
 
         return stop
 
+    def reclaim(
+        self, parent: str, new: NewRun, before: Before, answer: Callable[[Reclaimed | HoldfastError], None]
+    ) -> None:
+        """Make a child ready that an earlier attempt of its parent may have started."""
+
+        def answered(task: asyncio.Task[Reclaimed]) -> None:
+            error = ClientClosed() if task.cancelled() else task.exception()
+            if error is None:
+                answer(task.result())
+            elif isinstance(error, HoldfastError):
+                answer(error)
+            else:
+                _log.error("the child %s could not be looked up", new.id, exc_info=error)
+                answer(StoreUnusable(f"the child {new.id!r} could not be looked up: {error!r}"))
+
+        self._follow(reclaim(self._asking, parent, new, before)).add_done_callback(answered)
+
+    def child_started(self, new: NewRun) -> None:
+        """Look for workers that know the workflow of a child, unless this one does."""
+        if new.type not in self._known:
+            self._follow(self._asking.look_for_workers(new.id, new.type))
+
+    def _follow(self, flow: Flow[T]) -> asyncio.Task[T]:
+        """Drive a flow in a task that ends with this worker."""
+        task = self._loop.create_task(run_async(flow, self._client.works.lanes), name="holdfast-look")
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+        return task
+
     def elsewhere(self, call: Callable[[], None]) -> None:
         """Call this on the event loop; from any thread."""
         with suppress(RuntimeError):  # the loop is closed
@@ -446,6 +520,7 @@ class Worker:
             alarm.cancel()
         if self.drivers.get(driver.run.id) is driver:
             del self.drivers[driver.run.id]
+            self._suspects.pop(driver.run.id, None)
             self._gone.set()
             if driver.end is not None and len(self.drivers) == self._max_active - 1:
                 self._wake.set()  # there is room again

@@ -33,11 +33,14 @@ LONGEST_REAL_WAIT = 3.0
 """Seconds that the suite really waits for a store whose clock it cannot move."""
 NOBODYS_KEY = "nobody-ever-uses-this-key"
 
+ANY_NAMES = ["now", "(now", "snow", "knowledge"]
+"""Names like any other: a store must not take one for a word of its own."""
+
 
 class Suite:
     """The hooks of a store, and the tools of the parts. A new instance for every test."""
 
-    histories: ClassVar[int] = int(os.environ.get("HOLDFAST_HISTORIES", "160"))
+    histories: ClassVar[int] = int(os.environ.get("HOLDFAST_HISTORIES", "60"))
     """How many random histories are compared with the rules."""
     story_length: ClassVar[int] = 100
     """How many commands each of them has, at least."""
@@ -49,6 +52,8 @@ class Suite:
     """How many hammer on the store at once."""
     real_second: ClassVar[int] = 4_000
     """Microseconds that a second of a story takes on a store whose clock cannot be moved."""
+    notices: ClassVar[bool] = False
+    """Whether the store notices that nobody receives a hint, and passes an offer over then."""
     blows: ClassVar[int] = 25
     """How often each of them does so."""
 
@@ -70,6 +75,10 @@ class Suite:
         """Put any text in the place of a record. False: this store keeps no text that could be unreadable."""
         return False
 
+    def plant_record(self, url: str, namespace: str, kind: str, key: str, text: str) -> bool:
+        """Put any text in the place of a record of a type, due long ago. False: the store keeps no text."""
+        return False
+
     def advance(self, seconds: float) -> None:
         """Let time pass for the store, or set its clock back.
 
@@ -84,20 +93,22 @@ class Suite:
                 f"{type(self).__name__} has a clock of its own, and its advance() does not move it by {seconds} s"
             )
 
-    def decided_at(self, connection: Connection, commands: Sequence[c.Command]) -> tuple[list[Outcome], int]:
-        """Execute a batch, and tell at which moment of the store's clock it was decided.
+    def decided_at(self, connection: Connection, commands: Sequence[c.Command]) -> tuple[list[Outcome], list[int]]:
+        """Execute a batch, and tell at which moment of the store's clock each command was decided.
 
         A store with a clock of its own is asked by looks before and after, in the same batch, and must give one
-        answer. One that reads its clock more than once a batch overrides this.
+        answer; or its connections have `moments`, which tell it.
         """
         if not self.server_clock:
-            return connection.execute(commands), self.clock.now
+            return connection.execute(commands), [self.clock.now] * len(commands)
+        if hasattr(connection, "moments"):
+            return connection.execute(commands), connection.moments
         look = c.Inspect(key=NOBODYS_KEY)
         before, *outcomes, after = connection.execute([look, *commands, look])
         assert isinstance(before, out.Seen)
         assert isinstance(after, out.Seen)
         assert before.now == after.now, "the clock was read more than once within a batch: override decided_at()"
-        return outcomes, before.now
+        return outcomes, [before.now] * len(commands)
 
     # -- the tools --------------------------------------------------------------------------------------------
 

@@ -8,7 +8,9 @@ import pytest
 
 from ... import commands as c
 from ...rules import outcomes as out
-from ..asking import ME, SECOND, abandon, acquire, release, renew, transfer, wait
+from ...rules.lock import OFFER_LIFE
+from ...rules.record import Holder
+from ..asking import ME, SECOND, abandon, acquire, pass_over, release, renew, transfer, wait
 from .base import Suite, about, names
 
 
@@ -101,14 +103,61 @@ class Commands(Suite):
         assert granted.token == offered.token > held.token
         assert granted.expires_at == granted.since + 30 * SECOND
 
-    def test_an_offer_lives_as_long_as_its_waiter_would_have(self) -> None:
+    def missed_offer(self) -> Holder:
+        """An offer to b.1 that has just run out, with b.2 behind it."""
         held = self.ask(acquire(), out.Granted)
-        self.ask(wait(id="b.1", waiter_ttl=SECOND), out.Queued)
+        self.ask(wait(id="b.1", waiter_ttl=60 * SECOND), out.Queued)
+        self.ask(wait(id="b.2", waiter_ttl=60 * SECOND), out.Queued)
+        self.ask(release(token=held.token), out.Released)
+        offered = self.seen().holders[0]
+        assert offered.id == "b.1"
+        self.advance(1)
+        return offered
+
+    def test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks(self) -> None:
+        missed = self.missed_offer()
+        assert self.ask(c.Settle(key="k"), out.Settled).hinted == ("b.2",)
+        assert [(waiter.id, waiter.passed) for waiter in self.seen().waiters] == [("b.1", True), ("b.2", True)]
+        assert self.ask(wait(id="b.2", waiter_ttl=60 * SECOND), out.Granted).token > missed.token
+        assert self.ask(wait(id="b.1", waiter_ttl=60 * SECOND), out.Queued).position == 0
+
+    def test_a_client_that_leaves_hints_those_who_wait_behind_its_offer(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        for number in (1, 2, 3):
+            self.ask(wait(id=f"b.{number}"), out.Queued)
+        assert self.ask(c.Settle(key="k", leaving=True), out.Settled).hinted == ()
+        self.ask(release(token=held.token), out.Released)
+        assert self.ask(c.Settle(key="k"), out.Settled).hinted == ()
+        left = self.ask(c.Settle(key="k", leaving=True), out.Settled)
+        assert (left.woken, left.hinted) == ((), ("b.2", "b.3"))
+        told = self.ask(wait(id="b.3"), out.Queued)
+        assert told.recheck_in is not None
+        assert told.recheck_in <= OFFER_LIFE, "it looks again when the offer has run out"
+
+    def test_an_offer_that_ran_out_is_never_revived(self) -> None:
+        missed = self.missed_offer()
+        self.ask(renew(id="b.1", token=missed.token), out.NotHeld)
+        self.ask(release(id="b.1", token=missed.token), out.NotHeld)
+        self.ask(pass_over(id="b.1", token=missed.token), out.NotHeld)
+        assert self.ask(wait(id="b.1", waiter_ttl=60 * SECOND), out.Granted).token > missed.token
+
+    def test_waiters_that_were_passed_over_block_nobody(self) -> None:
+        self.missed_offer()
+        self.ask(acquire(id="c.1"), out.Granted)
+
+    def test_an_offer_is_passed_over_by_its_id_and_token_alone(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        self.ask(wait(id="b.1"), out.Queued)
         self.ask(wait(id="b.2"), out.Queued)
         self.ask(release(token=held.token), out.Released)
-        self.advance(1)
-        assert self.ask(c.Settle(key="k"), out.Settled).woken == ("b.2",)
-        self.ask(wait(id="b.2"), out.Granted)
+        offered = self.seen().holders[0]
+        self.ask(pass_over(id="b.1", token=offered.token + 1), out.NotHeld)
+        self.ask(pass_over(id="b.2", token=offered.token), out.NotHeld)
+        passed = self.ask(pass_over(id="b.1", token=offered.token), out.PassedOver)
+        assert passed == out.PassedOver(hinted=("b.2",))
+        self.ask(pass_over(id="b.1", token=offered.token), out.NotHeld)
+        assert self.ask(wait(id="b.2"), out.Granted).token > offered.token
+        self.ask(pass_over(id="b.2", token=self.seen().holders[0].token), out.NotHeld)
 
     def test_nobody_passes_the_queue_while_an_offer_stands(self) -> None:
         held = self.ask(acquire(), out.Granted)
@@ -159,6 +208,18 @@ class Commands(Suite):
         assert self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Mismatch).found == "item"
         self.ask(release(token=held.token), out.Released)
         self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Granted)
+
+    def test_a_waiter_that_asks_again_as_another_kind_is_refused_and_keeps_its_place(self) -> None:
+        self.send(acquire(), wait())
+        assert self.ask(wait(kind="lease"), out.Mismatch).found == "item"
+        assert self.ask(wait(), out.Queued).position == 0
+
+    @pytest.mark.parametrize(("kind", "permits"), [("item", 1), ("item", 2), ("lease", 1), ("semaphore", 3)])
+    def test_the_first_grant_of_a_key_is_its_first_version_whatever_its_kind(self, kind: str, permits: int) -> None:
+        granted = self.ask(acquire(kind=kind, permits=permits), out.Granted)
+        assert self.seen().version == 1
+        self.ask(release(token=granted.token), out.Released)
+        assert self.seen().version == 2
 
     def test_a_weight_that_can_never_fit_is_too_heavy(self) -> None:
         assert self.ask(acquire(kind="semaphore", permits=3, weight=4), out.TooHeavy) == out.TooHeavy(permits=3)

@@ -16,6 +16,7 @@ from ...rules.run_outcomes import Claimed, Limited, Posted, Recorded, RunSeen, S
 from ..asking import SECOND
 from ..limit_stories import LimitStoryteller
 from ..run_stories import RunModel
+from .base import ANY_NAMES
 from .runs import TYPES, Runs, looks, record, signal, start
 from .telling import CHUNKS
 
@@ -205,6 +206,16 @@ class Limits(Runs):
         assert third.verdict.retry_in == first.now + 2 * SECOND - second.now
         self.advance(2.1)
         self.begin("c", terms, worker="")
+
+    @pytest.mark.parametrize("name", ANY_NAMES)
+    def test_a_workflow_a_namespace_and_a_limit_may_have_any_name(self, name: str) -> None:
+        connection = self.connect(store=self.opened(name))
+        terms = Terms(limits=(Limit(name=name, max=1, per=9 * SECOND, on_excess="queue"),))
+        self.ask(r.PublishTerms(workflow=name, terms=terms), TermsPublished, connection)
+        for number in range(3):  # each is decided by the starts before it
+            asked = start(f"{name} {number}", type=name, places=(Place(name),), terms=terms.digest)
+            begun = self.ask(asked, Started, connection)
+            assert (begun.run.due_at or 0) > begun.now or number == 0
 
     def test_starts_that_are_too_many_begin_when_the_span_allows(self) -> None:
         self.hire()

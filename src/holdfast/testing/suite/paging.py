@@ -8,7 +8,7 @@ from ... import commands as c
 from ...errors import RecordUnreadable
 from ...rules import outcomes as out
 from ..asking import DAY, SECOND, abandon, acquire, release, renew, wait
-from .base import Suite, names
+from .base import ANY_NAMES, Suite, names
 
 UNREADABLE = ["", "{", "[]", '{"kind":"thing"}', '{"fence":"x"}', '{"holders":[{"id":1}]}', "\x00"]
 IN_ORDER = ["%", "A", "_", "a", "a%", "a_b", "ab", "b", "é", "\ud7ffx", "\ue000", "😀", "\U0010ffff", "\U0010ffffz"]
@@ -36,6 +36,15 @@ class Paging(Suite):
         assert self.pages(limit=2) == [["key:1", "key:2"], ["key:3", "key:4"], ["key:5"]]
         assert self.pages(limit=5) == [["key:1", "key:2", "key:3", "key:4", "key:5"]]
         assert self.pages(limit=0) == [[f"key:{n}"] for n in range(1, 6)]
+
+    @pytest.mark.parametrize("key", ANY_NAMES)
+    def test_a_page_may_end_with_any_key(self, key: str) -> None:
+        keys = sorted(["!", key, "~"])
+        self.send(*(acquire(each) for each in keys))
+        for after, following in zip(["", *keys], [*keys[:2], None], strict=False):
+            page = self.ask(c.ListLocks(after=after, limit=1), c.Page)
+            assert (len(page.items), page.next) == (1, following)
+            assert self.ask(c.Cleanup(after=after, limit=1), c.Swept).next == following
 
     def test_no_key_is_left_out_where_there_are_many(self) -> None:
         keys = [f"key:{n:04}" for n in range(2 * c.PAGE + 1)]

@@ -32,7 +32,7 @@ from ...rules.run_outcomes import (
 from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
 from ..asking import ME, SECOND, SLOT, read, swap
 from ..run_stories import SLOTS, RunModel, RunStoryteller
-from .base import names
+from .base import ANY_NAMES, names
 from .telling import CHUNKS, Telling
 
 EVERY_ANSWER = {
@@ -305,6 +305,13 @@ class Runs(Telling):
         assert [one.id for one in self.claim()] == ["r"]
 
     # -- events and children ----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("name", ANY_NAMES)
+    def test_an_idempotency_key_may_be_any_name(self, name: str) -> None:
+        run = self.ask(start(name, key=name), Started).run.id
+        assert self.ask(start("other", key=name), Started).run.id == run
+        posted = [self.ask(signal(run, key=key), Posted) for key in (name, name, "other")]
+        assert [(one.number, one.fresh) for one in posted] == [(1, True), (1, False), (2, True)]
 
     def test_of_events_with_the_same_key_only_the_first_is_kept(self) -> None:
         self.ask(start(), Started)

@@ -1,0 +1,209 @@
+"""Carrying out a batch by the rules in Python, over a store that answers questions and writes changes.
+
+A `Source` is what such a store implements. A batch is one read of everything that its commands will probably ask, one
+run of the rules (`decisions.py`), and one write; a rule that asks more is run again after a larger read. What another
+transaction has locked, and what another client changed in the meantime, is never guessed: those commands are left for
+the next try. Commands that cannot be written together are decided in halves, down to the one command that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from ..commands import Cleanup, Command, Failed, ListDueRecords, ListLocks, ListRecords, SettleDue
+from ..errors import StoreError, StoreUnavailable
+from ..rules.outcomes import Outcome
+from ..run_commands import CountRuns, ListRuns
+from .decisions import LOOKS, Decisions
+from .footprint import followed, footprint, is_written
+from .questions import Changes, CrowdedPlaces, DueRecords, Members, Question, RunsOf, Snapshot
+from .repository import Repository
+from .shared import failed
+from .work import parts_of
+
+SCANS: tuple[type[Command], ...] = (ListLocks, ListRuns, CountRuns)
+"""Reads about any number of rows: the store answers them itself, outside of decisions."""
+SWEEPS: tuple[type[Command], ...] = (SettleDue, Cleanup, ListRecords, ListDueRecords)
+"""Decisions that rest on a list, or are one: each goes by itself, so that the list has all that came before it."""
+LISTS = (Members, RunsOf, CrowdedPlaces, DueRecords)
+TRIES = 60
+"""How often one command is decided, at most, because another client was faster each time."""
+TRIES_TOGETHER = 3
+"""How often several commands are decided together, before they are decided in halves: one may be about a record that
+other clients change all the time, and the others are not."""
+ROUNDS = 1_000
+"""How often a batch is read again, at most, because a rule asked more each time."""
+
+
+class StepRefused(Exception):
+    """A step was not carried out, and nothing of it was done: a smaller one may be."""
+
+    def __init__(self, error: StoreError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        """The answer to a command that was alone in the step."""
+
+
+class Source(Protocol):
+    """What a store implements so that the rules can decide over its records.
+
+    `read`, `write` and `scan` raise `StepRefused` where the store refuses what is asked and goes on working: a missing
+    right, or something else in the place of an index. Any other error of the store is about the connection.
+    """
+
+    @property
+    def guesses(self) -> Snapshot | None:
+        """What was true a while ago: only for forecasts of what will be asked. No decision rests on it."""
+
+    def read(self, questions: Collection[Question], *, changing: Collection[Question]) -> Snapshot:
+        """Read the answers in one step, with the store's time taken with or after the records, never before.
+
+        `changing` are those of the questions whose rows a decision may write; none where the commands only read. Where
+        the store has locks, these rows stay locked until `write` or `undo`; a row that another transaction keeps is
+        answered with `Occupied`. Further answers that will probably be asked may be put into the snapshot too.
+        """
+
+    def write(self, repository: Repository, hints: Sequence[str], woken: Sequence[str]) -> bool:
+        """Write the changes in one step, and make them durable. False: nothing was written, somebody was faster.
+
+        `woken` are the attempts that were granted something, `hints` those who are to look for another reason.
+        """
+
+    def check(self, changes: Changes) -> None:
+        """Raise for a change that this store cannot hold: the command that made it fails alone."""
+
+    def undo(self) -> None:
+        """End the step of the last `read` without writing."""
+
+    def scan(self, command: Command) -> Outcome:
+        """Answer one of the `SCANS`."""
+
+
+class Executed(NamedTuple):
+    """What came of a batch."""
+
+    outcomes: list[Outcome | None]
+    """At the place of each command; None: a row that it needs is occupied, and nothing was done for it."""
+    hints: list[str]
+    """Who is to be told besides those in the outcomes' `woken` and `hinted`."""
+    moments: list[int]
+    """When each command was decided, by the store's clock."""
+
+
+def execute(source: Source, commands: Sequence[Command]) -> Executed:
+    """Answer each command at its own place. A batch that is too much work for one step is cut (`work.py`)."""
+    done = Executed([], [], [])
+    for kind, some in groupby(commands, kind_of):
+        if kind == "scans":
+            for command in some:
+                outcome = _scanned(source, command)
+                done.outcomes.append(outcome)
+                done.moments.append(getattr(outcome, "now", 0))
+            continue
+        for together in [[command] for command in some] if kind == "sweeps" else _cut(list(some)):
+            _decide_all(source, together, done)
+    return done
+
+
+def _decide_all(source: Source, commands: Sequence[Command], done: Executed) -> None:
+    """Add what comes of some commands: in one step or, where that is refused, in halves."""
+    try:
+        decisions = _decide(source, commands)
+    except StepRefused as refused:
+        if len(commands) == 1:
+            done.outcomes.append(Failed(error=refused.error))
+            done.moments.append(0)
+            return
+        half = len(commands) // 2
+        _decide_all(source, commands[:half], done)
+        _decide_all(source, commands[half:], done)
+        return
+    done.outcomes.extend(decisions.outcomes)
+    done.hints.extend(decisions.hints)
+    done.moments.extend([decisions.now] * len(commands))
+
+
+def _cut(commands: Sequence[Command]) -> Iterator[Sequence[Command]]:
+    return (commands[part.start : part.stop] for part in parts_of(commands))
+
+
+def kind_of(command: Command) -> str:
+    """How a command is carried out: neighbours that are "decisions" go together, each of the others by itself."""
+    if isinstance(command, SCANS):
+        return "scans"
+    return "sweeps" if isinstance(command, SWEEPS) else "decisions"
+
+
+def _scanned(source: Source, command: Command) -> Outcome:
+    try:
+        return source.scan(command)
+    except StoreUnavailable:
+        raise
+    except StepRefused as refused:
+        return Failed(error=refused.error)
+    except Exception as error:  # a bad command fails alone
+        return failed(command, error)
+
+
+def _decide(source: Source, commands: Sequence[Command]) -> Decisions:
+    asked: dict[Question, None] = {}
+    changing: dict[Question, None] = {}
+    lists: dict[Question, Command] = {}  # that a rule asked for: it asks about their items next
+    known: Snapshot | None = source.guesses
+    tries, most = 0, TRIES if len(commands) == 1 else TRIES_TOGETHER
+    for _ in range(ROUNDS):
+        for command in commands:
+            _note(command, _forecast(footprint(command, known)), asked, changing)
+        for names, command in lists.items():
+            _note(command, _forecast(followed(names, known)), asked, changing)
+        known = source.read(asked, changing=changing)
+        decisions = Decisions(known, source.check)
+        decisions.decide(commands)
+        if decisions.unanswered:
+            source.undo()
+            for command, question in decisions.unanswered:
+                _note(command, (question,), asked, changing)
+                if isinstance(question, LISTS):
+                    lists[question] = command
+        elif not decisions.repository.changes and not (changing and decisions.woken):
+            source.undo()
+            return decisions
+        elif source.write(decisions.repository, decisions.hints, decisions.woken):
+            return decisions
+        else:
+            asked.clear()
+            changing.clear()
+            lists.clear()
+            known, tries = None, tries + 1
+            if tries == most:
+                break
+    raise StepRefused(
+        StoreUnavailable(
+            f"other clients changed the records of this command each time before it could be written ({tries} times). "
+            "Nothing was changed for it. It can be sent again."
+        )
+    )
+
+
+def _forecast(expected: Iterator[Question]) -> dict[Question, None]:
+    questions: dict[Question, None] = {}
+    try:
+        for question in expected:
+            question.check()
+            questions[question] = None
+    except Exception:  # values that are not of their kind: the rule will come upon them
+        return questions
+    return questions
+
+
+def _note(
+    command: Command, questions: Iterable[Question], asked: dict[Question, None], changing: dict[Question, None]
+) -> None:
+    """Note what a command asks, and which of it is about rows that it may write."""
+    writes = not isinstance(command, LOOKS)
+    for question in questions:
+        asked[question] = None
+        if writes and is_written(command, question):
+            changing[question] = None

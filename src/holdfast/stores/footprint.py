@@ -1,0 +1,338 @@
+"""Which questions a command will probably ask, so that most decisions are made with one read.
+
+This is a forecast: what is missing here costs one more trip, what is too much costs a little reading. Nothing that is
+decided rests on it. `footprint` is called again with what was read before, as long as it leads further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .. import run_commands as r
+from ..commands import (
+    Cleanup,
+    Command,
+    ListDueRecords,
+    ListRecords,
+    LockCommand,
+    RecordCommand,
+    SettleDue,
+    SlotCommand,
+)
+from ..rules import run as rule
+from ..rules.admission import Place, Terms, group_of
+from ..rules.admitting import FIRST_LOOK
+from ..rules.asks import asker_of
+from ..rules.record import LockRecord
+from ..rules.run import Finish, NewRun, Run
+from ..rules.runs import BURIED_AT_ONCE
+from .batch_view import FEW, rounded
+from .questions import (
+    Claimable,
+    CrowdedPlaces,
+    DueLocks,
+    DueRecords,
+    EnlistedWorkers,
+    Entries,
+    EventByKey,
+    Events,
+    GroupSize,
+    LatestArrivals,
+    LockByKey,
+    LocksAfter,
+    Members,
+    Question,
+    Range,
+    RecordAt,
+    RecordsAfter,
+    RunById,
+    RunByKey,
+    RunsAtOnce,
+    RunsByTime,
+    RunsOf,
+    SlotAt,
+    Snapshot,
+    TermsOf,
+)
+from .records import page_size
+
+Questions = Iterator[Question]
+
+LOOKED_AT = (rule.worker_key(""), "run/")
+"""How the keys of locks begin that many commands look at and few change."""
+
+
+def footprint(command: Command, known: Snapshot | None) -> Questions:
+    """What a command will probably ask; `known` is what was read for it before."""
+    if isinstance(command, LockCommand):
+        yield from _lock(command.key, known)
+    elif isinstance(command, SlotCommand):
+        yield SlotAt(command.address)
+    elif isinstance(command, RecordCommand):
+        yield RecordAt(command.record_type.name, command.key)
+    elif isinstance(command, ListRecords | ListDueRecords):
+        yield from _records(command, known)
+    elif isinstance(command, SettleDue):
+        yield from _due_locks(command, known)
+    elif isinstance(command, Cleanup):
+        yield from _locks_after(command, known)
+    elif isinstance(command, r.StartRun):
+        yield from _start(command.new, command.worker, known)
+    elif isinstance(command, r.RecordRun):
+        yield from _record(command, known)
+    elif isinstance(command, r.ClaimRuns):
+        yield from _claim(command, known)
+    elif isinstance(command, r.RunCommand):
+        yield from _other(command, known)
+
+
+def is_written(command: Command, question: Question) -> bool:
+    """Whether a decision may write the row that a question is about; True where that is not known.
+
+    Leases of workers and locks of runs are only looked at, unless a command is about that very lock; so is the run of a
+    start, which is new or left as it is.
+    """
+    if isinstance(question, LockByKey) and question.key.startswith(LOOKED_AT):
+        asks = command.asks if isinstance(command, r.RecordRun) else ()
+        return question.key in (getattr(command, "key", None), *(ask.key for ask in asks))
+    return not (isinstance(command, r.StartRun) and question == RunById(command.new.id))
+
+
+def _look(known: Snapshot | None, question: Question) -> object:
+    """What is known, or None."""
+    if known is None or not known.knows(question):
+        return None
+    try:
+        return known.range(question).items if isinstance(question, Range) else known.get(question)
+    except Exception:  # an answer that is an error is none here; the rule will see it
+        return None
+
+
+def _lock(key: str, known: Snapshot | None) -> Questions:
+    """A lock, and the first runs that wait for it: one of them may be offered it and is then told."""
+    yield LockByKey(key)
+    record = _look(known, LockByKey(key))
+    if isinstance(record, LockRecord):
+        askers = (asker_of(waiter.id) for waiter in record.waiters[:FEW])
+        yield from _waiters([asker[0] for asker in askers if asker is not None])
+
+
+def _waiters(runs: Sequence[str]) -> Questions:
+    if runs:
+        yield EnlistedWorkers()
+        for run in runs:
+            yield RunById(run)
+
+
+def _due_locks(command: SettleDue, known: Snapshot | None) -> Questions:
+    due = DueLocks(max(1, command.limit) + 1)
+    yield due
+    for _, key in _look(known, due) or ():  # type: ignore[attr-defined]
+        yield from _lock(key, known)
+
+
+def _locks_after(command: Cleanup, known: Snapshot | None) -> Questions:
+    page = LocksAfter(max(1, command.limit) + 1, command.after)
+    yield page
+    for key in _look(known, page) or ():  # type: ignore[attr-defined]
+        yield LockByKey(key)
+
+
+def _records(command: ListRecords | ListDueRecords, known: Snapshot | None) -> Questions:
+    names = list_of(command)
+    yield names
+    yield from _listed(names, known)
+
+
+def _listed(names: RecordsAfter | DueRecords, known: Snapshot | None) -> Questions:
+    """The records that a list tells of."""
+    for item in _look(known, names) or ():  # type: ignore[attr-defined]
+        yield RecordAt(names.kind, item if isinstance(item, str) else item[1])
+
+
+def list_of(command: ListRecords | ListDueRecords) -> RecordsAfter | DueRecords:
+    """The list that a page of records begins with: one further than asked, to know whether there is more."""
+    wanted = page_size(command.limit) + 1
+    if isinstance(command, ListRecords):
+        return RecordsAfter(wanted, command.kind, command.prefix, command.after)
+    return DueRecords(wanted, command.kind)
+
+
+def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
+    workflow = rule.workflow_of(new.type)
+    yield RunById(new.id)
+    yield EnlistedWorkers()
+    if not new.parent or new.places:
+        yield TermsOf(workflow)
+    if new.key:
+        yield RunByKey(workflow, new.key)
+        if isinstance(same := _look(known, RunByKey(workflow, new.key)), str):
+            yield RunById(same)
+    if worker:
+        yield LockByKey(rule.worker_key(worker))
+    terms = _look(known, TermsOf(workflow))
+    for place in new.places:
+        group = group_of(workflow, place)
+        yield GroupSize(group, queued=False)
+        limit = terms.limit(place.limit) if isinstance(terms, Terms) else None
+        if limit is not None and limit.max_queue is not None:  # to count a queue is work, and few limits need it
+            yield GroupSize(group, queued=True)
+        yield LatestArrivals(FEW, group, queued=False, rank=0)
+        yield LatestArrivals(FEW, group, queued=True, rank=-new.priority)
+
+
+def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
+    yield RunById(command.run)
+    if command.swap is not None:
+        yield SlotAt(command.swap.address)
+    for child in command.children:
+        yield from _start(child, "", known)
+    for ask in command.asks:
+        yield from _lock(ask.key, known)
+    run = _look(known, RunById(command.run))
+    if isinstance(run, Run):
+        if run.posted > command.seen:
+            yield Events(command.run, command.seen)
+        if isinstance(command.then, Finish):
+            yield from _finish(run, known)
+
+
+def _finish(run: Run, known: Snapshot | None) -> Questions:
+    """The parent, those who wait at the limits of a run, and its locks."""
+    if run.parent:
+        yield RunById(run.parent)
+        yield EventByKey(run.parent, rule.ended_key(run))
+        yield EnlistedWorkers()
+    if run.places and run.status != "queued":
+        yield TermsOf(run.workflow)
+        yield EnlistedWorkers()
+        for place in run.places:
+            yield from _queue(run.workflow, place, known)
+    for _, key in run.locks:
+        yield from _lock(key, known)
+
+
+def _queue(workflow: str, place: Place, known: Snapshot | None) -> Questions:
+    """The first of those who wait at a limit, and how full it is."""
+    group = group_of(workflow, place)
+    yield GroupSize(group, queued=False)
+    first = Members(FIRST_LOOK, group, queued=True)
+    yield first
+    for _, _, name in _look(known, first) or ():  # type: ignore[attr-defined]
+        yield RunById(name)
+
+
+def forecast_of(limit: int) -> int:
+    """How much of a list is read for a claim: more than is taken, to know what is due next.
+
+    No rule asks for just that many, so that a source which answers `Claimable` can tell this from a question.
+    """
+    return rounded(max(FEW, limit) + 1) + 1
+
+
+def followed(names: Question, known: Snapshot | None) -> Questions:
+    """What is asked about the items of a list, one after another, by a rule that has asked for the list."""
+    if isinstance(names, CrowdedPlaces):
+        for place, _ in _look(known, names) or ():  # type: ignore[attr-defined]
+            yield from _queue(names.workflow, place, known)
+        return
+    if isinstance(names, DueRecords):
+        yield from _listed(names, known)
+        return
+    for item in _look(known, names) or ():  # type: ignore[attr-defined]
+        name = item[-1] if isinstance(item, tuple) else item
+        yield RunById(name)
+        run = _look(known, RunById(name))
+        if isinstance(run, Run) and isinstance(names, Members):
+            for place in run.places:
+                yield GroupSize(group_of(run.workflow, place), queued=False)
+
+
+def _orphans(command: r.ClaimRuns, known: Snapshot | None) -> Iterator[Question | str]:
+    """The runs of workers that have died: these are set free, and may be claimed in the same step."""
+    for worker in _look(known, EnlistedWorkers()) or ():  # type: ignore[attr-defined]
+        lease = LockByKey(rule.worker_key(worker.id))
+        if known is None or not known.knows(lease) or worker.id == command.worker:
+            continue
+        if not rule.holds(_look(known, lease), known.now, worker.id):  # type: ignore[arg-type]
+            orphans = RunsOf(rounded(BURIED_AT_ONCE), worker.id)
+            yield orphans
+            yield from _look(known, orphans) or ()  # type: ignore[misc]
+
+
+def _claim(command: r.ClaimRuns, known: Snapshot | None) -> Questions:
+    yield EnlistedWorkers()
+    yield LockByKey(rule.worker_key(command.worker))
+    ids = list(command.runs)
+    for orphan in _orphans(command, known):
+        if isinstance(orphan, Question):
+            yield orphan
+        elif command.runs or len(ids) >= command.limit:
+            yield RunById(orphan)
+        else:
+            ids.append(orphan)
+    for kind, _ in command.types:
+        lists: tuple[Range, ...] = (RunsAtOnce(FEW, kind), RunsByTime(FEW, kind))
+        if not command.runs:
+            most = forecast_of(command.limit)
+            lists = (RunsAtOnce(most, kind), RunsByTime(most, kind))
+            yield Claimable(kind, max(1, command.limit))
+        for due in lists:
+            yield due
+            found = _look(known, due) or () if not command.runs else ()
+            ids += [name for due_at, name in found if known is not None and due_at <= known.now]  # type: ignore[attr-defined]
+    for name in ids:
+        yield from _claimed(name, known)
+
+
+def _claimed(id: str, known: Snapshot | None) -> Questions:
+    """Everything about a run that is claimed."""
+    yield RunById(id)
+    yield Entries(id, whole=True)
+    yield Events(id, 0)
+    run = _look(known, RunById(id))
+    if isinstance(run, Run):
+        yield LockByKey(rule.run_key(run.workflow, run.id))
+        if run.worker:
+            yield LockByKey(rule.worker_key(run.worker))
+        for _, key in run.locks:
+            yield LockByKey(key)
+
+
+def _one_run(command: r.PostEvent | r.ReviveRun | r.WatchRun | r.SeeRun, known: Snapshot | None) -> Questions:
+    """What is asked about one run that is looked at, told something or revived."""
+    yield RunById(command.run)
+    yield EnlistedWorkers()
+    if isinstance(command, r.PostEvent) and command.event.key:
+        yield EventByKey(command.run, command.event.key)
+    if isinstance(command, r.SeeRun | r.WatchRun):
+        yield Entries(command.run, whole=isinstance(command, r.SeeRun) and command.history)
+        if isinstance(command, r.SeeRun) and command.history:
+            yield Events(command.run, 0)
+    run = _look(known, RunById(command.run))
+    if isinstance(run, Run):
+        if run.worker:
+            yield LockByKey(rule.worker_key(run.worker))
+        if isinstance(command, r.ReviveRun):
+            yield Events(command.run, 0)
+            yield LockByKey(rule.run_key(run.workflow, run.id))
+
+
+def _other(command: r.RunCommand, known: Snapshot | None) -> Questions:
+    if isinstance(command, r.PostEvent | r.ReviveRun | r.WatchRun | r.SeeRun):
+        yield from _one_run(command, known)
+    elif isinstance(command, r.PublishTerms | r.SeeTerms):
+        yield TermsOf(command.workflow)
+    elif isinstance(command, r.OwnedRuns | r.DismissWorker):
+        yield RunsOf(None, command.worker)
+        yield EnlistedWorkers()
+        for name in _look(known, RunsOf(None, command.worker)) or ():  # type: ignore[attr-defined]
+            yield RunById(name)
+    elif isinstance(command, r.RunsOutlook | r.ListWorkers | r.EnlistWorker):
+        yield EnlistedWorkers()
+        if isinstance(command, r.EnlistWorker):
+            yield LockByKey(rule.worker_key(command.worker))
+        if isinstance(command, r.RunsOutlook):
+            for kind in command.types:
+                yield RunsAtOnce(FEW, kind)
+                yield RunsByTime(FEW, kind)

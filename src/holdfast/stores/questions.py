@@ -1,0 +1,416 @@
+"""What the rules may ask a store while they decide: questions, their answers, and the changes that follow.
+
+A store whose records are elsewhere cannot be asked row by row while a rule runs. So the rules run over a `Snapshot`:
+the answers to all questions that are known to matter, read in one step. A rule that asks another question stops with
+`Unanswered`, and is run again when that is known too (`executor.py`). A store knows how to answer these questions and
+how to write `Changes`; it knows no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
+
+from ..rules.admission import Limit, Terms
+from ..rules.record import LockRecord
+from ..rules.run import Event, Run, Worker
+from ..rules.slot import Address, Slot
+from .records import RecordName, Written
+from .shared import Undecided
+
+
+class Question(msgspec.Struct, frozen=True):
+    """The root of all questions. Each says in its docstring what its answer is."""
+
+    def check(self) -> None:
+        """Raise where a value is not of its kind, or no text: it came from a command that is wrong itself."""
+        for name, kinds in _kinds_of(type(self)):
+            value = getattr(self, name)
+            for part in value if type(value) is tuple else (value,):
+                if type(part) not in kinds:
+                    raise TypeError(f"{part!r} is not {kinds[0].__name__}")
+                if type(part) is str and not part.isascii():
+                    part.encode()
+
+
+@cache
+def _kinds_of(question: type[Question]) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    kinds = {int: (int,), bool: (bool,), int | None: (int, type(None))}
+    hints = get_type_hints(question)
+    return tuple((name, kinds.get(hints[name], (str,))) for name in question.__struct_fields__)
+
+
+class RunById(Question, frozen=True):
+    """A run: `Run`, or None."""
+
+    id: str
+
+
+class RunByKey(Question, frozen=True):
+    """The id of the run of a workflow that was started with this idempotency key: text, or None."""
+
+    workflow: str
+    key: str
+
+
+class Entries(Question, frozen=True):
+    """The journal of a run, a tuple of texts: all of it, or only the first entry."""
+
+    run: str
+    whole: bool
+
+
+class Events(Question, frozen=True):
+    """The events of a run that have a higher number than `after`: a tuple of `Event`, in their order."""
+
+    run: str
+    after: int
+
+
+class EventByKey(Question, frozen=True):
+    """The number of the event of a run that has this key: a number, or None."""
+
+    run: str
+    key: str
+
+
+class EnlistedWorkers(Question, frozen=True):
+    """All workers that are enlisted: a sequence of `Worker`, in any order.
+
+    Whoever asks this asks for the leases of the workers next, so a source answers these `LockByKey` with it.
+    """
+
+
+class LockByKey(Question, frozen=True):
+    """The record of a lock: `LockRecord`, or None."""
+
+    key: str
+
+
+class TermsOf(Question, frozen=True):
+    """The limits of a workflow: `Terms`, or None."""
+
+    workflow: str
+
+
+class SlotAt(Question, frozen=True):
+    """A state slot: `Slot`, or None."""
+
+    address: Address
+
+
+class RecordAt(Question, frozen=True):
+    """A record of the type `kind`: its text, or None."""
+
+    kind: str
+    key: str
+
+
+class GroupSize(Question, frozen=True):
+    """How many living runs of a group are queued, or else admitted: a number."""
+
+    group: str
+    queued: bool
+
+
+class CrowdedPlaces(Question, frozen=True):
+    """The places of a workflow at which runs are queued: a sequence of (`Place`, how many), in any order."""
+
+    workflow: str
+
+
+class StartsToCome(Question, frozen=True):
+    """How many starts of a group were noted for a moment after the snapshot's `now`: a number."""
+
+    group: str
+
+
+class Range(Question, frozen=True):
+    """A question whose answer is the beginning of an ordered list: `limit` items of it, or all where it is None."""
+
+    limit: int | None
+
+    @property
+    def stem(self) -> Range:
+        """The same question without a limit, under which a snapshot keeps the answer."""
+        return self if self.limit is None else msgspec.structs.replace(self, limit=None)
+
+
+class RunsAtOnce(Range, frozen=True):
+    """The runs of a type that are due at once (`due_at` below 0): (due_at, id), in order."""
+
+    type: str
+
+
+class RunsByTime(Range, frozen=True):
+    """The runs of a type that are due at some time (`due_at` of 0 or more), past or future: (due_at, id), in order."""
+
+    type: str
+
+
+class Claimable(Question, frozen=True):
+    """No rule asks this: up to `limit` runs of a type that are due are about to be claimed, and its answer is None.
+
+    A source that locks rows locks the first of them that are free, and answers `RunsAtOnce` and `RunsByTime` without
+    those that others have. Any other source ignores it.
+    """
+
+    type: str
+    limit: int
+
+
+class RunsOf(Range, frozen=True):
+    """The runs of a worker: ids, in order."""
+
+    worker: str
+
+
+class Members(Range, frozen=True):
+    """The living runs of a group that are queued, or else admitted: (rank, arrival, id), in order.
+
+    The rank of a queued run is its negated priority; that of an admitted one is 0.
+    """
+
+    group: str
+    queued: bool
+
+
+class LatestArrivals(Range, frozen=True):
+    """The living runs of a group with this rank, the latest first: (arrival, id)."""
+
+    group: str
+    queued: bool
+    rank: int
+
+
+class LatestStarts(Range, frozen=True):
+    """The starts that were noted for a group, the latest first: (at, run)."""
+
+    group: str
+
+
+class DueLocks(Range, frozen=True):
+    """The locks whose `due_at` is not after the snapshot's `now`: (due_at, key), in order."""
+
+
+class LocksAfter(Range, frozen=True):
+    """The keys of the locks after this one: keys, in order."""
+
+    after: str
+
+
+class RecordsAfter(Range, frozen=True):
+    """The keys of the records of a type that begin with the prefix and come after this one: keys, in order."""
+
+    kind: str
+    prefix: str
+    after: str
+
+
+class DueRecords(Range, frozen=True):
+    """The records of a type whose `due_at` is not after the snapshot's `now`: (due_at, key), in order."""
+
+    kind: str
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The answer to a `Range`: items, and whether these are all."""
+
+    items: tuple[Any, ...]
+    complete: bool
+
+
+class Unanswered(Undecided):
+    """A rule asked what the snapshot does not tell."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(question)
+        self.question = question
+
+
+class Occupied(Undecided):
+    """A rule asked for a row that another transaction keeps locked: it is not even known whether it is there.
+
+    `seen` is the row as it was last committed, where the store can tell: enough for a command that only reads.
+    """
+
+    def __init__(self, question: Question, *seen: Any) -> None:
+        super().__init__(question)
+        self.question, self.seen = question, seen
+
+
+class Snapshot:
+    """What a store read in one step, at the moment `now` of its clock.
+
+    An answer may be an exception, which is raised where a rule asks: `RecordUnreadable`, or `Occupied`.
+    """
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.occupied: list[Question] = []
+        """What was asked and could not be had."""
+        self.forgotten: Collection[str] = ()
+        """Workers that another transaction is about to forget, perhaps: they are given nothing."""
+        self._answers: dict[Question, Any] = {}
+
+    def put(self, question: Question, answer: Any) -> None:
+        """Note the answer to a question; that to a `Range` are the items that were found, at most as many as asked."""
+        if not isinstance(question, Range):
+            self._answers[question] = answer
+        elif isinstance(answer, Exception):
+            self._answers[question.stem] = answer
+        else:
+            items, stem = tuple(answer), question.stem
+            complete = question.limit is None or len(items) < question.limit
+            known = self._answers.get(stem)
+            if not isinstance(known, Found) or complete or (not known.complete and len(items) > len(known.items)):
+                self._answers[stem] = Found(items, complete)
+
+    def knows(self, question: Question) -> bool:
+        """Whether a question has its answer."""
+        if not isinstance(question, Range):
+            return question in self._answers
+        return self._found(question) is not None
+
+    def get(self, question: Question) -> Any:
+        """The answer, or its exception; `Unanswered` where there is none."""
+        try:
+            answer = self._answers[question]
+        except KeyError:
+            raise Unanswered(question) from None
+        if isinstance(answer, Exception):
+            raise self._noted(answer)
+        return answer
+
+    def _noted(self, error: Exception) -> Exception:
+        if isinstance(error, Occupied):
+            self.occupied.append(error.question)
+        return error
+
+    def beginning(self, question: Range) -> tuple[Any, ...]:
+        """What is known of an ordered list, be it enough or not."""
+        found = self._answers.get(question.stem)
+        return found.items if isinstance(found, Found) else ()
+
+    def range(self, question: Range) -> Found:
+        """The answer to a `Range`: as many as asked, or all there are."""
+        found = self._found(question)
+        if found is None:
+            raise Unanswered(question)
+        if isinstance(found, Exception):
+            raise self._noted(found)
+        return found
+
+    def _found(self, question: Range) -> Found | Exception | None:
+        found: Found | Exception | None = self._answers.get(question.stem)
+        if not isinstance(found, Found) or found.complete:
+            return found
+        return found if question.limit is not None and question.limit <= len(found.items) else None
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Entries for a journal, from the place `at` on."""
+
+    at: int
+    entries: tuple[str, ...]
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Remove all entries of a journal but the first."""
+
+    keep: int
+
+
+class Post(msgspec.Struct, frozen=True):
+    """An event for an inbox."""
+
+    event: Event
+
+
+class Unpost(msgspec.Struct, frozen=True):
+    """Remove events from an inbox, and their keys."""
+
+    numbers: frozenset[int]
+    keys: tuple[str, ...]
+
+
+class NotedStart(msgspec.Struct, frozen=True):
+    """A start for a group. Of those that are not later than `now` only the latest `limit.max` need be kept."""
+
+    group: str
+    at: int
+    run: str
+    limit: Limit
+    now: int
+
+
+class Stray(msgspec.Struct, frozen=True):
+    """An item of a list of runs that leads nowhere: its run is not there, or cannot be read."""
+
+    list: Range
+    """Without a limit."""
+    item: Any
+
+
+class Changes:
+    """What commands changed: the last state of each record, and what was added to journals and inboxes in order."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self.keys: dict[tuple[str, str], str] = {}
+        """The ids of new runs by their idempotency keys; they are in `runs` too."""
+        self.journals: dict[str, list[Append | Cut]] = {}
+        self.inboxes: dict[str, list[Post | Unpost]] = {}
+        self.locks: dict[str, LockRecord | None] = {}
+        """None: the record is removed."""
+        self.slots: dict[Address, Slot] = {}
+        self.records: dict[RecordName, Written] = {}
+        self.terms: dict[str, Terms] = {}
+        self.workers: dict[str, Worker | None] = {}
+        """None: the worker is removed."""
+        self.starts: list[NotedStart] = []
+        self.strays: dict[Stray, int | None] = {}
+        """None: it is removed from its list; a time: a run that is due is put off until then. Where a list is made of
+        the runs themselves there is nothing to do."""
+
+    def __bool__(self) -> bool:
+        return any(
+            (
+                self.runs, self.journals, self.inboxes, self.locks, self.slots, self.records, self.terms, self.workers,
+                self.starts, self.strays,
+            )
+        )  # fmt: skip
+
+    def add(self, later: Changes) -> None:
+        """Add what came after."""
+        self.runs.update(later.runs)
+        self.keys.update(later.keys)
+        for run, steps in later.journals.items():
+            self.journals.setdefault(run, []).extend(steps)
+        for run, posts in later.inboxes.items():
+            self.inboxes.setdefault(run, []).extend(posts)
+        self.locks.update(later.locks)
+        self.slots.update(later.slots)
+        self.records.update(later.records)
+        self.terms.update(later.terms)
+        self.workers.update(later.workers)
+        self.starts.extend(later.starts)
+        self.strays.update(later.strays)
+
+
+def journal_after(entries: Iterable[str], steps: Iterable[Append | Cut]) -> tuple[str, ...]:
+    """A journal after these steps.
+
+    >>> journal_after(("input", "a", "b"), [Cut(2), Append(2, ("c",))])
+    ('input', 'a', 'c')
+    """
+    journal = list(entries)
+    for step in steps:
+        if isinstance(step, Cut):
+            del journal[step.keep :]
+        else:
+            journal[step.at :] = step.entries
+    return tuple(journal)

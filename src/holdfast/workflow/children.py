@@ -1,0 +1,168 @@
+"""The children of a run, for its driver: cancels that must arrive, and children that an earlier attempt has started.
+
+A cancel is sent again until it is answered, and a run does not end before that. From the second attempt of a workflow
+on, a child may be there already: a living one is adopted, a completed one keeps its result, any other begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
+from ..flows import Flow, send
+from ..rules.outcomes import Outcome
+from ..rules.run import Event, NewRun, ended_key, workflow_of
+from ..rules.run_outcomes import Posted, Refused, RunSeen
+from ..run_commands import PostEvent, SeeRun
+from .asking import Asking
+from .code import Code
+from .host import Before, Host, Reclaimed
+
+RETRY_SECONDS = 0.2
+"""How long a command about a child waits that found the store away."""
+
+Barrier = tuple[int, int]
+"""An effect begins when so many journal entries and so many writes of children and attributes are stored."""
+
+
+class Children:
+    """What a driver still has to do about the children of its run."""
+
+    def __init__(
+        self,
+        host: Host,
+        code: Code,
+        settled: Callable[[], None],
+        refused: Callable[[Outcome | HoldfastError], None],
+    ) -> None:
+        """`settled` is called when something was answered, `refused` when the run cannot be driven on here."""
+        self._host, self._code, self._settled, self._refused = host, code, settled, refused
+        self._gave_up = False
+        self._cancels: deque[tuple[Barrier, str]] = deque()
+        self._unanswered = 0
+        self._left = False
+        self.reclaiming = 0
+        """How many children are being looked up that an earlier attempt may have started."""
+        self.gone: set[str] = set()
+        """Children that had ended, or were never there, when they were to be cancelled."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something must be answered before the run may be parked or ended."""
+        return bool(self._cancels or self._unanswered or self.reclaiming)
+
+    def cancel(self, child: str, barrier: Barrier) -> None:
+        """Cancel a child as soon as this is reached."""
+        self._cancels.append((barrier, child))
+
+    def send(self, reached: Callable[[Barrier], bool]) -> None:
+        """Send the cancels whose moment has come. The id of a child that was refused is that of another run.
+
+        A child that is being looked up may be refused yet.
+        """
+        while self._cancels and reached(self._cancels[0][0]) and self._cancels[0][1] not in self._code.unclaimed:
+            _, child = self._cancels.popleft()
+            if child not in self._code.taken:
+                self._unanswered += 1
+                self._cancel(child)
+
+    def give_up(self, stored_with: dict[str, Barrier]) -> None:
+        """The run fails, and no child is started any more: cancel those that are stored, or are about to be.
+
+        The others are not this run's children: their ids may be those of other runs.
+        """
+        never = {new.id for new in self._code.unstarted} | self._code.unclaimed
+        left = [child for _, child in self._cancels if child not in never or child in stored_with]
+        self._cancels = deque((stored_with.get(child, (0, 0)), child) for child in left)
+        self._gave_up = True
+
+    def leave(self) -> None:
+        """Send nothing more, and ignore what is still answered."""
+        self._left = True
+        self._cancels.clear()
+
+    def _cancel(self, child: str) -> None:
+        run, attempt = self._code.run.id, self._code.attempt
+        key = f"cancelled by {run}" if attempt == 1 else f"cancelled by {run}, attempt {attempt}"
+
+        def answered(answer: Outcome | HoldfastError) -> None:
+            if self._left:
+                return
+            if isinstance(answer, StoreUnavailable):
+                self._host.emit("record_failed", run=run, error=str(answer))
+                self._host.later(RETRY_SECONDS, lambda: self._cancel(child))
+                return
+            if isinstance(answer, HoldfastError):
+                self._refused(answer)
+                return
+            if isinstance(answer, Refused) or (isinstance(answer, Posted) and not answer.run.living):
+                self.gone.add(child)
+            self._unanswered -= 1
+            self._settled()
+
+        if not self._left:
+            self._host.send(PostEvent(run=child, event=Event(kind="cancel", key=key)), answered)
+
+    def reclaim(self, new: NewRun) -> None:
+        """Look whether an earlier attempt has started this child, and make it ready for this one."""
+        self.reclaiming += 1
+        self._code.unclaimed.add(new.id)
+        self._reclaim(new)
+
+    def _reclaim(self, new: NewRun) -> None:
+        code = self._code
+
+        def answered(answer: Reclaimed | HoldfastError) -> None:
+            if self._left:
+                return
+            if isinstance(answer, StoreUnavailable | RunLocked):  # locked: somebody else revives it at this moment
+                self._host.emit("record_failed", run=code.run.id, error=str(answer))
+                self._host.later(RETRY_SECONDS, lambda: self._reclaim(new))
+                return
+            if isinstance(answer, RunExists | WorkflowLimitExceeded):
+                code.refuse_child(new.id, answer)
+            elif isinstance(answer, HoldfastError):
+                self._refused(answer)
+                return
+            elif answer == "absent" and not self._gave_up:
+                code.unstarted.append(new)
+                code.writes += 1
+            self.reclaiming -= 1
+            code.unclaimed.discard(new.id)
+            self._settled()
+
+        if not self._left:
+            self._host.reclaim(code.run.id, new, Before(code.earlier, restarted=code.restarted), answered)
+
+
+def reclaim(asking: Asking, parent: str, new: NewRun, before: Before) -> Flow[Reclaimed]:
+    """Make a child ready that an earlier attempt of its parent may have started, or say that it is absent.
+
+    Raises what keeps the child from running.
+    """
+    outcome, _ = yield from send(SeeRun(run=new.id))
+    assert isinstance(outcome, RunSeen)  # noqa: S101
+    if outcome.claim is None or outcome.claim.run.parent != parent:
+        return "absent"  # where the id is another run's, the start is refused
+    child = outcome.claim.run
+    if (child.workflow, outcome.claim.entries[0]) != (workflow_of(new.type), new.input):
+        raise RunExists(
+            f"the run {parent!r} started the child {new.id!r} with another workflow or input, in an earlier attempt or "
+            "before it was restarted. The child was left as it is. Give it an id that contains what differs "
+            "(ctx.attempt), or start a new run instead of restarting this one.",
+            run_id=new.id,
+            status=child.status,
+        )
+    if child.living:
+        return "ready"
+    own, _ = yield from asking.see(parent, history=True)  # after the child, so that no end of it is missed
+    ends = {event.key: event.number for event in own.events if event.kind == "child"}
+    number = ends.get(ended_key(child))
+    if number is None:  # forgotten by a restart; or by a retry, which revives the child itself
+        number = 0 if before.restarted else before.events + 1
+    elif child.status == "completed":
+        number = before.events + 1
+    if number <= before.events:
+        yield from asking.revive(new.id, restart=True, fence=child.fence)
+    return "ready"

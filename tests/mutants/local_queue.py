@@ -1,0 +1,147 @@
+"""Mutants of the local queue: which callers of a process may ask the store, in which order, past a stuck loop."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+TESTS = "tests/test_local_queue.py::"
+LEFT = "tests/test_local_queue_left.py::"
+
+
+def queue(name: str, old: str, new: str, *caught_by: str) -> Mutant:
+    return Mutant(name, "locks/local_queue.py", old, new, caught_by)
+
+
+def gate(name: str, old: str, new: str, *caught_by: str) -> Mutant:
+    return Mutant(name, "locks/gate.py", old, new, caught_by)
+
+
+LOCAL_QUEUE = [
+    queue(
+        "all callers of a semaphore go to the store at once",
+        "        return unanswered < A_FEW or ",
+        "        return unanswered < 10_000 or ",
+        TESTS + "test_500_tasks_share_a_semaphore_of_3_and_few_of_them_wait_in_the_store[memory]",
+    ),
+    queue(
+        "callers that would not fit follow a grant",
+        "bool(self.holding) and self._fits(turn))",
+        "bool(self.holding))",
+        TESTS + "test_500_tasks_share_a_semaphore_of_3_and_few_of_them_wait_in_the_store[memory]",
+    ),
+    queue(
+        "many readers go to the store before one of them is granted",
+        "(unanswered < MANY and bool(self.holding) and self._fits(turn))",
+        "(unanswered < MANY and self._fits(turn))",
+        TESTS + "test_behind_a_writer_of_another_process_only_a_few_readers_wait_in_the_store[memory]",
+    ),
+    queue(
+        "two of an exclusive lock's callers go to the store",
+        "            return not (self.called or self.asking or self.holding)\n",
+        "            return not (self.called or self.asking)\n",
+        "tests/test_async_locks.py::test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut[memory]",
+    ),
+    gate(
+        "nobody follows a grant",
+        "            queue.granted(turn)\n            called = queue.call()\n",
+        "            queue.granted(turn)\n            called: list[Turn] = []\n",
+        TESTS + "test_300_readers_of_one_process_are_inside_together[memory]",
+    ),
+    queue(
+        "a grant leaves its caller among those that ask",
+        "        self.holding.add(turn)\n        self.asking.discard(turn)\n",
+        "        self.holding.add(turn)\n",
+        TESTS + "test_300_readers_of_one_process_are_inside_together[memory]",
+    ),
+    gate(
+        "nobody is called when a turn is over",
+        "            queue.remove(turn)\n            called = queue.call()\n",
+        "            queue.remove(turn)\n            called: list[Turn] = []\n",
+        "tests/test_async_locks.py::test_tasks_exclude_each_other_and_come_in_order[memory]",
+    ),
+    queue(
+        "who may go overtakes who may not",
+        "for turn in self.waiting if turn.loop not in stuck), None)\n",
+        "for turn in self.waiting if turn.loop not in stuck and self._room(turn)), None)\n",
+        TESTS + "test_a_writer_between_readers_of_its_process_is_not_overtaken[memory]",
+    ),
+    queue(
+        "a newcomer goes although others wait",
+        "        go = not self.waiting and self._room(turn)",
+        "        go = self._room(turn)",
+        TESTS + "test_a_newcomer_does_not_overtake_a_writer_in_the_local_queue[memory]",
+    ),
+    queue(
+        "a newcomer overtakes a task that was called and has not run yet",
+        " and not (self.called and self._about_to_go(turn.loop()))\n",
+        "\n",
+        TESTS + "test_callers_of_one_loop_are_served_in_the_order_of_their_calls_newcomers_included[memory-6]",
+    ),
+    queue(
+        "who tries once is refused although there is room",
+        "        if go or (once and self._fits_beside_all(turn)):\n",
+        "        if go:\n",
+        TESTS + "test_callers_that_try_once_together_all_get_what_is_free[memory-rwlock]",
+    ),
+    queue(
+        "who tries once goes to the store past those that wait",
+        "        if go or (once and self._fits_beside_all(turn)):\n",
+        "        if go or once:\n",
+        TESTS + "test_who_tries_once_behind_callers_of_its_process_is_refused_without_asking[memory]",
+    ),
+    queue(
+        "a caller that gave up stays among those that ask",
+        "        self.called.discard(turn)\n        self.asking.discard(turn)\n        self.holding.discard(turn)\n",
+        "        self.called.discard(turn)\n        self.holding.discard(turn)\n",
+        LEFT + "test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind[memory-semaphore]",
+    ),
+    queue(
+        "a caller that gave up stays in the local queue",
+        "        self.waiting.pop(turn, None)\n        self.called.discard(turn)\n        self.asking.discard(turn)\n",
+        "        self.called.discard(turn)\n        self.asking.discard(turn)\n",
+        LEFT + "test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind[memory-rw]",
+    ),
+    queue(
+        "a caller that was called and does not go keeps the others waiting",
+        "    if not turn.asked and now - turn.called_at > PASS_OVER:\n        return True\n",
+        "    if not turn.asked:\n        return False\n",
+        LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-item]",
+    ),
+    queue(
+        "callers in the store whose loop stands still keep the others waiting",
+        "    return beat.stopped or beat.silent_for(now) > PASS_OVER\n",
+        "    return beat.stopped\n",
+        LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-semaphore]",
+    ),
+    queue(
+        "the other callers of a loop that stands still are called one after the other",
+        "        return next((turn for turn in self.waiting if turn.loop not in stuck), None)\n",
+        "        return next(iter(self.waiting), None) if stuck else None\n",
+        LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-item]",
+    ),
+    gate(
+        "the child of a fork queues behind its parent's callers",
+        "after_fork_in_child(gates.reset)\n",
+        "",
+        LEFT + "test_after_a_fork_the_child_queues_behind_none_of_its_parents_callers[memory]",
+    ),
+    Mutant(
+        "only who opens the watch looks once more",
+        "client.py",
+        "                    self._unheard.update(list(self._waiting))",
+        "                    self._unheard.update(list(self._waiting)[:1])",
+        ("tests/test_locks.py::test_everyone_who_asked_before_hints_began_to_flow_looks_once_more[memory]",),
+    ),
+    gate(
+        "a caller that tries once does not see that a loop is stuck",
+        "            if once:  # it will not look again\n                queue.pass_over(turn, self._pulse)\n",
+        "",
+        LEFT + "test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take[memory]",
+    ),
+    queue(
+        "those on a stuck loop that wait are in the way of a caller that tries once",
+        "            if other.loop not in stuck:\n                free -= other.weight\n",
+        "            free -= other.weight\n",
+        LEFT + "test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take[memory]",
+    ),
+]

@@ -1,0 +1,235 @@
+"""Mutants of offers that run out, of waiters that are passed over, and of batches that are decided together."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+from .table import DEAD, OFFERS, TIME, rule, work
+
+BATCHES = "tests/rules/test_batches.py::"
+HINTS = "tests/stores/test_sqlite_hints.py::"
+KEEPER = "tests/test_keeper.py::"
+FLOWS = "tests/test_flows.py::"
+MEMORY = "tests/stores/test_conformance.py::TestMemory::"
+
+DEAD_WAITERS = [
+    work(
+        "an offer that ran out is confirmed",
+        "            self.let_go(holder.id)\n            if holder.offered:\n",
+        "            if not holder.offered:\n                self.let_go(holder.id)\n            if holder.offered:\n",
+        OFFERS + "test_an_offer_that_ran_out_cannot_be_confirmed",
+    ),
+    work(
+        "a waiter that missed its offer loses its place",
+        "                self.waiters[place.id] = replace(place, missed=place.missed + 1, passed=True)\n",
+        "                pass\n",
+        DEAD + "test_a_waiter_that_missed_its_offer_keeps_its_place_and_is_passed_over",
+    ),
+    work(
+        "a waiter that missed its offer goes to the end of the queue",
+        "        self._touched = True\n        self.waiters = _in_order(self.waiters)\n",
+        "        self._touched = True\n",
+        DEAD + "test_a_waiter_that_missed_its_offer_keeps_its_place_and_is_passed_over",
+    ),
+    work(
+        "one that was passed over is offered again",
+        "self.waiters[place.id] = replace(place, missed=place.missed + 1, passed=True)",
+        "self.waiters[place.id] = replace(place, missed=place.missed + 1)",
+        DEAD + "test_a_waiter_that_missed_its_offer_keeps_its_place_and_is_passed_over",
+    ),
+    work(
+        "each dead waiter costs an offer",
+        "        called = [one for one in self.waiters.values() if not one.passed and one.ttl is not None]\n",
+        "        called: list[Waiter] = []\n",
+        DEAD + "test_ten_dead_waiters_cost_one_offer",
+    ),
+    work(
+        "an open call also passes over those whose place does not expire",
+        "if not one.passed and one.ttl is not None]",
+        "if not one.passed]",
+        DEAD + "test_a_place_that_does_not_expire_is_offered_without_end_and_takes_what_a_dead_waiter_missed",
+    ),
+    work(
+        "nobody is hinted after a missed offer",
+        "        self.hinted += [waiter.id for waiter in called[:OPEN_CALL]]\n",
+        "",
+        DEAD + "test_the_next_waiters_are_hinted_together_and_the_first_that_asks_gets_the_permit",
+    ),
+    work(
+        "one that was passed over blocks a newcomer",
+        "for waiter in self.waiters.values() if not waiter.passed]\n        self._held",
+        "for waiter in self.waiters.values()]\n        self._held",
+        DEAD + "test_one_that_was_passed_over_blocks_nobody",
+    ),
+    rule(
+        "a sign of life does not make a waiter eligible",
+        "            missed=0 if waiting is None else waiting.missed,\n",
+        "            missed=0 if waiting is None else waiting.missed,\n"
+        "            passed=waiting is not None and waiting.passed,\n",
+        DEAD + "test_a_paused_waiter_that_comes_back_stands_at_its_old_place",
+    ),
+    work(
+        "a missed offer does not make the next one longer",
+        "        ttl = min(ttl, OFFER_LIFE << min(waiter.missed, MAX_DOUBLINGS))\n",
+        "        ttl = min(ttl, OFFER_LIFE)\n",
+        DEAD + "test_each_missed_offer_doubles_the_next_so_that_a_slow_waiter_is_served_in_the_end",
+    ),
+    work(
+        "the place in an offer is stretched by a clock step",
+        "        place = _lowered(lowered.place, now)\n",
+        "        place = lowered.place\n",
+        TIME + "test_the_end_of_an_offer_and_of_its_place_are_lowered_after_a_clock_step",
+    ),
+    rule(
+        "a pass-over needs no token",
+        "        if held is None or held.token != token or held.place is None:",
+        "        if held is None or held.place is None:",
+        DEAD + "test_passing_over_needs_the_id_and_the_token_of_an_offer",
+    ),
+    rule(
+        "a pass-over ends a confirmed grant",
+        "        if held is None or held.token != token or held.place is None:",
+        "        if held is None or held.token != token:",
+        DEAD + "test_a_confirmed_or_endless_grant_cannot_be_passed_over",
+    ),
+    work(
+        "one that missed its offer and can never fit waits on",
+        "            if place.weight > self.permits:\n",
+        "            if place.weight > 99 * self.permits:\n",
+        DEAD + "test_one_that_missed_its_offer_and_can_no_longer_fit_is_told_so",
+    ),
+    rule(
+        "a queue has no end",
+        "waiter_ttl is None or len(self.waiters) < MAX_WAITERS)",
+        "waiter_ttl is None or len(self.waiters) <= MAX_WAITERS)",
+        DEAD + "test_a_full_queue_refuses_newcomers_and_keeps_those_who_wait",
+    ),
+]
+
+TOGETHER = [
+    work(
+        "a batch settles once, and not after what a command freed",
+        "            self._settled = True\n            self._end_what_has_ended()\n        self.hand_over()\n",
+        "            self._settled = True\n            self._end_what_has_ended()\n            self.hand_over()\n",
+        BATCHES + "test_a_batch_has_the_answers_and_the_record_of_its_commands_one_by_one",
+        OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
+    ),
+    work(
+        "what ends at once lives until the end of its batch",
+        "            if ends <= self.now:\n                self._settled = False\n",
+        "",
+        BATCHES + "test_a_batch_has_the_answers_and_the_record_of_its_commands_one_by_one",
+    ),
+    rule(
+        "whom one command woke is told by all that follow it",
+        "        self.woken, self.hinted = [], []\n        outcome",
+        "        outcome",
+        BATCHES + "test_a_batch_has_the_answers_and_the_record_of_its_commands_one_by_one",
+    ),
+    work(
+        "a heap of ends that is never brought up to date",
+        "        while ends and not self._ends_at(*ends[0]):\n            heappop(ends)\n",
+        "",
+        BATCHES + "test_a_batch_has_the_answers_and_the_record_of_its_commands_one_by_one",
+    ),
+]
+
+OF_OTHERS = [
+    rule(
+        "runs in the overflow do not keep a lock what it is",
+        "        if self.kind != kind and (self.holders or self.waiting):\n",
+        "        if self.kind != kind and (self.holders or self.waiters):\n",
+        DEAD + "test_a_lock_for_which_only_runs_in_the_overflow_wait_is_not_turned_into_another_kind",
+    ),
+]
+OF_THE_RULES: list[Mutant] = [*DEAD_WAITERS, *TOGETHER, *OF_OTHERS]
+OF_CLIENTS = [
+    Mutant(
+        "a client that leaves hints those behind no offer, too",
+        "rules/lock.py",
+        "        if leaving and ends:\n",
+        "        if leaving:\n",
+        (MEMORY + "test_a_client_that_leaves_hints_those_who_wait_behind_its_offer",),
+    ),
+    Mutant(
+        "a client that leaves forgets the offers that it has made",
+        "client.py",
+        "            if offers := offers.union(self.keeper.open_offers()):\n",
+        "            if offers:\n",
+        (KEEPER + "test_a_client_that_ends_right_after_a_release_leaves_its_offer_to_the_next_waiters[memory]",),
+    ),
+    Mutant(
+        "a client that leaves forgets the offers that its farewell makes",
+        "client.py",
+        "            offers = {one.key for one, outcome in zip(farewell, said, strict=False) if outcome.woken}\n",
+        "            offers = set()\n",
+        (KEEPER + "test_a_client_that_is_closed_with_its_lock_leaves_the_offer_to_the_next_waiters[memory]",),
+    ),
+    Mutant(
+        "an offer that an abandoned attempt hands on is not looked after",
+        "keeper.py",
+        "                if outcomes[0].woken:\n                    self.look_after(command.key)\n",
+        "",
+        (KEEPER + "test_an_offer_that_an_abandoned_attempt_hands_on_is_looked_after[memory]",),
+    ),
+    Mutant(
+        "a caller that gives up does not look after the next offer",
+        "flows.py",
+        "    if left.woken:  # it had been offered the lock at this moment, and the next waiter is now\n",
+        "    if False:\n",
+        (
+            FLOWS
+            + "test_a_caller_that_gives_up_the_moment_it_is_offered_the_lock_looks_after_the_next_offer[woken0-looks0]",
+        ),
+    ),
+    Mutant(
+        "a longer offer is looked at once",
+        "keeper.py",
+        "                        self._look_in(key, outcome.offer_ends_in / MICROSECONDS)\n",
+        "                        pass\n",
+        (KEEPER + "test_an_offer_that_lasts_longer_than_the_first_is_looked_after_until_its_end[memory]",),
+    ),
+    Mutant(
+        "one further back that polls may sleep through its offer",
+        "flows.py",
+        "offer / LOOKS_PER_OFFER if outcome.position < NEAR else further_back)",
+        "offer / LOOKS_PER_OFFER if outcome.position < NEAR else pause)",
+        (FLOWS + "test_a_waiter_further_back_that_gets_no_hints_looks_before_an_offer_can_have_run_out",),
+    ),
+    Mutant(
+        "a caller that waits gives a contended record up as soon as a release does",
+        "flows.py",
+        "_send_again(command, error, sent, until, contended_for=CONTENDED_FOR)",
+        "_send_again(command, error, sent, until)",
+        (FLOWS + "test_a_record_that_others_have_is_asked_for_as_long_as_the_caller_waits[None-30.0]",),
+    ),
+]
+OF_SQLITE = [
+    Mutant(
+        "a full buffer is taken for death",
+        "stores/wakeup.py",
+        "            except ConnectionRefusedError:\n                return False\n",
+        "            except OSError:\n                return False\n",
+        (HINTS + "test_a_missing_or_full_socket_is_no_sign_of_death",),
+    ),
+    Mutant(
+        "one that does not listen is passed over",
+        "stores/shared.py",
+        "holder.place is not None and holder.place.listens",
+        "holder.place is not None",
+        (HINTS + "test_a_waiter_that_does_not_listen_is_not_passed_over",),
+    ),
+    Mutant(
+        "an offer to a dead process runs its time",
+        "stores/sqlite.py",
+        "                if unheard:\n",
+        "                if not unheard:\n",
+        (HINTS + "test_an_offer_to_a_dead_process_is_passed_over_at_once_and_the_next_are_hinted",),
+    ),
+    Mutant(
+        "the socket of a dead process is removed at once",
+        "stores/wakeup.py",
+        "                if time.time() - status.st_mtime < FRESH_SECONDS:\n                    continue\n",
+        "",
+        (HINTS + "test_the_socket_of_a_dead_process_is_removed_after_a_while",),
+    ),
+]

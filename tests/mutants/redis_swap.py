@@ -1,0 +1,154 @@
+"""Mutants of the compare-and-swap of the Redis store: what must be unchanged when a decision is written."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
+SWAP = "tests/stores/test_redis_swap.py::test_what_somebody_else_has_changed_meanwhile_is_decided_anew"
+SWAPS = "tests/stores/test_redis_swap.py::"
+WRITING = "stores/redis_writing.py"
+
+
+def _unchecked(name: str, what: str, case: str) -> Mutant:
+    """One of the questions is asked and decided on, and not compared again."""
+    return Mutant(
+        name,
+        WRITING,
+        f"    q.{what},\n",
+        "",
+        (f"{SWAP}[valkey-{case.replace(' ', '-')}]",),
+    )
+
+
+REDIS_SWAP = [
+    _unchecked(
+        "a start does not compare the number of those who were let in",
+        "GroupSize",
+        "the number of those who were let in",
+    ),
+    _unchecked("a start does not compare the terms", "TermsOf", "the terms"),
+    _unchecked("a start does not compare its key", "RunByKey", "a run with the same key"),
+    _unchecked(
+        "new terms do not compare the places that are crowded", "CrowdedPlaces", "a place where somebody begins to wait"
+    ),
+    _unchecked("a state is written over another's write", "SlotAt", "a state"),
+    _unchecked("a lock is written over another's write", "LockByKey", "a lock"),
+    _unchecked("an end does not compare the first of the queue", "Members", "the first of a queue"),
+    _unchecked(
+        "a worker that goes does not compare its runs",
+        "RunsOf",
+        "a worker that goes is given another run",
+    ),
+    _unchecked(
+        "a start does not compare the latest arrival",
+        "LatestArrivals",
+        "the place of another in the queue",
+    ),
+    _unchecked("a start does not compare the latest start", "LatestStarts", "a start that another limit counts"),
+    Mutant(
+        "a record does not compare the inbox of its run",
+        WRITING,
+        "        return zip(*known[question], strict=True)\n",
+        "        return list(zip(*known[question], strict=True))[:2]\n",
+        (SWAP + "[valkey-an-event-that-a-run-has-not-seen]", SWAP + "[valkey-an-event-with-the-same-key]"),
+    ),
+    Mutant(
+        "a record does not compare its run",
+        WRITING,
+        "        return zip(*known[question], strict=True)\n",
+        "        return list(zip(*known[question], strict=True))[len(known[question][0]) // 3 :]\n",
+        (SWAP + "[valkey-the-fence-of-a-run]",),
+    ),
+    Mutant(
+        "a claim does not compare who is enlisted",
+        WRITING,
+        "isinstance(question, q.EnlistedWorkers) and not moved:",
+        "isinstance(question, q.EnlistedWorkers):",
+        (SWAP + "[valkey-the-worker-is-dismissed]",),
+    ),
+    Mutant(
+        "a claim does not compare the lease of its worker",
+        WRITING,
+        "isinstance(question, q.LockByKey) and not moved and _is_lease",
+        "isinstance(question, q.LockByKey) and _is_lease",
+        (SWAP + "[valkey-the-lease-of-the-worker-ends]",),
+    ),
+    Mutant(
+        "an event is posted anew for every worker that comes",
+        WRITING,
+        "isinstance(question, q.EnlistedWorkers) and not moved:",
+        "isinstance(question, q.EnlistedWorkers) and moved:",
+        (SWAPS + "test_what_was_only_asked_for_hints_may_change_meanwhile[valkey]",),
+    ),
+    Mutant(
+        "the script writes whatever has changed",
+        "stores/redis_write.lua",
+        '  if not same(reply, read) and not (command[1] == "HGETALL" and same_hash(reply, read)) then',
+        "  if false then",
+        (SWAP,),
+    ),
+    Mutant(
+        "a run is another one where the server tells its fields in another order",
+        "stores/redis_write.lua",
+        ' and not (command[1] == "HGETALL" and same_hash(reply, read)) then',
+        " then",
+        (SWAPS + "test_a_run_whose_fields_are_told_in_another_order_is_the_same_run[valkey]",),
+    ),
+    Mutant(
+        "a hash with as many fields is the same hash",
+        "stores/redis_write.lua",
+        "    if values[one[place]] ~= one[place + 1] then\n",
+        "    if false then\n",
+        (SWAPS + "test_a_run_whose_fields_are_told_in_another_order_is_the_same_run[valkey]",),
+    ),
+    Mutant(
+        "an old decision is written",
+        "stores/redis_write.lua",
+        "local STALE = 30000000\n",
+        "local STALE = 30000000000\n",
+        (SWAPS + "test_a_decision_that_is_half_a_minute_old_is_made_anew[valkey]",),
+    ),
+    Mutant(
+        "what was asked is not remembered for the comparison",
+        "stores/batch_view.py",
+        "        self.asked |= self._asked\n",
+        "",
+        (SWAP,),
+    ),
+    Mutant(
+        "what was written by another is taken for written by this client",
+        "stores/redis_source.py",
+        "        if failed:\n",
+        "        if failed and False:\n",
+        (SWAP,),
+    ),
+    Mutant(
+        "bytes that are no text cannot be compared",
+        "stores/redis_source.py",
+        "    if isinstance(value, bytes):\n        return msgspec.Raw",
+        "    if value is NotImplemented:\n        return msgspec.Raw",
+        (RUN_FAULTS + "test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it[valkey]",),
+    ),
+    Mutant(
+        "the fast path answers after a declined command on the same lock",
+        "stores/redis.lua",
+        "      declined[key] = true\n",
+        "",
+        (SWAPS + "test_commands_that_the_fast_path_declines_keep_their_order[valkey]",),
+    ),
+    Mutant(
+        "the fast path answers before a command that is not sent to it",
+        "stores/redis_fast.py",
+        "            left_out.add(command.key)  # type: ignore[attr-defined]\n",
+        "            pass\n",
+        (SWAPS + "test_what_goes_to_the_fast_path_waits_for_what_does_not[valkey]",),
+    ),
+    Mutant(
+        "the fast path records before a declined hand-over has told the run",
+        "stores/redis_entries.lua",
+        "if operation == RECORD and not any then",
+        "if operation == RECORD then",
+        (SWAPS + "test_entries_after_a_hand_over_to_their_run_are_told_of_it[valkey]",),
+    ),
+]

@@ -1,0 +1,165 @@
+"""Mutants of what keeps a command in a Redis from being half done, of its rights, and of its lists."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+TEST = "tests/stores/test_redis_whole.py::test_a_command_is_done_once_or_not_at_all_whichever_right_is_missing"
+FAULTS = "tests/stores/test_redis_faults.py::"
+RIGHTS = "tests/stores/test_redis_rights.py::"
+
+GROWTH = "tests/stores/test_redis_growth.py::"
+
+WRONG = "tests/stores/test_redis_whole.py::test_a_wrong_type_in_the_place_of_an_index_leaves_nothing_half_done"
+CROWDS = "tests/stores/test_redis_run_crowds.py::"
+LISTED = GROWTH + "test_every_list_is_what_the_rules_say[valkey-0]"
+LISTS, WRITE = "stores/redis_lists.py", "stores/redis_write.lua"
+
+REDIS_WHOLE = [
+    Mutant(
+        "lists walk all runs whatever they look for",
+        LISTS,
+        "        best = totals.index(min(totals))\n",
+        "        best = 0\n",
+        (GROWTH + "test_lists_and_looks_cost_the_same_among_few_runs_and_among_many[valkey]",),
+    ),
+    Mutant(
+        "a list does not look at what its set leaves open",
+        LISTS,
+        "if run is not None and wanted.fits(run)]",
+        "if run is not None]",
+        (LISTED,),
+    ),
+    Mutant(
+        "runs of several sets are listed one set after the other",
+        LISTS,
+        "            bound = max((head.items[-1] for head in full if not head.ended), default=None)\n",
+        "            bound = None\n",
+        (GROWTH + "test_a_list_from_several_sets_is_in_order_where_most_do_not_fit[valkey]",),
+    ),
+    Mutant(
+        "runs with a prefix are listed by their ids",
+        LISTS,
+        "            cursors = sorted(self._begun(ids), reverse=True)\n",
+        "            cursors = list(self._begun(ids))\n",
+        (LISTED,),
+    ),
+    Mutant(
+        "the oldest runs are listed first",
+        LISTS,
+        "            yield sorted(set(some), reverse=True)\n",
+        "            yield sorted(set(some))\n",
+        (LISTED,),
+    ),
+    Mutant(
+        "a list begins with its cursor",
+        LISTS,
+        "[item for item in found if self._after is None or item < self._after]",
+        "[item for item in found if self._after is None or item <= self._after]",
+        (LISTED,),
+    ),
+    Mutant(
+        "a page looks at as many runs as there are",
+        LISTS,
+        "                if looked >= MOST_LOOKS:\n",
+        "                if False:\n",
+        (CROWDS + "test_a_page_that_finds_nothing_among_many_says_where_to_go_on[valkey]",),
+    ),
+    Mutant(
+        "a command begins to write before its rights are known",
+        WRITE,
+        "if refused then\n",
+        "if false then\n",
+        (TEST + "[valkey-RecordRun-Park]", TEST + "[valkey-Cleanup]"),
+    ),
+    Mutant(
+        "a command begins to write before it is known what stands in the place of its indexes",
+        WRITE,
+        'if there.err or (there.ok ~= kind and there.ok ~= "none") then',
+        "if there.err then",
+        (WRONG + "[valkey-ClaimRuns]", WRONG + "[valkey-Cleanup]"),
+    ),
+    Mutant(
+        "on an old server a try leaves something behind",
+        "stores/redis_rights.lua",
+        '  redis.pcall("DEL", nothing)\n  redis.pcall("ZREM", nothing, nothing)\n',
+        "",
+        (TEST + "[redis-StartRun]",),
+    ),
+    Mutant(
+        "on an old server the memory is not asked for before the first write",
+        WRITE,
+        '    table.insert(names, 1, "ZADD")\n',
+        "",
+        ("tests/stores/test_redis_run_faults.py::test_a_full_memory_refuses_a_record_and_changes_nothing[redis]",),
+    ),
+    Mutant(
+        "entries that were refused count as recorded",
+        "stores/redis_entries.lua",
+        '            redis.pcall("HSET", run, "last", found[3] or "")\n',
+        "",
+        (TEST + "[valkey-RecordRun]",),
+    ),
+    Mutant(
+        "on an old server a command of runs begins to write before its rights are known",
+        "stores/redis_rights.lua",
+        "  local refused\n  redis.set_repl",
+        "  local refused\n  names = {}\n  redis.set_repl",
+        (TEST + "[redis-RecordRun-Park]",),
+    ),
+    Mutant(
+        "a short hand-over writes what is due before its rights are known",
+        "stores/redis.lua",
+        "if dues and next(dues) then",
+        "if false then",
+        (TEST + "[valkey-Release-to-waiter]",),
+    ),
+    Mutant(
+        "nobody asks for the rights of a user",
+        "stores/redis.py",
+        "            redis_rights.check_once(self._place, link, self.layout.index)\n",
+        "",
+        (RIGHTS + "test_a_user_that_lacks_one_command_is_refused_at_connecting_and_told_which[valkey-HDEL]",),
+    ),
+    Mutant(
+        "a link that was lost after a batch stays lost",
+        "stores/redis.py",
+        "            self._reopen = self._link.lost\n",
+        "            self._reopen = False\n",
+        (
+            FAULTS + "test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again[valkey]",
+            FAULTS + "test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_the_next_one[valkey]",
+        ),
+    ),
+    Mutant(
+        "an error after a part of a batch claims that nothing was done",
+        "stores/redis.py",
+        "            error.ambiguous = error.ambiguous or source.began",
+        "            error.ambiguous = error.ambiguous or (source.began and error.retryable)",
+        (FAULTS + "test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_it_is[valkey]",),
+    ),
+    Mutant(
+        "a command that the server refuses takes its neighbours along",
+        "stores/redis_link.py",
+        "return StepRefused(reason) if isinstance(reason, StoreUnusable) else self.failed(error)",
+        "return self.failed(error)",
+        (
+            FAULTS + "test_a_command_that_the_server_refuses_fails_alone_and_the_connection_goes_on[valkey]",
+            FAULTS + "test_a_look_that_the_server_refuses_fails_alone[valkey]",
+        ),
+    ),
+    Mutant(
+        "a busy server is blamed on others",
+        "stores/redis_errors.py",
+        "be another program's or one of Holdfast's own (EVALSHA {_SHAS})",
+        "be another program's",
+        (FAULTS + "test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed[valkey]",),
+    ),
+    Mutant(
+        "a script that was killed may have been carried out",
+        "stores/redis_errors.py",
+        '    "Script killed by user": "KILLED",\n',
+        "",
+        (FAULTS + "test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed[valkey]",),
+    ),
+]

@@ -1,0 +1,107 @@
+"""Mutants of long queues of runs: the overflow of a lock, its order, and what a failed decision leaves."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+HERE = "tests/stores/test_conformance.py::TestMemory::"
+HINTS = "tests/workflows/test_hints.py::"
+ENGINE = "tests/workflows/test_workflows.py::"
+GROWTH = "tests/stores/test_run_queue_growth.py::"
+
+RUN_QUEUES = [
+    Mutant(
+        "a client overtakes the runs of the overflow",
+        "rules/working.py",
+        "not (line and line[0][0] < self.overflow.first)",
+        "not line",
+        (HERE + "test_clients_and_runs_are_served_in_one_order",),
+    ),
+    Mutant(
+        "a newcomer behind an overflow is told that it is the next",
+        "rules/lock.py",
+        "if self.line or self.overflow is not None else 0",
+        "if self.line else 0",
+        (HERE + "test_a_newcomer_is_told_how_many_wait_before_it",),
+    ),
+    Mutant(
+        "what was taken from the overflow stays there",
+        "rules/overflow.py",
+        "                self.book.save(replace(run, waits=kept))\n",
+        "                pass\n",
+        (HERE + "test_a_long_queue_of_runs_is_served_in_the_order_of_arrival",),
+    ),
+    Mutant(
+        "a decision that failed takes runs out of the queue",
+        "stores/shared.py",
+        "                reader.forget()\n",
+        "                pass\n",
+        (HERE + "test_a_bad_command_of_a_batch_takes_nobody_out_of_the_queue",),
+    ),
+    Mutant(
+        "a run that gives up keeps its place in the overflow",
+        "rules/belongings.py",
+        "            book.save(replace(run, waits=tuple(one for one in run.waits if one is not wait)))\n",
+        "            pass\n",
+        (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
+    ),
+    Mutant(
+        "the overflow still counts a run that has left",
+        "rules/lock.py",
+        "            self.leave_overflow()\n",
+        "            pass\n",
+        (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
+    ),
+    Mutant(
+        "a run that ends keeps its place in the overflow",
+        "rules/run.py",
+        "        watchers=(),\n        locks=(),\n        waits=(),\n",
+        "        watchers=(),\n        locks=(),\n",
+        (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
+    ),
+    Mutant(
+        "an ask that is repeated gets a second place",
+        "rules/belongings.py",
+        "    if wait is not None:\n        return out.Queued",
+        "    if wait is False:\n        return out.Queued",
+        (HERE + "test_an_ask_that_is_repeated_keeps_its_place",),
+    ),
+    Mutant(
+        "every run is listed in the record of the lock",
+        "rules/belongings.py",
+        "            listed=overflow.LISTED,\n",
+        "",
+        (GROWTH + "test_the_record_of_a_lock_stays_small",),
+    ),
+    Mutant(
+        "all of the overflow is taken at once",
+        "rules/overflow.py",
+        "        limit = len(self._taken) + LISTED + 1\n",
+        "        limit = 10**9\n",
+        (GROWTH + "test_a_hand_over_reads_and_writes_as_many_rows_among_few_as_among_many",),
+    ),
+    Mutant(
+        "a lock with an overflow and an empty list is not due",
+        "rules/working.py",
+        "due_at=self.soonest() if self.waiting else None",
+        "due_at=self.soonest() if waiters else None",
+        (HERE + "test_whatever_frees_the_lock_reaches_the_overflow",),
+    ),
+]
+
+OF_THE_WORKER = [
+    Mutant(
+        "a hint at a run that is being claimed is forgotten",
+        "workflow/worker.py",
+        "                self._early.add(run)\n",
+        "",
+        (HINTS + "test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once[sqlite]",),
+    ),
+    Mutant(
+        "an engine without room lets those wait who wait for what is due",
+        "workflow/worker.py",
+        "                return EARLY_PARKING if self._make_room() else POLL_SECONDS\n",
+        "                return POLL_SECONDS\n",
+        (ENGINE + "test_an_engine_without_room_parks_those_who_wait_for_what_is_due[sqlite]",),
+    ),
+]

@@ -1,0 +1,109 @@
+"""Mutants of the SQLite store: files beside the database, clocks, and what a list reads."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+SIDE = "tests/stores/test_sqlite_side_files.py::"
+CLOCK = "tests/stores/test_sqlite_clock.py::"
+LISTS = "tests/stores/test_sqlite_lists.py::"
+
+
+def side(name: str, old: str, new: str, *caught_by: str) -> Mutant:
+    return Mutant(name, "stores/sqlite_side_files.py", old, new, caught_by)
+
+
+SQLITE = [
+    side(
+        "a new database can be read by every local user",
+        "PRIVATE = 0o600\n",
+        "PRIVATE = 0o644\n",
+        SIDE + "test_a_new_database_and_all_beside_it_are_for_its_user_alone",
+    ),
+    side(
+        "a side file may belong to anybody",
+        "    if not _trusted(status, like):\n        _refuse(",
+        "    if False:\n        _refuse(",
+        SIDE + "test_a_side_file_of_another_user_is_refused",
+    ),
+    side(
+        "hints go to the folder of anybody",
+        "    if not _trusted(status, like):\n        raise",
+        "    if False:\n        raise",
+        SIDE + "test_nobody_listens_or_sends_in_a_folder_of_another_user",
+    ),
+    side(
+        "a side file is opened through a link",
+        '_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | _CLOSED_ON_EXEC',
+        "_NO_LINK = _CLOSED_ON_EXEC",
+        SIDE + "test_no_side_file_is_opened_through_a_link",
+    ),
+    side(
+        "root gives away what somebody moved into the place of a turn",
+        "            if status.st_size:\n",
+        "            if False:\n",
+        SIDE + "test_what_is_not_empty_is_neither_given_away_nor_taken_for_a_turn",
+    ),
+    side(
+        "the mode of a socket is set by its path",
+        'itself = f"/proc/self/fd/{file}"',
+        'itself = f"{database}-wake/{name}"',
+        SIDE + "test_no_owner_and_no_mode_is_changed_by_a_path",
+    ),
+    Mutant(
+        "the sign of life of a socket is given by its path",
+        "stores/wakeup.py",
+        "os.utime(self._name, dir_fd=folder, follow_symlinks=False)",
+        "os.utime(self._folder / self._name)",
+        (SIDE + "test_no_owner_and_no_mode_is_changed_by_a_path",),
+    ),
+    Mutant(
+        "the sign of life of a socket goes through a link",
+        "stores/wakeup.py",
+        "os.utime(self._name, dir_fd=folder, follow_symlinks=False)",
+        "os.utime(self._name, dir_fd=folder)",
+        (SIDE + "test_the_time_of_a_file_behind_a_link_is_not_changed_and_the_link_is_replaced",),
+    ),
+    Mutant(
+        "a run is listed by an attribute that it had before",
+        "stores/sqlite_runs.py",
+        "        self._db.executemany(DROP_ATTRIBUTE, [(self._namespace, *row) for row in old - new])\n",
+        "",
+        (LISTS + "test_runs_are_listed_by_the_attributes_that_they_have_now",),
+    ),
+    Mutant(
+        "a list ends where a source was looked at for the first time",
+        "stores/sqlite_lists.py",
+        "_length(db, source, rows) < rows:\n                    return",
+        "_length(db, source, rows) <= rows:\n                    return",
+        (LISTS + "test_whatever_the_filter_the_pages_are_those_of_the_rule",),
+    ),
+    Mutant(
+        "a list by status looks at every run",
+        "stores/sqlite_runs.sql",
+        "CREATE INDEX runs_status ON runs (namespace, status, created_at, id);",
+        "CREATE INDEX runs_status ON runs (namespace, created_at, id, status);",
+        (LISTS + "test_a_list_costs_the_same_with_many_more_ended_runs[status-none]",),
+    ),
+    Mutant(
+        "a clock that is behind is not noticed",
+        "stores/sqlite_clock.py",
+        "            if abs(ahead) > TOLERANCE or self.reported:\n",
+        "            if ahead > TOLERANCE or self.reported:\n",
+        (CLOCK + "test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor[-5.0]",),
+    ),
+    Mutant(
+        "a clock that differs is told of with every write",
+        "stores/sqlite_clock.py",
+        "            self._known = {one.process for one in found}\n",
+        "",
+        (CLOCK + "test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor[5.0]",),
+    ),
+    Mutant(
+        "damaged runs of a file hide those behind them",
+        "stores/sqlite_runs.py",
+        "            while len(found) < limit and (row := rows.fetchone()) is not None:",
+        "            for row in rows.fetchmany(limit):",
+        ("tests/stores/test_sqlite_damaged.py::test_runs_that_cannot_be_read_keep_no_other_from_being_claimed[1-run]",),
+    ),
+]

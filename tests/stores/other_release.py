@@ -1,0 +1,99 @@
+"""A client of this release or of a made-up later one, in a process of its own: `other_release.py URL RELEASE`.
+
+It opens the store, prints `{"ready": digest}` or `{"refused": why}`, and then answers each line of its input with a
+line of JSON: `work N` takes and releases a lock and drives runs N times, `list` names the locks that it sees.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from holdfast import run_commands as r
+from holdfast.commands import ListLocks
+from holdfast.errors import StoreUnusable
+from holdfast.rules import outcomes as out
+from holdfast.rules.run import Finish, NewRun
+from holdfast.rules.run_outcomes import Recorded
+from holdfast.stores import open_store, postgres_functions, postgres_schema
+from holdfast.testing.asking import acquire, release
+
+SAID = "another transaction has written first"
+LATER = "another transaction was faster"
+"""What tells the functions of the later release apart."""
+
+LATER_TABLES = {
+    "functions": None,
+    "tables": "ALTER TABLE holdfast.runs ADD COLUMN colour text; UPDATE holdfast.about SET version = 2;",
+    "breaking": "ALTER TABLE holdfast.locks ADD COLUMN colour text; "
+    "UPDATE holdfast.about SET version = 2, oldest_client = 2;",
+}
+
+
+def become(kind: str) -> None:
+    """Let this process be one of a later release, in which the functions are others, and perhaps the tables too."""
+    told, change = postgres_functions.source, LATER_TABLES[kind]
+
+    def source(name: str) -> str:
+        if name == "later.sql":
+            return str(change)
+        text = told(name)
+        assert name != "postgresql_functions.sql" or text.count(SAID) == 1
+        return text.replace(SAID, LATER)
+
+    postgres_functions.source = postgres_schema.source = source
+    if change is not None:
+        postgres_schema.TABLES = (*postgres_schema.TABLES, "later.sql")
+        postgres_schema.VERSION = len(postgres_schema.TABLES)
+
+
+def work(connection, name: str, times: int) -> int:
+    """Everything that two releases have to do with each other: the same lock, and runs of one table."""
+    done = 0
+    while done < times:
+        (granted,) = connection.execute([acquire("shared", f"{name}.{done}", ttl=30)])
+        if not isinstance(granted, out.Granted):
+            continue
+        run = f"{name}-{done}-{granted.token}"
+        connection.execute(
+            [
+                acquire(f"worker/{run}", run, kind="worker", ttl=60),
+                r.EnlistWorker(worker=run, name=name, types=("order",)),
+            ]
+        )
+        (started,) = connection.execute(
+            [r.StartRun(new=NewRun(id=run, type="order", input="1", request=f"{run}.q"), worker=run)]
+        )
+        end = {"entries": ("a",), "request": f"{run}.r", "then": Finish("completed", "1")}
+        (recorded,) = connection.execute([r.RecordRun(run=run, fence=started.run.fence, at=1, seen=0, **end)])
+        assert isinstance(recorded, Recorded)
+        (released,) = connection.execute([release("shared", f"{name}.{done}", token=granted.token)])
+        assert isinstance(released, out.Released)
+        done += 1
+    return done
+
+
+def main(url: str, kind: str) -> None:
+    if kind != "this":
+        become(kind)
+    try:
+        store = open_store(url, namespace="default")
+        connection = store.connect("commands")
+        tell({"ready": store._functions.digest})
+        for line in sys.stdin:
+            asked, _, much = line.strip().partition(" ")
+            if asked == "work":
+                tell({"done": work(connection, kind, int(much))})
+            else:
+                tell({"keys": [item.key for item in connection.execute([ListLocks()])[0].items]})
+    except StoreUnusable as error:
+        tell({"refused": str(error)})
+
+
+def tell(answer: dict) -> None:
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Roles and databases on PostgreSQL whose transactions are, by default, not what Holdfast needs."""
+
+from __future__ import annotations
+
+from itertools import count
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import real_servers
+from driving import assert_that_runs_can_be_driven
+from holdfast import Client
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.errors import StoreContended, StoreUnusable
+from holdfast.rules.run import Event, NewRun
+from holdfast.rules.run_outcomes import RunSeen, Started
+
+_names = count(1)
+DEFAULTS = {
+    "serializable": ("default_transaction_isolation", "serializable"),
+    "repeatable_read": ("default_transaction_isolation", "repeatable read"),
+    "read_only": ("default_transaction_read_only", "on"),
+}
+
+
+@pytest.fixture
+def server():
+    return real_servers.shared("postgres")
+
+
+@pytest.fixture
+def admin(server):
+    with psycopg.connect(server.url, autocommit=True) as db:
+        yield db
+
+
+@pytest.fixture(params=["role", "database"])
+def altered(request, server, admin):
+    """Gives a role or a database a default; returns the address of a store that has it."""
+    name = f"other defaults {next(_names)}"
+    here = sql.Identifier(name)
+    admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'secret'").format(here))
+    admin.execute(sql.SQL("CREATE DATABASE {0} OWNER {0}").format(here))
+
+    def alter(setting, value):
+        what = {"role": "ROLE", "database": "DATABASE"}[request.param]
+        statement = sql.SQL(f"ALTER {what} {{}} SET {{}} = {{}}").format(here, sql.Identifier(setting), value)
+        admin.execute(statement)
+        return f"postgresql://{quote(name)}:secret@127.0.0.1:{server.port}/{quote(name)}"
+
+    yield alter
+    admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(here))
+    admin.execute(sql.SQL("DROP ROLE {}").format(here))
+
+
+@pytest.mark.parametrize("default", DEFAULTS.values(), ids=DEFAULTS)
+def test_a_role_or_database_with_another_default_can_do_everything(altered, default, opened):
+    url = altered(*default)
+    with psycopg.connect(url) as db:
+        assert db.execute(f"SHOW {default[0]}").fetchone() == (default[1],)
+    connection = opened(url).connect()
+    assert_that_runs_can_be_driven(connection)  # counts runs at limits, which no transaction can that sees the past
+    with Client(url) as hf, hf.lock("k") as lease:
+        lease.check()
+
+
+# -- transactions of the user's own ----------------------------------------------------------------------------
+
+
+def started(run="r"):
+    return r.StartRun(new=NewRun(id=run, type="order", input="1", request=f"{run}.q"))
+
+
+def signal(run):
+    return r.PostEvent(run=run, event=Event(kind="signal"))
+
+
+@pytest.fixture
+def store(server, opened, admin):
+    schema = f"defaults_{next(_names)}"
+    yield opened(f"{server.url}?schema={schema}")
+    admin.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.mark.parametrize(
+    "level",
+    [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE],
+    ids=lambda level: level.name,
+)
+def test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_the_present(store, server, level):
+    connection = store.connect()
+    connection.execute([started("a"), started("b")])
+    with psycopg.connect(server.url) as mine:
+        mine.isolation_level = level
+        mine.execute("SELECT 1")
+        connection.execute([signal("a")])
+        late, fine, seen = store.join(mine).execute([signal("a"), signal("b"), r.SeeRun(run="a")])
+        assert mine.execute("SHOW transaction_isolation").fetchone() == (level.name.replace("_", " ").lower(),)
+    assert isinstance(late.error, StoreContended)
+    assert not late.error.ambiguous
+    assert f"your transaction is {level.name.replace('_', ' ')}" in str(late.error)
+    assert "kept locked" not in str(late.error)
+    assert not isinstance(fine, c.Failed)
+    assert isinstance(seen, RunSeen)
+
+
+def test_a_read_only_transaction_is_told_so_and_goes_on(store, server):
+    connection = store.connect()
+    connection.execute([started("a")])
+    with psycopg.connect(server.url) as mine:
+        mine.read_only = True
+        refused, seen = store.join(mine).execute([signal("a"), r.SeeRun(run="a")])
+        assert mine.execute("SELECT 7").fetchone() == (7,), "it is not broken"
+    assert isinstance(refused.error, StoreUnusable)
+    assert "your transaction is read-only" in str(refused.error)
+    assert isinstance(seen, RunSeen)
+    assert isinstance(connection.execute([started("b")])[0], Started)

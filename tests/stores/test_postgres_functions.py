@@ -1,0 +1,380 @@
+"""Releases of Holdfast side by side on one PostgreSQL database: each client calls functions of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import real_servers
+from commandline import answer, holdfast
+from driving import assert_that_runs_can_be_driven
+from holdfast.errors import StoreUnusable
+from holdfast.rules import outcomes as out
+from holdfast.stores import postgres_functions, postgres_schema, postgresql
+from holdfast.stores.postgres_functions import functions_for
+from holdfast.testing.asking import acquire, release, wait
+
+_names = count(1)
+LATER = "another transaction was faster"
+"""What a function of the later release says."""
+CHILD = Path(__file__).with_name("other_release.py")
+
+
+@pytest.fixture
+def server():
+    return real_servers.shared("postgres")
+
+
+@pytest.fixture
+def admin(server):
+    with psycopg.connect(server.url, autocommit=True) as db:
+        yield db
+
+
+@pytest.fixture
+def schema(admin):
+    """The name of a schema that nobody has made yet, with letters that must be quoted, as long as a name can be."""
+    name = f"releases {next(_names)} % \"É'".ljust(62, "x")
+    yield name
+    admin.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def url(server, schema):
+    return f"{server.url}?schema={quote(schema, safe='')}"
+
+
+class Release:
+    """A client of some release in a process of its own."""
+
+    def __init__(self, process):
+        self._process = process
+        self.first = self.heard()
+
+    def heard(self):
+        line = self._process.stdout.readline()
+        assert line, "the process has ended"
+        return json.loads(line)
+
+    def told(self, line):
+        print(line, file=self._process.stdin, flush=True)
+
+    def asked(self, line):
+        self.told(line)
+        return self.heard()
+
+
+@pytest.fixture
+def releases(url):
+    """Opens the store as a client of "this" release or of a later one does."""
+    with ExitStack() as stack:
+
+        def opened(kind):
+            process = subprocess.Popen(
+                [sys.executable, str(CHILD), url, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            stack.enter_context(process)  # closes its input, on which it ends, and waits
+            return Release(process)
+
+        yield opened
+
+
+def rows_of(admin, schema, digest):
+    """The functions of a set as the server has them; another row version means that one was replaced."""
+    found = admin.execute(
+        "SELECT p.proname, p.xmin::text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace "
+        "WHERE n.nspname = %s AND right(p.proname, 13) = %s",
+        (schema, f"_{digest}"),
+    )
+    return dict(found.fetchall())
+
+
+def digests_in(admin, schema):
+    return {row[0] for row in admin.execute(sql.SQL("SELECT digest FROM {}.functions").format(sql.Identifier(schema)))}
+
+
+# -- two releases ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", ["functions", "tables"])
+@pytest.mark.parametrize("first", ["old_first", "new_first"])
+def test_two_releases_work_side_by_side_each_with_its_own_functions(releases, admin, schema, first, later):
+    kinds = ("this", later) if first == "old_first" else (later, "this")
+    one = releases(kinds[0])
+    assert one.asked("work 1") == {"done": 1}
+    before = rows_of(admin, schema, one.first["ready"])
+    two = releases(kinds[1])
+    for client in (one, two):
+        client.told("work 12")
+    assert [client.heard() for client in (one, two)] == [{"done": 12}] * 2, "at the same time, with the same lock"
+    again = releases(kinds[0])
+    assert again.asked("work 1") == {"done": 1}
+    assert again.first == one.first != two.first
+    assert before == rows_of(admin, schema, one.first["ready"]), "nobody has replaced anything"
+    assert digests_in(admin, schema) == {one.first["ready"], two.first["ready"]}
+    texts = {
+        kind: text_of(admin, schema, client.first["ready"]) for kind, client in zip(kinds, (one, two), strict=True)
+    }
+    assert {kind: LATER in text for kind, text in texts.items()} == {"this": False, later: True}
+
+
+def text_of(admin, schema, digest):
+    """What a function of a set says."""
+    name = sql.SQL("{}.{}").format(sql.Identifier(schema), sql.Identifier(f"insist_{digest}")).as_string(None)
+    return admin.execute("SELECT pg_get_functiondef(%s::regproc)", (name,)).fetchone()[0]
+
+
+def test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before(releases, admin, schema):
+    old = releases("this")
+    assert old.asked("work 1") == {"done": 1}
+    new = releases("breaking")
+    assert new.asked("work 3") == {"done": 3}
+    for refused in (old.asked("work 1"), releases("this").first):
+        assert "newer Holdfast (version 2, for clients that know version 2 at least" in refused["refused"]
+    assert digests_in(admin, schema) == {new.first["ready"]}
+    assert new.asked("work 1") == {"done": 1}
+
+
+def test_a_set_has_the_same_name_wherever_the_tables_are_and_another_one_with_every_change(monkeypatch):
+    first = functions_for("holdfast")
+    assert first.digest == functions_for("elsewhere").digest
+    source = postgres_functions.source
+    monkeypatch.setattr(postgres_functions, "source", lambda name: source(name).replace("HF001", "HF002"))
+    assert functions_for("holdfast").digest != first.digest
+
+
+@pytest.fixture
+def client(url, opened):
+    """A connection of a client of this release."""
+    return opened(url).connect()
+
+
+# -- functions that are gone -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def makings(monkeypatch):
+    """How often something was made."""
+    made = []
+    missing_parts = postgres_schema.missing_parts
+
+    def counted(*arguments):
+        made.append(arguments)
+        return missing_parts(*arguments)
+
+    monkeypatch.setattr(postgres_schema, "missing_parts", counted)
+    return made
+
+
+def drop_functions(admin, schema, like="%"):
+    """Remove the functions of all sets whose names are like this one."""
+    found = admin.execute(
+        "SELECT p.oid::regprocedure::text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace "
+        "WHERE n.nspname = %s AND proname LIKE %s",
+        (schema, like),
+    ).fetchall()
+    assert found
+    admin.execute(f"DROP FUNCTION {', '.join(name for (name,) in found)} CASCADE")
+
+
+@pytest.mark.parametrize("gone", ["%\\_____________", "clock\\_%"], ids=["all", "one"])
+def test_functions_that_are_gone_are_made_again_within_the_call(client, admin, schema, gone, makings):
+    (granted,) = client.execute([acquire("k")])
+    drop_functions(admin, schema, gone)
+    makings.clear()
+    outcomes = client.execute([wait("k"), acquire("l", "b.2"), release("k", token=granted.token)])
+    assert [type(one) for one in outcomes] == [out.Queued, out.Granted, out.Released], "nothing was lost with them"
+    assert_that_runs_can_be_driven(client)
+    assert len(makings) == 1
+
+
+def test_functions_that_cannot_be_made_are_told_once_a_call_and_not_looked_for_without_end(
+    client, admin, schema, monkeypatch
+):
+    client.execute([acquire("k")])
+    drop_functions(admin, schema, "clock%")
+    monkeypatch.setattr(postgres_schema, "missing_parts", lambda *_: "SELECT 1")
+    with pytest.raises(StoreUnusable, match="are gone"):
+        client.execute([wait("k")])
+    monkeypatch.undo()
+    assert isinstance(client.execute([wait("k")])[0], out.Queued)
+
+
+def test_a_transaction_that_meets_no_functions_is_the_last_one(url, opened, admin, schema):
+    store = opened(url)
+    with store.transaction() as mine:
+        store.join(mine).execute([acquire("k")])
+    drop_functions(admin, schema, "clock%")
+    with pytest.raises(StoreUnusable, match="are gone"), store.transaction() as mine:
+        store.join(mine).execute([wait("k")])
+    with store.transaction() as mine:
+        assert isinstance(store.join(mine).execute([wait("k")])[0], out.Queued)
+
+
+# -- rights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def role(server, url, schema, opened, admin):
+    """The address as a role of the application, of a database whose owner lets nobody call functions unasked."""
+    admin.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+    try:
+        opened(url).connect()
+        admin.execute(postgres_schema.script("postgresql_roles.sql", schema).encode())
+        admin.execute("CREATE ROLE \"an App\" LOGIN PASSWORD 'secret' IN ROLE holdfast_app")
+        yield f"postgresql://an%20App:secret@{server.url.partition('@')[2]}?schema={quote(schema, safe='')}"
+    finally:
+        admin.execute("ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO PUBLIC")
+        for name in ('"an App"', "holdfast_app", "holdfast_reader"):
+            admin.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_a_role_that_may_not_make_the_functions_is_told_who_can_and_may_then_call_them(
+    role, url, opened, admin, schema
+):
+    connection = opened(role).connect()
+    connection.execute([acquire("k")])
+    drop_functions(admin, schema)
+    for call in (lambda: connection.execute([wait("k")]), opened(role).connect):
+        with pytest.raises(StoreUnusable, match=r"may not make them .*'holdfast schema install'"):
+            call()
+    opened(url).connect()
+    assert isinstance(connection.execute([wait("k")])[0], out.Queued)
+    assert_that_runs_can_be_driven(opened(role).connect())
+
+
+def test_who_owns_the_schema_alone_can_make_its_functions(role, opened, admin, schema, server):
+    """The next release needs no right in the database."""
+    here = sql.Identifier(schema)
+    drop_functions(admin, schema)
+    admin.execute(sql.SQL('GRANT CREATE, USAGE ON SCHEMA {} TO "an App"').format(here))
+    admin.execute(sql.SQL('GRANT ALL ON {}.functions TO "an App"').format(here))
+    assert isinstance(opened(role).connect().execute([acquire("k")])[0], out.Granted)
+
+
+# -- sets that nobody uses -------------------------------------------------------------------------------------
+
+
+def pretend(admin, schema, digest, days):
+    """That a set was last used so many days ago."""
+    statement = "UPDATE {}.functions SET used_at = now() - make_interval(days => {}) WHERE digest = {}"
+    admin.execute(sql.SQL(statement).format(sql.Identifier(schema), days, digest))
+
+
+def used_seconds_ago(admin, schema, digest):
+    statement = "SELECT extract(epoch FROM now() - used_at) FROM {}.functions WHERE digest = {}"
+    return admin.execute(sql.SQL(statement).format(sql.Identifier(schema), digest)).fetchone()[0]
+
+
+def test_a_client_notes_now_and_then_that_its_functions_are_in_use(role, opened, admin, schema, monkeypatch):
+    own = functions_for(schema).digest
+    connection = opened(role).connect()
+    pretend(admin, schema, own, 30)
+    opened(role).connect()
+    assert used_seconds_ago(admin, schema, own) < 3_600, "when it opens the store"
+    pretend(admin, schema, own, 30)
+    connection.execute([acquire("k")])
+    assert used_seconds_ago(admin, schema, own) > 3_600, "not with every command"
+    monkeypatch.setattr(postgresql, "NOTE_SECONDS", 0.0)
+    connection.execute([acquire("l")])
+    assert used_seconds_ago(admin, schema, own) < 3_600
+
+
+def test_nobody_waits_to_note_a_use(url, opened, admin, schema, server):
+    opened(url).connect()
+    pretend(admin, schema, functions_for(schema).digest, 30)
+    with psycopg.connect(server.url) as other:
+        other.execute(sql.SQL("SELECT FROM {}.functions FOR UPDATE").format(sql.Identifier(schema)))
+        assert isinstance(opened(url).connect().execute([acquire("k")])[0], out.Granted)
+        other.rollback()
+
+
+def test_only_sets_that_no_client_has_used_for_long_are_removed(releases, admin, schema, url, commanded):
+    old = releases("this")
+    releases("functions").asked("work 1")
+    digests = digests_in(admin, schema)
+    (other,) = digests - {functions_for(schema).digest}
+    for days, options, gone in ((5, (), []), (8, ("--unused-for", "9 days"), []), (8, (), [other])):
+        pretend(admin, schema, functions_for(schema).digest, 30)
+        pretend(admin, schema, other, days)
+        answer = commanded("schema", "prune", *options)
+        assert [one["digest"] for one in answer["removed"]] == gone
+    assert digests_in(admin, schema) == {old.first["ready"]}
+    assert not rows_of(admin, schema, other)
+    assert old.asked("work 1") == {"done": 1}
+
+
+def test_a_set_that_is_removed_by_force_is_made_again_by_its_client(releases, admin, schema, commanded):
+    later = releases("functions")
+    releases("this")
+    (other,) = digests_in(admin, schema) - {functions_for(schema).digest}
+    assert [one["digest"] for one in commanded("schema", "prune", "--force")["removed"]] == [other]
+    assert later.asked("work 2") == {"done": 2}
+    assert digests_in(admin, schema) == {functions_for(schema).digest, other}
+
+
+@pytest.fixture
+def commanded(url):
+    """The answer of a command of the command line, as JSON."""
+
+    def run(*words):
+        result = holdfast("--url", url, "--json", *words)
+        assert result.exit_code == 0, result.output
+        return answer(result)
+
+    return run
+
+
+def test_an_owner_can_run_what_the_command_line_prints(role, opened, admin, schema, commanded):
+    drop_functions(admin, schema)
+    printed = holdfast("--url", role, "schema", "sql")
+    assert printed.exit_code == 0, printed.output
+    admin.execute(printed.stdout.encode())
+    assert isinstance(opened(role).connect().execute([acquire("k")])[0], out.Granted)
+    assert commanded("schema", "sql") == {"sql": ""}
+    admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+    admin.execute(commanded("schema", "sql")["sql"].encode())
+    assert commanded("schema", "list")["own"] == functions_for(schema).digest
+    admin.execute(postgres_schema.script("postgresql_roles.sql", schema).encode())
+    assert_that_runs_can_be_driven(opened(role).connect())
+
+
+def test_a_look_does_not_make_functions_and_says_who_does(url, opened, admin, schema, commanded):
+    opened(url).connect()
+    drop_functions(admin, schema)
+    refused = holdfast("--url", url, "locks", "list")
+    assert refused.exit_code == 1
+    assert "lacks the functions of this version" in refused.stderr
+    assert commanded("schema", "install") == {"own": functions_for(schema).digest}
+    assert holdfast("--url", url, "locks", "list").exit_code == 0
+
+
+def test_doctor_names_the_sets_and_warns_of_those_that_nobody_uses(releases, admin, schema, url):
+    releases("this")
+    releases("functions")
+    (other,) = digests_in(admin, schema) - {functions_for(schema).digest}
+
+    def found():
+        findings = answer(holdfast("--url", url, "--json", "doctor"))["findings"]
+        return next(one for one in findings if one["check"] == "functions")
+
+    assert found()["level"] == "ok"
+    assert all(digest in found()["detail"] for digest in digests_in(admin, schema))
+    pretend(admin, schema, other, 8)
+    assert found()["level"] == "warning"
+    assert "schema prune" in found()["advice"]
+
+
+def test_only_postgresql_has_such_a_schema(tmp_path):
+    refused = holdfast("--url", f"sqlite:///{tmp_path / 'hf.db'}", "schema", "list")
+    assert refused.exit_code == 2
+    assert "postgresql://" in refused.stderr

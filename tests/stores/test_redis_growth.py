@@ -1,0 +1,195 @@
+"""What lists, looks and records cost in a Redis as runs and journals grow: counted in Redis commands, never in time."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from holdfast import run_commands as r
+from holdfast.rules.run import Finish, Park
+from holdfast.rules.run_book import RunFilter
+from holdfast.rules.run_outcomes import Recorded, RunPage, RunSeen
+from holdfast.testing.asking import START
+from holdfast.testing.run_stories import RunModel
+from holdfast.testing.suite.runs import record, start
+from providers import REDISES
+from stores.runs_asking import ask, claim, driven, hire, lease
+
+BLOCK = 500
+MOST_TRIPS = 5
+FULL = os.environ.get("HOLDFAST_GROWTH") == "full"
+FEW, MANY = 1_000, 1_000_000 if FULL else 20_000
+ENDED_PER_PARKED = 10 if FULL else 2
+LENGTHS = (10_000, 100_000) if FULL else (2_000, 10_000)
+
+
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
+    return request.param
+
+
+def commands_of(server, connection, command):
+    """How often each Redis command was sent by the scripts that carry this command out, and how many scripts were."""
+    server.config_resetstat()
+    connection.execute([command])
+    stats = server.info("commandstats")
+    counts = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
+    assert counts["evalsha"] <= MOST_TRIPS, command
+    return {name: calls for name, calls in counts.items() if name not in ("config|resetstat", "config", "info")}
+
+
+def fill(connection, clock, first, last):
+    """Runs that were completed, and others that are parked."""
+    for start_at in range(first, last, BLOCK):
+        names = [f"run-{n:07}" for n in range(start_at, start_at + BLOCK)]
+        clock.now += 1
+        begun = connection.execute([start(name, worker="w.1", attributes={"region": "eu"}) for name in names])
+        ends = [record(one.run, then=Finish("completed", "1")) for one in begun]
+        assert all(outcome.done for outcome in connection.execute(ends))
+        begun = connection.execute([start(f"parked-{name}", worker="w.1") for name in names[::ENDED_PER_PARKED]])
+        parks = [record(one.run, then=Park(None)) for one in begun]
+        assert all(outcome.done for outcome in connection.execute(parks))
+
+
+def rare(connection, clock):
+    """A few runs that filters look for, in the middle of all."""
+    clock.now += 1
+    for n in range(3):
+        run = driven(connection, f"rare-{n}", type="mail", attributes={"customer": "acme"})
+        ask(connection, record(run, then=Finish("failed", "1")), Recorded)
+
+
+NOTHING = {
+    "status": RunFilter(statuses=("timed_out", "cancelled")),
+    "workflow": RunFilter(workflow="nobody's"),
+    "prefix": RunFilter(prefix="run-x"),
+    "attribute": RunFilter(attributes={"customer": "nobody"}),
+    "status and workflow": RunFilter(statuses=("failed",), workflow="order"),
+    "time": RunFilter(until=START),
+}
+RARE = {
+    "status": RunFilter(statuses=("failed",)),
+    "workflow": RunFilter(workflow="mail"),
+    "prefix": RunFilter(prefix="rare-"),
+    "attribute": RunFilter(attributes={"customer": "acme"}),
+    "all of them": RunFilter(statuses=("failed",), workflow="mail", prefix="rare-", attributes={"customer": "acme"}),
+    "a common attribute": RunFilter(statuses=("failed",), attributes={"region": "eu"}),
+}
+LOOKS = {
+    "no filter": r.ListRuns(limit=10),
+    "a common status": r.ListRuns(wanted=RunFilter(statuses=("completed",)), limit=10),
+    "a cursor": r.ListRuns(after=(START + 1, "run-0000100"), limit=10),
+    "OwnedRuns": r.OwnedRuns(worker="w.1"),
+    "RunsOutlook": r.RunsOutlook(types=("order", "mail")),
+    "CountRuns": r.CountRuns(),
+    "ClaimRuns": claim(),
+    "ListWorkers": r.ListWorkers(),
+}
+
+
+def test_lists_and_looks_cost_the_same_among_few_runs_and_among_many(server, connection, clock):
+    hire(connection, seconds=10**6)
+    fill(connection, clock, 0, FEW // 2)
+    rare(connection, clock)
+    fill(connection, clock, FEW // 2, FEW)
+    lists = {f"{name}, {text}": r.ListRuns(wanted=wanted, limit=10) for text, filters in
+             (("nothing", NOTHING), ("rare", RARE)) for name, wanted in filters.items()}  # fmt: skip
+    commands = lists | LOOKS
+    for command in commands.values():
+        connection.execute([command])  # what a connection remembers of workers and runs is known from here on
+    before = {name: commands_of(server, connection, command) for name, command in commands.items()}
+    fill(connection, clock, FEW, MANY)
+    after = {name: commands_of(server, connection, command) for name, command in commands.items()}
+    assert after == before
+    assert max(sum(counts.values()) for counts in after.values()) < 150
+    common = r.ListRuns(wanted=RunFilter(prefix="parked-"), limit=10)
+    assert sum(commands_of(server, connection, common).values()) < 150
+    for wanted in NOTHING.values():
+        assert ask(connection, r.ListRuns(wanted=wanted), RunPage).runs == ()
+    for name, wanted in RARE.items():
+        ids = [run.id for run in ask(connection, r.ListRuns(wanted=wanted), RunPage).runs]
+        assert ids == ([] if name == "a common attribute" else ["rare-2", "rare-1", "rare-0"]), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_list_is_what_the_rules_say(connection, clock, seed):
+    """Filters, cursors and limits of every kind, over runs whose statuses and attributes change."""
+    pick, model, runs = random.Random(seed), RunModel(), []
+
+    def told(command):
+        (expected,) = model.execute([command], clock.now)
+        assert connection.execute([command]) == [expected], command
+        return expected
+
+    told(lease(seconds=10**6))
+    told(r.EnlistWorker(worker="w.1", name="w", types=("order",)))
+    for n in range(150):
+        clock.now += pick.choice([0, 0, 1, 1_000])
+        kind = pick.choice(["order", "mail@2", "mail", "x:y"])
+        attributes = pick.choice([{}, {"n": pick.randrange(3)}, {"n": True, "s": "1"}, {"s": 'é"x'}])
+        name = f"{pick.choice('ab')}{pick.randrange(10)}{n}"
+        runs.append(told(start(name, type=kind, worker="w.1", attributes=attributes)).run)
+        then = pick.choice([Finish("completed", "1"), Finish("failed", "1"), Park(None), None])
+        attributes = pick.choice([None, None, {"n": 1}, {}])
+        told(record(pick.choice(runs), "e", request=f"q{n}", then=then, attributes=attributes))
+    for _ in range(200):
+        moments = [None, None, pick.choice(runs).created_at]
+        wanted = RunFilter(
+            statuses=pick.choice([(), ("completed",), ("failed", "running"), ("unheard of",)]),
+            workflow=pick.choice(["", "", "order", "mail", "x:y", "z"]),
+            prefix=pick.choice(["", "", "a", "b", "a1", "b2", "b3", "b10", "z"]),
+            since=pick.choice(moments),
+            until=pick.choice(moments),
+            attributes=pick.choice([{}, {}, {"n": 1}, {"n": True}, {"n": 1, "s": "1"}, {"s": 'é"x'}, {"s": 1}]),
+        )
+        run, limit = pick.choice(runs), pick.choice([1, 7, 50, 1_000])
+        page = told(r.ListRuns(wanted=wanted, after=pick.choice([None, (run.created_at, run.id)]), limit=limit))
+        if page.next:
+            told(r.ListRuns(wanted=wanted, after=page.next, limit=limit))
+
+
+def test_a_list_from_several_sets_is_in_order_where_most_do_not_fit(connection, clock):
+    """The newest of one set are older than all of another: nobody is passed over by one who fits."""
+    hire(connection, seconds=10**6)
+    for n in range(70):
+        clock.now += 1
+        run = driven(connection, f"r{n:02}", attributes={} if 55 <= n < 60 else {"a": 1})
+        if n < 60:
+            status = "failed" if n < 30 else "completed"
+            ask(connection, record(run, then=Finish(status, "1")), Recorded)
+    wanted = RunFilter(statuses=("completed", "failed"), attributes={"a": 1})
+    found, after = [], None
+    while not found or after is not None:
+        page = ask(connection, r.ListRuns(wanted=wanted, after=after, limit=1), RunPage)
+        found, after = found + [run.id for run in page.runs], page.next
+    assert found == [f"r{n:02}" for n in reversed(range(55))]
+
+
+def test_a_record_and_a_look_at_the_history_cost_the_same_commands_however_long_the_journal_is(server, connection):
+    """The history comes in one trip and in one piece: only what is sent grows."""
+    hire(connection, seconds=10**6)
+    run, length, costs = driven(connection), 1, {}
+    entry = '["an entry of the usual kind"]'
+    for most in (100, *LENGTHS):  # what a connection remembers of a run is known after the first
+        while length < most:
+            count = min(1_000, most - length)
+            ask(connection, record(run, *[entry] * count, at=length, request=f"q{length}"), Recorded)
+            length += count
+        commands = {
+            "entry": record(run, entry, at=length, request="one more"),
+            "park": record(run, entry, at=length + 1, request="park", then=Park(0)),
+            "claim": claim(),
+            "look": r.SeeRun(run="r"),
+            "history": r.SeeRun(run="r", history=True),
+        }
+        costs[most] = {name: commands_of(server, connection, command) for name, command in commands.items()}
+        length += 2
+        seen = ask(connection, r.SeeRun(run="r", history=True), RunSeen).claim
+        assert (len(seen.entries), seen.run.worker) == (length, "w.1")
+        run = seen.run
+    assert costs[LENGTHS[0]] == costs[LENGTHS[1]]
+    assert costs[LENGTHS[0]]["entry"] == {"evalsha": 1, "hmget": 1, "llen": 2, "hset": 1, "rpush": 1}, (
+        "no index is written for an entry"
+    )

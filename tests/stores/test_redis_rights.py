@@ -1,0 +1,54 @@
+"""What a user may do in a Redis: who lacks a command is told so when the first connection is made."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+import real_servers
+from holdfast.errors import StoreUnusable
+from holdfast.stores import redis_rights
+from holdfast.testing.asking import acquire
+from providers import REDISES
+from stores.redis_whole import commands_of_the_scripts
+
+
+@pytest.fixture(scope="module", params=REDISES, ids=lambda provider: provider.name)
+def own(request):
+    with real_servers.server(request.param.name, settings={"appendonly": "no"}) as server:
+        yield server
+
+
+@pytest.fixture
+def operator(own, monkeypatch):
+    monkeypatch.setattr(redis_rights, "_known", set())
+    with redis.Redis(port=own.port, decode_responses=True) as client:
+        client.flushall()
+        yield client
+        client.execute_command("ACL", "DELUSER", "app")
+
+
+@pytest.mark.parametrize("name", redis_rights.NEEDED)
+def test_a_user_that_lacks_one_command_is_refused_at_connecting_and_told_which(own, operator, opened, name):
+    operator.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", f"-{name}")
+    store = opened(own.url.replace("redis://", "redis://app:pw@"))
+    with pytest.raises(StoreUnusable, match=rf"does not allow this user {name},.*ACL SETUSER <user> \+{name.lower()} "):
+        store.connect("commands")
+    (finding,) = (finding for finding in store.diagnose() if finding.check == "rights")
+    assert (finding.level, name in finding.detail) == ("problem", True)
+    assert operator.keys("*") == [], "to ask leaves nothing behind"
+    operator.execute_command("ACL", "SETUSER", "app", f"+{name}")
+    store.connect("commands").execute([acquire()])
+
+
+def test_all_the_commands_of_the_script_are_among_those_that_are_needed(operator):
+    assert commands_of_the_scripts(operator) == set(redis_rights.NEEDED)
+
+
+def test_a_user_whose_rights_cannot_be_found_out_is_told_by_the_first_command(own, operator, opened):
+    operator.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-eval", "-evalsha")
+    store = opened(own.url.replace("redis://", "redis://app:pw@"))
+    assert {finding.check: finding.level for finding in store.diagnose()}["rights"] == "warning"
+    (failed,) = store.connect("commands").execute([acquire()])
+    assert isinstance(failed.error, StoreUnusable)
+    assert "docs/stores/redis.md" in str(failed.error)

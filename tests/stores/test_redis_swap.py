@@ -1,0 +1,285 @@
+"""What is decided in the client is written to a Redis only if all that it rests on is as it was read.
+
+In each case somebody else changes one thing between the read and the write. Then it is decided anew: the answer is the
+one that the rules give when the other came first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.rules import outcomes as out
+from holdfast.rules.admission import Limit, Place, Terms
+from holdfast.rules.run import Finish, Park
+from holdfast.rules.run_outcomes import Limited, Posted, Recorded, RunSeen, RunTaken, Started, TermsDiffer, WorkerGone
+from holdfast.rules.slot import Conflict
+from holdfast.stores.redis_source import RedisSource
+from holdfast.testing.asking import SECOND, START, acquire, release, renew, swap, transfer
+from holdfast.testing.suite.belongings import take
+from holdfast.testing.suite.runs import record, signal, start
+from holdfast.testing.tally import CountRun, LeaveTally, SeeTally, add
+from providers import REDISES
+from stores.runs_asking import ask, claim, hire
+
+ONE = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))
+TEN = Terms(limits=(Limit(name="all", max=10, on_excess="queue"),))
+PACE = Terms(limits=(Limit(name="pace", max=1, per=SECOND),))
+
+
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
+    return request.param
+
+
+def limited(run, terms, *, limit="all", **more):
+    return start(run, places=(Place(limit),), terms=terms.digest, **more)
+
+
+def publish(terms):
+    return r.PublishTerms(workflow="order", terms=terms)
+
+
+def fence_of(run, at=1, **more):
+    return r.RecordRun(run=run, fence=START, at=at, request=f"{run} {more}", **more)
+
+
+class Case(NamedTuple):
+    """What is there, what is asked, what comes in between, and whether an answer is right."""
+
+    before: list[c.Command]
+    asked: c.Command
+    meanwhile: list[c.Command]
+    right: Callable[[Any, Callable[[c.Command], Any]], bool]
+
+
+def run_now(see, run):
+    return see(r.SeeRun(run=run)).claim.run
+
+
+CASES = {
+    "the number of those who were let in": Case(
+        [publish(TEN), *(limited(f"r{n}", TEN, worker="w.1") for n in range(10))],
+        limited("new", TEN),
+        [fence_of("r0", then=Finish("completed", "1"))],
+        lambda answer, _: isinstance(answer, Started) and answer.run.status == "pending",
+    ),
+    "the place of another in the queue": Case(
+        [publish(ONE), limited("a", ONE)],
+        limited("new", ONE),
+        [limited("other", ONE)],
+        lambda answer, see: answer.run.arrival == run_now(see, "other").arrival + 1,
+    ),
+    "the first of a queue": Case(
+        [publish(ONE), limited("a", ONE, worker="w.1"), limited("b", ONE)],
+        fence_of("a", then=Finish("completed", "1")),
+        [limited("urgent", ONE, priority=5)],
+        lambda _, see: [run_now(see, run).status for run in ("urgent", "b")] == ["pending", "queued"],
+    ),
+    "a place where somebody begins to wait": Case(
+        [publish(ONE), limited("a", ONE)],
+        publish(Terms(version=1)),
+        [limited("b", ONE)],
+        lambda _, see: run_now(see, "b").status == "pending",
+    ),
+    "a start that another limit counts": Case(
+        [publish(PACE)],
+        limited("new", PACE, limit="pace"),
+        [limited("other", PACE, limit="pace", worker="w.1"), fence_of("other", then=Finish("completed", "1"))],
+        lambda answer, _: isinstance(answer, Limited),
+    ),
+    "the terms": Case([], start("new"), [publish(ONE)], lambda answer, _: isinstance(answer, TermsDiffer)),
+    "a run of the same name": Case(
+        [], start("new"), [start("new", request="another")], lambda answer, _: isinstance(answer, RunTaken)
+    ),
+    "a run with the same key": Case(
+        [], start("new", key="k"), [start("other", key="k")], lambda answer, _: answer.run.id == "other"
+    ),
+    "the worker is dismissed": Case(
+        [start("due")],
+        claim(),
+        [r.DismissWorker(worker="w.1")],
+        lambda answer, see: isinstance(answer, WorkerGone) and run_now(see, "due").worker == "",
+    ),
+    "the lease of the worker ends": Case(
+        [start("due")],
+        claim(),
+        [c.ForceRelease(key="worker/w.1", by="me", reason="why not")],
+        lambda answer, see: isinstance(answer, WorkerGone) and run_now(see, "due").worker == "",
+    ),
+    "a worker that goes is given another run": Case(
+        [],
+        r.DismissWorker(worker="w.1"),
+        [start("late", worker="w.1")],
+        lambda _, see: run_now(see, "late").worker == "",
+    ),
+    "an event that a run has not seen": Case(
+        [start("r", worker="w.1")],
+        fence_of("r", then=Park(None)),
+        [signal("r")],
+        lambda answer, _: isinstance(answer, Recorded) and not answer.done,
+    ),
+    "an event with the same key": Case(
+        [start("r", worker="w.1")],
+        signal("r", key="k"),
+        [signal("r", key="k")],
+        lambda answer, _: not answer.fresh,
+    ),
+    "the fence of a run": Case(
+        [start("r", worker="w.1")],
+        fence_of("r", entries=("x",), attributes={"a": 1}),
+        [fence_of("r", then=Park(0)), claim()],
+        lambda _, see: run_now(see, "r").length == 1,
+    ),
+    "an entry of the journal": Case(
+        [start("r", worker="w.1")],
+        fence_of("r", entries=("x",), attributes={"a": 1}),
+        [fence_of("r", entries=("y",))],
+        lambda _, see: run_now(see, "r").length == 2,
+    ),
+    "a state": Case(
+        [swap("a.1")],
+        swap("b.1", "a.1", 1, "2"),
+        [swap("c.1", "a.1", 1, "3")],
+        lambda answer, _: isinstance(answer, Conflict),
+    ),
+    "a record": Case(
+        [add()],
+        LeaveTally(key="k", id="a.1"),
+        [add("b.1", by=5)],
+        lambda answer, see: answer.total == 5 and see(SeeTally(key="k")).tally.total == 5,
+    ),
+    "a record that is new": Case(
+        [],
+        add(),
+        [add("b.1", by=5)],
+        lambda answer, see: answer.total == 6 and see(SeeTally(key="k")).tally.total == 6,
+    ),
+    "a record of a command about runs": Case(
+        [start("r"), add()],
+        CountRun(run="r", key="k"),
+        [add("b.1", by=5)],
+        lambda answer, see: answer.total == 7 and run_now(see, "r").attributes == {"total": 7},
+    ),
+    "a lock": Case(
+        [acquire(), acquire(id="b.1", queue=True)],
+        c.ForceRelease(key="k", by="me", reason="why not"),
+        [release(token=START)],
+        lambda answer, _: [holder.id for holder in answer.holders] == ["b.1"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
+def test_what_somebody_else_has_changed_meanwhile_is_decided_anew(opened, url, clock, monkeypatch, case):
+    store = opened(url, clock=clock)
+    connection, other = store.connect("commands"), store.connect("commands")
+    hire(connection, seconds=3600)
+    for command in case.before:
+        (outcome,) = connection.execute([command])
+        assert not isinstance(outcome, c.Failed), outcome
+    write, tries = RedisSource.write, []
+
+    def interrupted(source, *decided):
+        tries.append(source)
+        if len(tries) == 1:
+            for command in case.meanwhile:
+                (outcome,) = other.execute([command])
+                assert not isinstance(outcome, c.Failed), outcome
+        return write(source, *decided)
+
+    monkeypatch.setattr(RedisSource, "write", interrupted)
+    (answer,) = connection.execute([case.asked])
+    assert case.right(answer, lambda look: other.execute([look])[0]), answer
+
+
+def test_a_decision_that_is_half_a_minute_old_is_made_anew(opened, url, monkeypatch):
+    """Its time has passed: what was alive may be dead, and what was due first may be due no more."""
+    connection = opened(url).connect("commands")
+    write, moments = RedisSource.write, []
+
+    def late(source, repository, *rest):
+        if not moments:
+            repository.now -= 31 * SECOND
+        moments.append(repository.now)
+        return write(source, repository, *rest)
+
+    monkeypatch.setattr(RedisSource, "write", late)
+    ask(connection, start("r"), Started)
+    assert len(moments) == 2
+    assert ask(connection, r.SeeRun(run="r"), RunSeen).claim.run.created_at == moments[1]
+
+
+def test_a_run_whose_fields_are_told_in_another_order_is_the_same_run(opened, url, server, base, monkeypatch):
+    """A server may tell the fields of a hash in any order; only what is in them counts."""
+    connection = opened(url).connect("commands")
+    hire(connection)
+    ask(connection, start("r", worker="w.1"), Started)
+    write, tries = RedisSource.write, []
+
+    def turned_round(source, *decided):
+        tries.append(list(server.hgetall(base + "run:r")))
+        name, value = "type", server.hget(base + "run:r", "type")
+        server.hdel(base + "run:r", name)
+        server.hset(base + "run:r", name, value if len(tries) < 3 else "other")
+        return write(source, *decided)
+
+    monkeypatch.setattr(RedisSource, "write", turned_round)
+    for n in range(2):
+        ask(connection, signal("r"), Posted)
+        assert len(tries) == n + 1
+    ask(connection, signal("r"), Posted)
+    assert len(tries) == 4, "another value is another run"
+    assert tries[0] != tries[1]
+
+
+def test_what_was_only_asked_for_hints_may_change_meanwhile(opened, url, clock, monkeypatch):
+    """A worker that comes while an event is posted costs no second decision."""
+    store = opened(url, clock=clock)
+    connection, other = store.connect("commands"), store.connect("commands")
+    ask(connection, start("r"), Started)
+    write, tries = RedisSource.write, []
+
+    def interrupted(source, *decided):
+        tries.append(source)
+        if len(tries) == 1:
+            hire(other, "v.1")
+        return write(source, *decided)
+
+    monkeypatch.setattr(RedisSource, "write", interrupted)
+    connection.execute([signal("r")])
+    assert sum(source is connection._source for source in tries) == 1
+
+
+def test_commands_that_the_fast_path_declines_keep_their_order(connection):
+    """After a declined command of a lock its later ones wait for it; after one of a run, everything does."""
+    hire(connection)
+    run = ask(connection, start("r", worker="w.1"), Started).run
+    outcomes = connection.execute([acquire(), acquire(id="b.1", queue=True), acquire("j"), release(token=START)])
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Granted", "Queued", "Granted", "Released"]
+    outcomes = connection.execute([acquire("j", "x.1"), release("j", token=START)])
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Busy", "Released"]
+    outcomes = connection.execute(
+        [record(run, "x"), signal("r"), record(run, "y", at=2, request="q.2"), acquire("j", "x.2")]
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Recorded", "Posted", "Recorded", "Granted"]
+    assert [event.kind for event in outcomes[2].events] == ["signal"]
+
+
+def test_what_goes_to_the_fast_path_waits_for_what_does_not(connection):
+    (held,) = connection.execute([acquire()])
+    moved, renewed = connection.execute([transfer(token=held.token), renew(token=held.token)])
+    assert (type(moved), type(renewed)) == (out.Transferred, out.NotHeld)
+
+
+def test_entries_after_a_hand_over_to_their_run_are_told_of_it(connection):
+    hire(connection)
+    run = ask(connection, start("r", worker="w.1"), Started).run
+    (held,) = connection.execute([acquire()])
+    ask(connection, record(run, asks=(take(1),), request="q.1"), Recorded)
+    _, recorded = connection.execute([release(token=held.token), record(run, "x", request="q.2")])
+    assert [event.kind for event in recorded.events] == ["lock"]

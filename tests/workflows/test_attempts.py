@@ -1,0 +1,585 @@
+"""@workflow(retry=...): a pause is a pause, a cancel ends the run in it, and no two attempts' children run at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast import Retry, StoreUnusable, WorkflowFailed, workflow
+from holdfast.testing import TestEngine
+from holdfast.workflow import worker as worker_module
+from waiting import eventually_async
+from watching import suspended
+
+LONG = Retry(max_attempts=4, initial="1 hour", jitter=False, max_delay="1 hour")
+SHORT = Retry(max_attempts=4, initial="10 ms")
+
+
+async def living(engine, run):
+    return (await engine.get(run)).living
+
+
+async def there(engine, run):
+    return any(found.id == run for found in (await engine.list(prefix=run)).runs)
+
+
+async def children_of(engine, run):
+    return {found.id: found.status for found in (await engine.list()).runs if found.parent == run}
+
+
+def test_a_signal_in_the_pause_does_not_end_it(url, played, engine_on):
+    attempts = []
+
+    @workflow(retry=LONG)
+    async def failing(ctx, _none: None) -> None:
+        attempts.append(ctx.attempt)
+        raise ValueError("not yet")
+
+    async def story():
+        async with engine_on(url, [failing]) as engine:
+            handle = await engine.start(failing)
+            await eventually_async(lambda: suspended(handle))
+            before = await handle.info()
+            for n in range(3):
+                claims = await claims_of(engine, handle.id)
+                await handle.signal("go", n)
+                await eventually_async(lambda claims=claims: claimed_and_parked(engine, handle, claims))
+            after = await handle.info()
+            assert (after.status, after.due_at, after.entries) == ("suspended", before.due_at, before.entries)
+            assert attempts == [1]
+            await handle.cancel()
+
+    async def claims_of(engine, run):
+        claim, _ = await engine._run(engine._ready().see(run))
+        return claim.run.lives
+
+    async def claimed_and_parked(engine, handle, claims):
+        return await claims_of(engine, handle.id) > claims and await suspended(handle)
+
+    played(story)
+
+
+def test_a_cancel_in_the_pause_ends_the_run_in_it(url, played, engine_on):
+    attempts = []
+
+    @workflow(retry=LONG)
+    async def failing(ctx, _none: None) -> None:
+        attempts.append(ctx.attempt)
+        raise ValueError("not yet")
+
+    async def story():
+        async with engine_on(url, [failing]) as engine:
+            handle = await engine.start(failing)
+            await eventually_async(lambda: suspended(handle))
+            await handle.cancel()
+            with pytest.raises(WorkflowFailed, match="cancelled in the pause between two attempts"):
+                await handle.result(timeout=20)
+            assert (await handle.info()).status == "cancelled"
+            assert attempts == [1]
+
+    played(story)
+
+
+def test_signals_that_came_in_the_pause_are_read_by_the_next_attempt(url, played, engine_on):
+    @workflow(retry=Retry(max_attempts=2, initial="300 ms", jitter=False))
+    async def failing(ctx, _none: None) -> list[str]:
+        if ctx.attempt == 1:
+            raise ValueError("not yet")
+        return [await ctx.wait_for_signal("go"), await ctx.wait_for_signal("go")]
+
+    async def story():
+        async with engine_on(url, [failing]) as engine:
+            handle = await engine.start(failing)
+            await handle.signal("go", "one")
+            await handle.signal("go", "two")
+            assert await handle.result(timeout=20) == ["one", "two"]
+
+    played(story)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_child_that_failed_is_started_anew_with_the_next_attempt(url, played, engine_on, named):
+    runs = []
+
+    @workflow
+    async def below(ctx, _none: None) -> str:
+        return await ctx.step("work", work)
+
+    def work():
+        runs.append(1)
+        if len(runs) < 3:
+            raise ValueError("broken")
+        return "done"
+
+    @workflow(retry=SHORT)
+    async def above(ctx, _none: None) -> str:
+        return await ctx.child(below, id=f"{ctx.run_id}.child" if named else None)
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above, id="above")
+            assert await handle.result(timeout=20) == "done"
+            found = await children_of(engine, "above")
+            if named:
+                assert found == {"above.child": "completed"}
+            else:
+                assert found == {
+                    "above/below": "failed",
+                    "above/below.attempt-2": "failed",
+                    "above/below.attempt-3": "completed",
+                }
+
+    played(story)
+    assert len(runs) == 3
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_retry_by_hand_after_the_last_attempt_revives_the_child_that_failed_in_it(url, played, engine_on, named):
+    runs, broken = [], [True]
+
+    @workflow
+    async def below(ctx, _none: None) -> str:
+        return await ctx.step("work", work)
+
+    def work():
+        runs.append(1)
+        if broken[0]:
+            raise ValueError("broken")
+        return "done"
+
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def above(ctx, _none: None) -> str:
+        return await ctx.child(below, id=f"{ctx.run_id}.child" if named else None)
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above, id="above")
+            with pytest.raises(WorkflowFailed, match="broken"):
+                await handle.result(timeout=20)
+            broken[0] = False
+            await engine.retry("above")
+            assert await handle.result(timeout=20) == "done"
+            found = await children_of(engine, "above")
+            last = "above.child" if named else "above/below.attempt-2"
+            assert found.pop(last) == "completed"
+            assert set(found.values()) <= {"failed"}  # what the first attempt started stays as it was
+
+    played(story)
+    assert len(runs) == 3
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_child_that_still_lives_is_cancelled_and_awaited_before_the_next_attempt(url, played, engine_on, named):
+    """Its way out takes a while: the second one begins when the first one has ended, though the pause is short."""
+    inside, most, leave = [], [], asyncio.Event()
+
+    @workflow
+    async def below(ctx, _none: None) -> str:
+        await ctx.step("enter", enter)
+        try:
+            return await ctx.wait_for_signal("go")
+        finally:
+            await ctx.step("leave", go_out)
+
+    def enter():
+        inside.append(1)
+        most.append(len(inside))
+
+    async def go_out():
+        await leave.wait()
+        inside.pop()
+
+    @workflow(retry=SHORT)
+    async def above(ctx, _none: None) -> str:
+        child = await ctx.start_child(below, id=f"{ctx.run_id}.child" if named else None)
+        if ctx.attempt == 1:
+            await ctx.wait_for_signal("fail")
+            raise ValueError("the first attempt")
+        return await child.result()
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above, id="above")
+            first = "above.child" if named else "above/below"
+            await eventually_async(lambda: entered(1))
+            await handle.signal("fail")
+            await eventually_async(lambda: waits_for_children_alone(handle))
+            assert await living(engine, first)
+            leave.set()
+            await eventually_async(lambda: entered(2))
+            await engine.handle(first if named else "above/below.attempt-2").signal("go", "gone")
+            assert await handle.result(timeout=20) == "gone"
+
+    async def entered(times):
+        return len(most) >= times
+
+    async def waits_for_children_alone(handle):
+        info = await handle.info()
+        return info.status == "suspended" and info.due_at is None and info.entries >= 3
+
+    played(story)
+    assert most == [1, 1]
+
+
+def test_a_completed_child_with_an_id_of_its_own_gives_its_result_to_the_next_attempt(url, played, engine_on):
+    runs = []
+
+    @workflow
+    async def below(ctx, n: int) -> int:
+        return await ctx.step("work", work, n)
+
+    def work(n):
+        runs.append(n)
+        return n * 10
+
+    @workflow(retry=SHORT)
+    async def above(ctx, _none: None) -> list[int]:
+        found = [await ctx.child(below, 1, id="paid once"), await ctx.child(below, 2)]
+        if ctx.attempt < 3:
+            raise ValueError("later")
+        return found
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            assert await handle.result(timeout=20) == [10, 20]
+
+    played(story)
+    assert sorted(runs) == [1, 2, 2, 2]  # one without an id is a part of its attempt, as a step is
+
+
+def test_a_child_with_an_id_of_its_own_cannot_be_given_another_input_by_a_later_attempt(url, played, engine_on):
+    @workflow
+    async def below(ctx, n: int) -> int:
+        return n
+
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def above(ctx, _none: None) -> int:
+        found = await ctx.child(below, ctx.attempt, id="child")
+        if ctx.attempt == 1:
+            raise ValueError("later")
+        return found
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            with pytest.raises(WorkflowFailed, match=r"with another workflow or input.*ctx\.attempt"):
+                await handle.result(timeout=20)
+            assert (await engine.get("child")).result == 1
+
+    played(story)
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey"], indirect=True)
+def test_a_crash_in_the_pause_or_in_a_later_attempt_starts_no_child_twice(url, played, engine_on):
+    """The engine is thrown away again and again; each attempt has one child, and the last one's is adopted."""
+    runs = []
+
+    @workflow
+    async def below(ctx, n: int) -> int:
+        runs.append(n)
+        if n < 3:
+            raise ValueError("broken")
+        return await ctx.wait_for_signal("go")
+
+    @workflow(retry=SHORT)
+    async def above(ctx, _none: None) -> int:
+        return await ctx.child(below, ctx.attempt)
+
+    async def story():
+        async with engine_on(url, [above, below], grace=0) as engine:
+            await engine.start(above, id="above")
+        for _ in range(20):
+            async with engine_on(url, [above, below], grace=0) as engine:
+                with_child = await there(engine, "above/below.attempt-3")
+                if with_child and await suspended_or_running(engine):
+                    break
+                await asyncio.sleep(0.05)
+        async with engine_on(url, [above, below]) as engine:
+            await eventually_async(lambda: there(engine, "above/below.attempt-3"))
+            await engine.handle("above/below.attempt-3").signal("go", 7)
+            assert await engine.handle("above").result(timeout=20) == 7
+            assert set(await children_of(engine, "above")) == {
+                "above/below",
+                "above/below.attempt-2",
+                "above/below.attempt-3",
+            }
+
+    async def suspended_or_running(engine):
+        return (await engine.get("above")).status in ("suspended", "running")
+
+    played(story)
+
+
+def test_restart_after_several_attempts_begins_with_the_first_and_its_child(url, played, engine_on):
+    runs, broken = [], [True]
+
+    @workflow
+    async def below(ctx, n: int) -> int:
+        return await ctx.step("work", work, n)
+
+    def work(n):
+        runs.append(n)
+        if broken[0] or n < 2:
+            raise ValueError("broken")
+        return n
+
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def above(ctx, _none: None) -> int:
+        return await ctx.child(below, ctx.attempt)
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above, id="above")
+            with pytest.raises(WorkflowFailed, match="broken"):
+                await handle.result(timeout=20)
+            assert runs == [1, 2]
+            broken[0] = False
+            await engine.restart("above")
+            assert await handle.result(timeout=20) == 2
+            assert runs == [1, 2, 1, 2]
+
+    played(story)
+
+
+def test_an_expired_timeout_ends_a_run_whose_child_does_not_end(played):
+    """The children of the failed attempt are awaited, but not for longer than the whole workflow may take."""
+
+    @workflow
+    async def below(ctx, _none: None) -> None:
+        while True:
+            try:
+                await ctx.sleep("1 day")
+            except asyncio.CancelledError:
+                await ctx.sleep("20 seconds")
+
+    @workflow(retry=Retry(max_attempts=3, initial=1, jitter=False), timeout="10 seconds")
+    async def above(ctx, _none: None) -> None:
+        await ctx.start_child(below)
+        await ctx.sleep(1)
+        raise ValueError("broken")
+
+    async def story():
+        async with TestEngine([above, below]) as engine:
+            handle = await engine.start(above)
+            await engine.advance("12 seconds")
+            assert (await handle.info()).status == "timed_out"
+
+    played(story)
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey"], indirect=True)
+def test_a_child_that_failed_in_this_attempt_is_not_started_anew_after_a_crash(url, played, engine_on):
+    """The second attempt's child fails while nobody drives the parent: that is the second attempt's failure."""
+    runs = []
+
+    @workflow
+    async def below(ctx, _none: None) -> str:
+        await ctx.wait_for_signal("go")
+        runs.append(ctx.run_id)
+        raise ValueError("broken")
+
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def above(ctx, _none: None) -> str:
+        return await ctx.child(below, id="child")
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            await engine.start(above, id="above")
+            await eventually_async(lambda: there(engine, "child"))
+            await engine.handle("child").signal("go")
+            await eventually_async(lambda: second(engine))
+        async with engine_on(url, [below]) as engine:
+            await engine.handle("child").signal("go")
+            with pytest.raises(WorkflowFailed, match="broken"):
+                await engine.handle("child").result(timeout=20)
+        async with engine_on(url, [above, below]) as engine:
+            with pytest.raises(WorkflowFailed, match="broken"):
+                await engine.handle("above").result(timeout=20)
+            assert not await living(engine, "child")
+
+    async def second(engine):
+        """The child was revived, and claimed again."""
+        claim, _ = await engine._run(engine._ready().see("child"))
+        return claim.run.living and claim.run.lives == 2
+
+    played(story)
+    assert runs == ["child", "child"]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_a_transaction_that_a_failed_attempt_asked_for_is_not_carried_out(url, played, engine_on):
+    """While the cancel of a living child is on its way, the attempt has ended: nothing of it is recorded any more."""
+    done = []
+
+    @workflow
+    async def below(ctx, _none: None) -> None:
+        await ctx.wait_for_signal("never")
+
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def above(ctx, _none: None) -> list[int]:
+        if ctx.attempt == 1:
+            await ctx.start_child(below)
+            await asyncio.gather(ctx.transaction("first", fails), ctx.transaction("second", writes, ctx.attempt))
+        return [await ctx.transaction("second", writes, ctx.attempt)]
+
+    def fails(connection):
+        raise ValueError("broken")
+
+    def writes(connection, attempt):
+        done.append(attempt)
+        return attempt
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            assert await handle.result(timeout=20) == [2]
+
+    played(story)
+    assert done == [2]
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_run_of_somebody_else_with_the_id_of_a_child_is_not_cancelled(url, played, engine_on, monkeypatch, attempt):
+    """The child is refused, because its id is taken. Its cancel is asked for before that is known."""
+
+    @workflow
+    async def victim(ctx, _none: None) -> str:
+        return await ctx.wait_for_signal("go")
+
+    @workflow(retry=Retry(max_attempts=attempt, initial=0))
+    async def above(ctx, _none: None) -> None:
+        if ctx.attempt < attempt:
+            raise ValueError("the first attempt")
+        child = await ctx.start_child(victim, id="victim")
+        waiting = asyncio.create_task(child.result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await ctx.step("effect", int)
+
+    async def story():
+        async with engine_on(url, [above, victim]) as engine:
+            slow(engine)
+            theirs = await engine.start(victim, id="victim")
+            await (await engine.start(above)).result(timeout=20)
+            await theirs.signal("go", "alive")
+            assert await theirs.result(timeout=20) == "alive"
+
+    def slow(engine):
+        """Lookups of children take a while."""
+        reclaim = engine._worker.reclaim
+        monkeypatch.setattr(
+            engine._worker, "reclaim", lambda *args: engine._worker._loop.call_later(0.2, reclaim, *args)
+        )
+
+    played(story)
+
+
+def test_a_run_that_spins_cancels_nobody_elses_run(url, played, engine_on):
+    @workflow
+    async def victim(ctx, _none: None) -> str:
+        return await ctx.wait_for_signal("go")
+
+    @workflow
+    async def above(ctx, _none: None) -> None:
+        child = await ctx.start_child(victim, id="victim")
+        waiting = asyncio.create_task(child.result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        while True:
+            await asyncio.sleep(0)
+
+    async def story():
+        async with engine_on(url, [above, victim]) as engine:
+            theirs = await engine.start(victim, id="victim")
+            with pytest.raises(WorkflowFailed, match="spins"):
+                await (await engine.start(above)).result(timeout=20)
+            await theirs.signal("go", "alive")
+            assert await theirs.result(timeout=20) == "alive"
+
+    played(story)
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnusable("it is broken"), RuntimeError("a mistake of ours")], ids=["store", "other"]
+)
+def test_a_child_that_cannot_be_looked_up_does_not_fail_the_run(url, played, engine_on, monkeypatch, error):
+    """The run is let go, and goes on when it is claimed again."""
+    broken = [True]
+
+    @workflow
+    async def below(ctx, _none: None) -> str:
+        return "done"
+
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def above(ctx, _none: None) -> str:
+        if ctx.attempt == 1:
+            raise ValueError("the first attempt")
+        return await ctx.child(below)
+
+    def lookup(*args):
+        if broken:
+            broken.pop()
+            raise error
+        return (yield from original(*args))
+
+    original = worker_module.reclaim
+    monkeypatch.setattr(worker_module, "reclaim", lookup)
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            assert await (await engine.start(above)).result(timeout=20) == "done"
+
+    played(story)
+    assert not broken
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_restarted_run_does_not_get_the_result_of_a_child_with_another_input(url, played, engine_on, named, attempts):
+    given = ["old"]
+
+    @workflow
+    async def below(ctx, word: str) -> str:
+        return word.upper()
+
+    @workflow(retry=Retry(max_attempts=attempts, initial=0))
+    async def above(ctx, _none: None) -> str:
+        word = await ctx.step("read", lambda: given[0])
+        if ctx.attempt < attempts:
+            raise ValueError("not yet")
+        return await ctx.child(below, word, id="child" if named else None)
+
+    async def story():
+        async with engine_on(url, [above, below]) as engine:
+            handle = await engine.start(above)
+            assert await handle.result(timeout=20) == "OLD"
+            await engine.restart(handle.id)
+            assert await handle.result(timeout=20) == "OLD"
+            given[0] = "new"
+            await engine.restart(handle.id)
+            with pytest.raises(WorkflowFailed, match=r"with another workflow or input.*before it was restarted"):
+                await handle.result(timeout=20)
+
+    played(story)
+
+
+def test_a_cancel_that_comes_together_with_the_failure_ends_the_run(url, played, engine_on):
+    """It is there when the pause begins, and nothing else would tell of it before the pause is over."""
+
+    @workflow(retry=LONG)
+    async def failing(ctx, _none: None) -> None:
+        await ctx.wait_for_signal("go")
+        raise ValueError("no")
+
+    async def story():
+        async with engine_on(url, [failing]) as engine:
+            handles = [await engine.start(failing) for _ in range(5)]
+            for handle in handles:
+                await asyncio.gather(handle.signal("go"), handle.cancel())
+            for handle in handles:
+                with pytest.raises(WorkflowFailed, match="cancelled"):
+                    await handle.result(timeout=20)
+
+    played(story)

@@ -1,0 +1,125 @@
+"""A long history costs what it must, and once: counted in entries read and decoded and in trips, never in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import msgspec
+import pytest
+
+from holdfast import Client, Context, workflow
+from holdfast import commands as c
+from holdfast import run_commands as r
+from holdfast.rules.run import Park, worker_key
+from holdfast.rules.run_outcomes import Claimed, RunSeen
+from holdfast.testing.asking import ME
+from holdfast.workflow import journal as j
+
+SIZES = (1_000, 10_000) if os.environ.get("HOLDFAST_GROWTH") != "full" else (10_000, 100_000)
+PIECE = 5_000
+
+
+@workflow
+async def long(ctx: Context, steps: int) -> int:
+    for _ in range(steps):
+        await ctx.step("work", int)
+    for _ in range(3):
+        await ctx.wait_for_signal("word")
+    return steps
+
+
+def with_history(url, steps):
+    """A parked run that has done so many steps, recorded by few large records."""
+    with Client(url) as client:
+        execute = client.works.lanes["commands"].call
+        run = client.runs.start(long, steps)
+        key = worker_key("w.1")
+        lease = c.Acquire(key=key, id="w.1", label=ME, kind="worker", ttl=60_000_000)
+        granted, _, claimed = execute(
+            [
+                lease,
+                r.EnlistWorker(worker="w.1", name="w", types=("long",)),
+                r.ClaimRuns(worker="w.1", types=(("long", "long"),), runs=(run,)),
+            ]
+        )
+        assert isinstance(claimed, Claimed)
+        fence, length = claimed.claims[0].run.fence, 1
+        for first in range(0, steps, PIECE):
+            numbers = range(first + 1, min(first + PIECE, steps) + 1)
+            ids = ("work" if number == 1 else f"work#{number}" for number in numbers)
+            entries = tuple(j.encode_entry(j.StepDone(at=1, id=id, value=msgspec.Raw(b"0"))) for id in ids)
+            then = Park(None) if numbers[-1] == steps else None
+            execute(
+                [r.RecordRun(run=run, fence=fence, at=length, entries=entries, request=f"q.{first}", seen=0, then=then)]
+            )
+            length += len(entries)
+        execute([r.DismissWorker(worker="w.1"), c.Release(key=key, id="w.1", token=granted.token)])
+        assert client.runs.get(run).entries == steps + 1
+    return run
+
+
+class Counted:
+    """What an engine asks the store for, and how many entries of journals the answers carry."""
+
+    def __init__(self, engine, monkeypatch):
+        self.kinds, self.carried, self.decoded = [], 0, 0
+        lane = engine._client.works.lanes["commands"]
+        submit, ask, decode = lane.submit, lane.ask, j.decode_entry
+
+        def counted(outcome):
+            claims = (
+                outcome.claims
+                if isinstance(outcome, Claimed)
+                else [outcome.claim]
+                if isinstance(outcome, RunSeen)
+                else []
+            )
+            self.carried += sum(len(claim.entries) for claim in claims if claim is not None)
+
+        def submitted(command):
+            self.kinds.append(type(command))
+            future = submit(command)
+            future.add_done_callback(lambda done: counted(done.result()))
+            return future
+
+        def asked(command, answer):
+            self.kinds.append(type(command))
+            ask(command, lambda outcome: (counted(outcome), answer(outcome)))
+
+        def decoding(text):
+            self.decoded += 1
+            return decode(text)
+
+        monkeypatch.setattr(lane, "submit", submitted)
+        monkeypatch.setattr(lane, "ask", asked)
+        monkeypatch.setattr(j, "decode_entry", decoding)
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey"], indirect=True)
+@pytest.mark.parametrize("steps", SIZES)
+def test_a_history_is_read_and_decoded_once_and_no_signal_reads_it_again(url, played, engine_on, monkeypatch, steps):
+    run = with_history(url, steps)
+
+    async def story():
+        async with engine_on(url, [long], recover=False, worker_ttl=60) as engine:
+            counted = Counted(engine, monkeypatch)
+            assert (await engine.resume(run)).status == "running"
+            assert counted.decoded <= steps + 2, "each entry once, and the last one to see whether it is a pause"
+            assert counted.carried == steps + 1, "the history once"
+            for word in "abc":
+                counted.carried = counted.decoded = 0
+                counted.kinds.clear()
+                handle = engine.handle(run)
+                await handle.signal("word", word)
+                await asyncio.wait_for(delivered(engine, run, word), 20)
+                assert counted.decoded == 0
+                assert counted.carried == 0
+            assert await handle.result(timeout=20) == steps
+
+    async def delivered(engine, run, word):
+        driver = engine._worker.drivers.get(run)
+        while driver is not None and driver.left is None and driver.length < steps + 1 + "abc".index(word) + 1:
+            await asyncio.sleep(0.01)
+
+    played(story)

@@ -1,0 +1,174 @@
+"""Hints: one that names nobody wakes everybody, and who waits for a result looks seldom while hints flow."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from holdfast import Client, Context, Engine, workflow
+from holdfast.flows import Wait
+from holdfast.rules.run import WATCHERS, Event
+from holdfast.run_commands import ClaimRuns, PostEvent, RunsOutlook, SeeRun, WatchRun
+from holdfast.workflow import worker as worker_module
+from holdfast.workflow.asking import SELDOM_SECONDS, Asking
+from providers import PROVIDERS
+from waiting import eventually, eventually_async
+
+BURST = """
+import sys
+from holdfast import Client
+from holdfast.rules.run import NewRun
+from holdfast.run_commands import StartRun
+
+with Client(sys.argv[1]) as client:
+    ids = [f"{'burst' * 10}-{n}" for n in range(400)]
+    starts = [StartRun(new=NewRun(id=id, type="quick", input="null", request=id)) for id in ids]
+    client.works.lanes["commands"].call(starts)
+    print(*ids)
+"""
+
+
+WORD = Event(kind="signal", name="word", payload='"heard"')
+
+
+@workflow
+async def quick(ctx: Context) -> str:
+    return "done"
+
+
+async def rests(engine):
+    """Its worker has looked at everything and waits for a hint."""
+    return bool(engine._worker._wake._waiters)
+
+
+def counted(engine, monkeypatch, kind):
+    """Counts what an engine sends of one kind of command."""
+    sent = []
+    lane = engine._client.works.lanes["commands"]
+    submit = lane.submit
+    monkeypatch.setattr(
+        lane, "submit", lambda command: (isinstance(command, kind) and sent.append(1), submit(command))[1]
+    )
+    return sent
+
+
+def test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once(url, played, engine_on, monkeypatch):
+    """The claim was answered without it, and its hint finds nobody who drives the run yet."""
+    monkeypatch.setattr(worker_module, "POLL_SECONDS", 3600.0)
+
+    looked = []
+
+    @workflow
+    async def listens(ctx: Context) -> str:
+        return await ctx.wait_for_signal("word")
+
+    class Interrupted(worker_module.Worker):
+        async def ask(self, command):
+            outcome = await super().ask(command)
+            if isinstance(command, ClaimRuns) and outcome.claims:
+                self.heard = asyncio.Event()
+                await super().ask(PostEvent(run=outcome.claims[0].run.id, event=WORD))
+                await self.heard.wait()
+            return outcome
+
+        def _hinted(self, runs):
+            super()._hinted(runs)
+            if runs and not self.drivers:
+                self.heard.set()
+
+        def send(self, command, answer):
+            if isinstance(command, SeeRun):
+                looked.append(command.run)
+            super().send(command, answer)
+
+    async def story():
+        monkeypatch.setattr(Engine, "_worker_type", Interrupted)
+        async with engine_on(url, [listens]) as engine:
+            await eventually_async(lambda: rests(engine))
+            with Client(url) as client:
+                run = await asyncio.to_thread(client.runs.start, "listens")
+                assert await engine.handle(run).result(20) == "heard"
+                return run
+
+    run = played(story)
+    assert looked[:1] == [run]
+
+
+def test_a_hint_that_names_nobody_makes_a_worker_look_for_runs(url, played, engine_on, monkeypatch):
+    """A notification of PostgreSQL that would be too long arrives as such a hint."""
+    monkeypatch.setattr(worker_module, "POLL_SECONDS", 3600.0)
+
+    async def story():
+        async with engine_on(url, [quick], worker_ttl=60) as engine:
+            await eventually_async(lambda: rests(engine))
+            looks = counted(engine, monkeypatch, RunsOutlook)
+            engine._worker._hinted(None)
+            await eventually_async(lambda: found(looks))
+
+    async def found(looks):
+        return bool(looks)
+
+    played(story)
+
+
+def test_a_burst_of_starts_is_claimed_at_once(played, engine_on, monkeypatch):
+    """400 runs with long ids, started in one batch: more than a notification of PostgreSQL can name."""
+    monkeypatch.setattr(worker_module, "POLL_SECONDS", 3600.0)
+    url = PROVIDERS["postgres"].url(None)
+
+    async def story():
+        async with engine_on(url, [quick], worker_ttl=60) as engine:
+            await eventually_async(lambda: rests(engine))
+            program = [sys.executable, "-c", BURST, url]
+            process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE)  # hints cross processes
+            ids = (await process.communicate())[0].decode().split()
+            assert len(ids) == 400
+            for id in ids:
+                assert await engine.handle(id).result(timeout=20) == "done"
+
+    played(story)
+
+
+def waits_of(client, run, times):
+    """For how long somebody who waits for a result waits until it looks again, so many times; nothing ever comes."""
+    flow = Asking(client, max_bytes=1_000).result(run, Any, None)
+    waits, answer = [], None
+    try:
+        while len(waits) < times:
+            request = flow.send(answer)
+            if isinstance(request, Wait):
+                waits.append(request.timeout)
+                answer = False
+            else:
+                answer = client.works.lanes[request.role].run(request.command)
+    finally:
+        flow.close()
+    return waits
+
+
+def test_who_waits_for_a_result_where_no_hint_can_come_looks_every_second():
+    """As behind a connection pooler."""
+    with Client(PROVIDERS["postgres"].url(None), store_options={"wakeup": "poll"}) as client:
+        run = client.runs.start("waiting")
+        assert waits_of(client, run, 4) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey", "memory"], indirect=True)
+def test_who_waits_for_a_result_looks_seldom_where_a_hint_will_come(url):
+    with Client(url) as client:
+        run = client.runs.start("waiting")
+        eventually(lambda: not client.works.watched().polls)  # until it is subscribed it looks every second
+        assert waits_of(client, run, 6) == [1, 2, 4, 8, SELDOM_SECONDS, SELDOM_SECONDS]
+
+
+def test_who_waits_for_a_result_beside_too_many_others_looks_every_second():
+    """A run tells its end to so many who wait; further ones get no hint."""
+    with Client("memory://") as client:
+        run = client.runs.start("waiting")
+        for n in range(WATCHERS):
+            client.works.lanes["commands"].run(WatchRun(run=run, id=f"other.{n}"))
+        assert waits_of(client, run, 4) == [1, 1, 1, 1]
