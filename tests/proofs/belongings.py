@@ -194,7 +194,7 @@ def judge(scene: Scene, kind: str, runs: list[str], most: int) -> None:
         level += change
         highest = max(highest, level)
     scene.report.at_most(f"{scene.kind}: most runs inside, {kind}", highest, most)
-    scene.report.at_least(f"{scene.kind}: runs that went through, {kind}", len(seen.keys() & set(runs)), len(runs))
+    scene.report.every(f"{scene.kind}: runs that went through, {kind}", len(seen.keys() & set(runs)), len(runs))
 
 
 def behind_a_dead_process(scene: Scene) -> None:

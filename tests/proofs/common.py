@@ -37,6 +37,8 @@ SLACK = 5.0
 
 LONGEST_SMALL, LONGEST_FULL = 240.0, 900.0
 """Seconds after which a proof is given up as a whole."""
+INCONCLUSIVE = 3
+"""The exit code of a proof that broke no promise and was too quiet, or too slow, to show all of them."""
 MOST_BROKEN = 40
 """More broken promises than this are not listed."""
 
@@ -48,7 +50,7 @@ class Report:
         self._title = title
         self._started = elapsed()
         self._lines: list[tuple[str, str, str]] = []
-        self._quiet: list[str] = []
+        self._unclear: list[str] = []
         self._broken: Counter[str] = Counter()
 
     def tell(self, what: str, value: object, note: str = "") -> None:
@@ -59,13 +61,25 @@ class Report:
         """A figure that shows nothing below its minimum."""
         self.tell(what, value, f"at least {minimum}")
         if value < minimum:
-            self._quiet.append(f"{what}: {value}, and less than {minimum} shows nothing")
+            self._unclear.append(f"{what}: {value}, and less than {minimum} shows nothing")
+
+    def within(self, what: str, value: float, limit: float) -> None:
+        """A time, or a figure that follows from times: a machine that is too busy cannot show it."""
+        self.tell(what, value, f"within {limit:g}")
+        if value > limit:
+            self._unclear.append(f"{what}: {value}, and more than {limit:g} is too slow")
 
     def at_most(self, what: str, value: float, limit: float) -> None:
         """A figure with a promise about it."""
         self.tell(what, value, f"at most {limit:g}")
         if value > limit:
             self.broken(f"{what}: {value}, and at most {limit:g} is promised")
+
+    def every(self, what: str, value: float, total: float) -> None:
+        """A figure that is promised to be as large as this."""
+        self.tell(what, value, f"of {total:g}")
+        if value < total:
+            self.broken(f"{what}: {value} of {total:g}")
 
     def broken(self, promise: str) -> None:
         """Something happened that must not."""
@@ -77,15 +91,14 @@ class Report:
             self.broken(promise)
 
     def close(self) -> int:
-        """Print everything; the exit code."""
-        bad = bool(self._quiet or self._broken)
+        """Print everything; the exit code: 0 if it was shown, 1 if a promise was broken, 3 if nothing was shown."""
         lines = [f"  {what:<56}{value:>8}{'   ' + note if note else ''}" for what, value, note in self._lines]
-        lines += [f"  TOO QUIET  {quiet}" for quiet in self._quiet]
+        lines += [f"  NOT SHOWN  {unclear}" for unclear in self._unclear]
         broken = list(self._broken.items())[:MOST_BROKEN]
         lines += [f"  BROKEN     {promise}" + (f"  ({times} times)" if times > 1 else "") for promise, times in broken]
-        last = f"{'FAILED' if bad else 'proved'} after {elapsed() - self._started:.0f} s"
-        sys.stdout.write("\n".join([self._title, *lines, last]) + "\n")
-        return int(bad)
+        code, verdict = (1, "FAILED") if broken else (INCONCLUSIVE, "INCONCLUSIVE") if self._unclear else (0, "proved")
+        sys.stdout.write("\n".join([self._title, *lines, f"{verdict} after {elapsed() - self._started:.0f} s"]) + "\n")
+        return code
 
 
 class Journal:

@@ -73,11 +73,7 @@ def wait_quietly(size: Size, proxy: Proxy, report: Report, name: str) -> float:
     report.tell(f"{name}: {size.waiters} waited for {seconds:.0f} s, requests", requests)
     report.at_least(f"{name}: of them signs of life", requests, int(size.waiters * size.window / 5))
     most = size.commands * TRIPS.get(name, 1)
-    report.demand(
-        f"{name}: {requests / seconds:.1f} requests a second, less than {most:g} are promised",
-        kept=requests / seconds < most,
-    )
-    report.tell(f"{name}: requests a second, all waiters together", requests / seconds, f"less than {most:g}")
+    report.within(f"{name}: requests a second, all waiters together", requests / seconds, most)
     return since
 
 
@@ -104,7 +100,7 @@ def judge_order(crew: list[Worker], report: Report, name: str) -> None:
         delays.append(got - released)
     report.at_least(f"{name}: hand-overs in the order of arrival", len(delays), len(crew) - 1)
     report.tell(f"{name}: hand-over, median, ms", round(1_000 * median(delays), 1))
-    report.at_most(f"{name}: hand-over, slowest, s", round(max(delays), 3), HAND_OVER)
+    report.within(f"{name}: hand-over, slowest, s", round(max(delays), 3), HAND_OVER)
 
 
 def judge_waking(crew: list[Worker], since: float, report: Report, name: str) -> None:

@@ -197,7 +197,7 @@ def check(campaign: Campaign) -> None:
         over = [n for n in notes if n["what"] == "over" and n["token"] == first and n["wall"] <= begun]
         report.demand("a term was given away before it had expired", kept=bool(over) or last["expires_at"] <= begun)
         longest = max(longest, elected[second]["wall"] - last["wall"])
-    report.at_most("longest time without a leader, s", longest, PROMISED)
+    report.within("longest time without a leader, s", longest, PROMISED)
     refused = [note for note in notes if note["what"] == "refused"]
     wrote = [note["token"] for note in notes if note["what"] == "wrote"]
     report.demand("a write under an older token was accepted", kept=wrote == sorted(wrote))
@@ -231,7 +231,7 @@ def recipe(folder: Path, report: Report) -> None:
         killed = elapsed()
         taken_over = until(lambda: path.read_text() == "second", within=60)
         report.demand("the snapshot writer that was killed was not replaced", kept=taken_over)
-        report.at_most(
+        report.within(
             "snapshot writer of the docs: next snapshot after kill -9, s", elapsed() - killed, RECIPE_PROMISED
         )
     finally:

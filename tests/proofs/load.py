@@ -260,7 +260,7 @@ def semaphore(stage: Stage, processes: int) -> None:
         report.at_least(f"{name}: {tasks} tasks, turns of the bystander", len(beside), size.seen)
         if beside:
             p99 = beside[int(len(beside) * 0.99)]
-            report.at_most(
+            report.within(
                 f"{name}: {tasks} tasks, p99 of the bystander, ms", round(1_000 * p99), 1_000 * size.bystander
             )
     if len(rates) == len(size.crowds):
@@ -278,7 +278,7 @@ def holders(stage: Stage) -> None:
             for processes, group in groups.items():
                 name, total = f"{stage.name}, {processes} processes", size.holders // processes * processes
                 seen = len(hf.locks.inspect(f"holders-{processes}").holders)
-                report.at_least(f"{name}: holders in the store after {size.hold:g} s", seen, total)
+                report.every(f"{name}: holders in the store after {size.hold:g} s", seen, total)
                 leave(stage, group)
                 judge_holders(stage, name, group, total)
         stage.complain(crew)
@@ -287,12 +287,12 @@ def holders(stage: Stage) -> None:
 def judge_holders(stage: Stage, name: str, group: list[Worker], total: int) -> None:
     """Everybody has kept everything, and no round of renewals took long."""
     size, report = stage.size, stage.report
-    report.at_least(f"{name}: leases kept", sum(note["count"] for one in group for note in one.notes("kept")), total)
+    report.every(f"{name}: leases kept", sum(note["count"] for one in group for note in one.notes("kept")), total)
     rounds = sorted(note["seconds"] for one in group for note in one.notes("renewed"))
     report.at_least(f"{name}: rounds of renewals", len(rounds), int(len(group) * size.hold / size.ttl))
     if rounds:
         report.tell(f"{name}: a round of renewals, median, ms", round(1_000 * rounds[len(rounds) // 2]))
-        report.at_most(f"{name}: a round, slowest, ms", round(1_000 * rounds[-1]), 1_000 * size.renewal)
+        report.within(f"{name}: a round, slowest, ms", round(1_000 * rounds[-1]), 1_000 * size.renewal)
     report.tell(f"{name}: renewals that were asked for again", sum(len(one.notes("again")) for one in group))
     for note in (note for one in group for note in one.notes("lost")):
         report.broken(f"{name}: {note['event']}: {note['why']}")
@@ -305,7 +305,7 @@ def readers(stage: Stage, processes: int) -> None:
         workers = start_holders(stage, crew, processes, readers=True)
         if entered(stage, workers, processes):
             inside = len(hf.locks.inspect("readers").holders)
-            stage.report.at_least(f"{stage.name}: readers inside at once", inside, total)
+            stage.report.every(f"{stage.name}: readers inside at once", inside, total)
             leave(stage, workers)
         stage.complain(crew)
 

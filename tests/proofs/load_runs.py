@@ -157,7 +157,7 @@ def drain(stage: Stage, job: dict[str, Any], engines: list[Worker]) -> float:
         engine.say("enough")
     until(lambda: not any(engine.running for engine in engines), within=20)
     completed = sorted(run.ended_at for run in runs if run.status == "completed" and run.ended_at is not None)
-    report.at_least(f"{name}: runs that completed", len(completed), job["runs"])
+    report.every(f"{name}: runs that completed", len(completed), job["runs"])
     if not drained or len(completed) < job["runs"]:
         return 0.0
     rate = (len(completed) - 1) / ((completed[-1] - completed[0]) / MICROSECONDS)

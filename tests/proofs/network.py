@@ -119,11 +119,11 @@ def storm(size: Size, chance: random.Random, folder: Path, report: Report, place
     report.at_least(f"{name}: late writes refused by the fence", seen["refused"], lost // 2)
     fallen = too_early(crew, begun)
     allowed = max(1, (len(planned) - lost) // 5)  # a busy machine may need longer than the rest of a ttl
-    report.at_most(f"{name}: leases lost by a shorter fault ({', '.join(fallen) or 'none'})", len(fallen), allowed)
+    report.within(f"{name}: leases lost by a shorter fault ({', '.join(fallen) or 'none'})", len(fallen), allowed)
     report.tell(f"{name}: stale writers whom nobody overtook in time", seen["not overtaken"])
     report.tell(f"{name}: told that the store cannot be reached", seen["unavailable"])
     report.tell(f"{name}: connections made, bytes lost", f"{connections}, {dropped}")
-    report.at_most(f"{name}: until the last one went on, s", round(max(delays, default=0), 2), within)
+    report.within(f"{name}: until the last one went on, s", round(max(delays, default=0), 2), within)
 
 
 def too_early(crew: Crew, begun: list[tuple[float, str]]) -> list[str]:

@@ -84,7 +84,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
         report.demand(f"{place.kind}: not all have ended", kept=ended)
         done = client.runs.list(status="completed", limit=size.runs + 1).runs
         report.demand(f"{place.kind}: {len(done)} have completed", kept=len(done) == size.runs)
-        report.at_most(f"{place.kind}: seconds until all had ended", elapsed() - over, WANTED)
+        report.within(f"{place.kind}: seconds until all had ended", elapsed() - over, WANTED)
 
 
 def _taken(client: Client) -> bool:

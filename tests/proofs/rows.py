@@ -120,16 +120,14 @@ def judge(size: Size, crew: Crew, windows: list[tuple[float, float]], report: Re
         took = [note["seconds"] for note in worker.notes("took") if any(b < note["at"] < e for b, e in windows)]
         report.at_least(f"{name}: {role}: other locks taken meanwhile", len(took), 10 * size.rounds)
         took.sort()
-        report.at_most(
-            f"{name}: {role}: 19 of 20 of them within, s", took[len(took) * 19 // 20] if took else 0, SLOWEST
-        )
+        report.within(f"{name}: {role}: 19 of 20 of them within, s", took[len(took) * 19 // 20] if took else 0, SLOWEST)
         report.tell(f"{name}: {role}: slowest of them, s", took[-1] if took else 0.0)
     entries = sorted(crew.notes("has it"), key=lambda note: note["token"])
     rising = all(a["at"] < b["at"] for a, b in pairwise(entries))
     report.demand(f"{name}: tokens of the stuck lock fell", kept=rising)
     meanwhile = [note for note in entries if any(b < note["at"] < e for b, e in windows)]
     report.demand(f"{name}: the stuck lock was granted while its row was held", kept=not meanwhile)
-    report.at_least(f"{name}: holders of the stuck lock told of its loss", len(crew.notes("lost it")), size.rounds)
+    report.every(f"{name}: holders of the stuck lock told of its loss", len(crew.notes("lost it")), size.rounds)
     told = crew.notes("told")
     report.tell(f"{name}: told that the row is kept locked", len(told))
     named = sum("idle in transaction" in note["error"] and "process" in note["error"] for note in told)
@@ -157,7 +155,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Place) -> 
             )
             report.demand(f"{name}: the lock did not work again", kept=again)
             first = min((n["at"] for n in crew.notes("has it") if n["at"] > freed), default=0.0)
-            report.at_most(f"{name}: held again after, s", round(first - freed, 2), size.ttl + 2 * SLACK)
+            report.within(f"{name}: held again after, s", round(first - freed, 2), size.ttl + 2 * SLACK)
         for worker in crew.workers:
             worker.say("enough")
         until(lambda: not crew.running(), within=30)

@@ -103,7 +103,7 @@ def bury(size: Size, crew: list[Puppet], hf: Client, report: Report, name: str) 
         delay = puppet.worker.notes("acquired")[turns]["at"] - died[key]
         earliest = size.ttl * 2 / 3 - 0.25  # it was renewed a third of a ttl ago at the most, a busy machine apart
         report.demand(f"{name}: {key} was taken over {delay:.2f} s after the death", kept=delay > earliest)
-        report.at_most(
+        report.within(
             f"{name}: dead {key.replace('-', ', its heir ')}: taken over after, s", round(delay, 2), size.ttl + SLACK
         )
 

@@ -125,8 +125,8 @@ def stall(url: str, stalls: int, report: Report) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    report.at_least("loops blocked for 3 x ttl that kept their lease", kinds[False], stalls)
-    report.at_least("loops blocked beyond max_stall that lost it loudly", kinds[True], stalls)
+    report.every("loops blocked for 3 x ttl that kept their lease", kinds[False], stalls)
+    report.every("loops blocked beyond max_stall that lost it loudly", kinds[True], stalls)
 
 
 # -- the storm: a worker ------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def storms(size: Size, chance: random.Random, folder: Path, report: Report) -> N
         if given_back >= wanted:
             break
     report.tell("storms", number)
-    report.at_least("processes that came to their end", words["done"], size.processes * number)
+    report.every("processes that came to their end", words["done"], size.processes * number)
     report.at_least("attempts", words.total() - words["done"], number * size.attempts * 9 // 10)
     report.at_least("attempts that got a lease", words["got"], size.attempts // 10)
     report.at_least("attempts that timed out", words["timed out"], size.attempts // 20)

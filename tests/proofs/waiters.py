@@ -187,9 +187,9 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
     report.at_least(f"{place.kind}: deaths (-9)", kills, (6 + size.many) * size.rounds)
     for scene, found in seen.items():
         name, delays = f"{place.kind}, {scene}", found or [float("inf")]
-        report.at_least(f"{name}: takeovers", len(found), size.rounds)
+        report.every(f"{name}: takeovers", len(found), size.rounds)
         report.tell(f"{name}: shortest delay, s", min(delays))
-        report.at_most(f"{name}: longest delay, s", round(max(delays), 2), longest(size, scene, place.kind))
+        report.within(f"{name}: longest delay, s", round(max(delays), 2), longest(size, scene, place.kind))
     for scene in STOPPED if size.rounds > 1 else ("paused",):  # at the brink it is a matter of chance
         longest_pause = round(max(seen[scene], default=0), 2)
         report.at_least(f"{place.kind}, {scene}: longest delay by a paused waiter, s", longest_pause, PAUSE_SEEN)
