@@ -19,6 +19,7 @@ import postgres_waiting
 import redis_pairs
 import redis_waiting
 import runs
+import signals_and_claims
 import sleepers
 import states
 import wakeups
@@ -36,6 +37,7 @@ PARTS = {
     "redis_pairs": redis_pairs,
     "redis_waiting": redis_waiting,
     "runs": runs,
+    "signals_and_claims": signals_and_claims,
     "sleepers": sleepers,
 }
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -225,3 +226,26 @@ def test_a_file_lock_is_not_inherited_by_programs_that_are_started(tmp_path):
     assert again.try_lock()
     again.close()
     child.communicate(timeout=HANG)
+
+
+class Interrupted(threading.Thread):
+    """A thread whose start is interrupted in the middle of CPython's own wait."""
+
+    def start(self):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+
+def test_an_interrupt_while_a_thread_starts_stays_an_interrupt():
+    with pytest.raises(KeyboardInterrupt):
+        _platform.start_thread(Interrupted())
+
+
+def test_any_other_error_of_a_thread_that_does_not_start_is_raised():
+    thread = threading.Thread(target=int)
+    _platform.start_thread(thread)
+    thread.join()
+    with pytest.raises(RuntimeError, match="only be started once"):
+        _platform.start_thread(thread)

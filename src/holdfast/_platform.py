@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,6 +49,20 @@ elapsed = _choose_clock()
 def host_clock() -> int:
     """The host's wall clock in microseconds."""
     return time.time_ns() // 1_000
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread. An interrupt stays an interrupt.
+
+    CPython waits in `start` until the thread runs. A Ctrl-C that comes while its lock is being released there is
+    replaced by a `RuntimeError` about that lock, which no caller expects.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def after_fork_in_child(hook: Callable[[], None]) -> None:

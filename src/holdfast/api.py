@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from ._platform import start_thread
 from .client import BaseClient
 from .codec import MAX_BYTES
 from .events import Events
@@ -315,7 +316,7 @@ class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader], AsyncOnly)
 
         # Closing waits for threads; a thread of its own keeps the loop free, and is gone afterwards.
         closer = threading.Thread(target=shut, name="holdfast-closer", daemon=True)
-        closer.start()
+        start_thread(closer)
         await done.wait_async()
         closer.join()
 

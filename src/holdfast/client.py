@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from . import _platform
+from ._platform import start_thread
 from .codec import MAX_BYTES
 from .commands import Abandon, Acquire, LockCommand, Release, Settle
 from .errors import ClientClosed, HoldfastError, InvalidOption
@@ -239,7 +240,7 @@ class Works:
             closer = threading.Thread(
                 target=lambda: self.shut(self.keeper.retire(), quietly=False), name="holdfast-closer", daemon=True
             )
-            closer.start()
+            start_thread(closer)
 
 
 class BaseClient:
@@ -346,7 +347,7 @@ class BaseClient:
 
 
 def _clock_differs(events: Events, name: str, host: str, pid: int, ahead: float) -> None:
-    """Leases go by the clock of whoever writes: one that differs ends leases early, its own or others'."""
+    """A process on a SQLite file has a clock that differs from the one that stamps the store's files."""
     events.emit("clock_differs", client=name, host=host, pid=pid, ahead=ahead)
 
 

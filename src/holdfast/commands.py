@@ -71,9 +71,9 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
     Answers `Granted`; with `queue`, `Queued` while others are in the way, else `Busy`; `Mismatch` when the
     key is in use as another kind; `TooHeavy` when it can never fit; `Gone` when the attempt was abandoned;
     `QueueFull` when as many as may wait are waiting. Again: the same attempt (`id`) gets the same grant and token with
-    its full ttl, or keeps its place. A waiter must ask again within three quarters of `waiter_ttl`, and confirms an
-    offer by asking again. Asking again within a quarter of it changes nothing, so a waiter may look often. It `listens`
-    if hints for its id are received by a process.
+    its full ttl, or keeps its place. A waiter must ask again within three fifths of `waiter_ttl`, and confirms an
+    offer by asking again. Asking again within two fifths of it changes nothing, so a waiter may look often. It
+    `listens` if hints for its id are received by a process.
     """
 
     id: str

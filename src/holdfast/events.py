@@ -60,7 +60,7 @@ EVENTS: dict[str, Kind] = {
     "force_released": Kind("warning", "an operator put the holders out", ("key", "by", "reason", "holders")),
     "clock_differs": Kind(
         "error",
-        "the clock of a process differs from the host's by more than a second (SQLite): leases end early",
+        "a process's clock is more than a second off the store's files (SQLite): it goes by their time stamps",
         ("client", "host", "pid", "ahead"),
     ),
     "give_back_failed": Kind(

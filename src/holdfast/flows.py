@@ -31,7 +31,7 @@ from .held import local_deadline
 from .rules import outcomes as out
 from .rules.lock import OFFER_LIFE
 from .rules.record import Holder
-from .run_commands import CountRuns, ListRuns, ListWorkers, SeeRun
+from .run_commands import CountRuns, ListRuns, ListWorkers, OwnedRuns, SeeRun
 from .stores.contract import Role
 from .values import MICROSECONDS
 
@@ -66,8 +66,11 @@ SOONEST_POLL = 0.02
 POLL_SHARE = 0.25
 """Between two polls passes this share of the time for which the youngest holder has held the lock."""
 
-LONG_READS = (ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, SeeRun)
-"""Reads that may be about many rows: no acquire of the same client waits for them."""
+LONG_READS = (ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, OwnedRuns, SeeRun)
+"""Reads that may be about many rows: no acquire of the same client waits for them.
+
+Not among them is `RunsOutlook`: it reads one row for each type and worker, and a worker asks it before every claim.
+"""
 
 SHAPING = (out.Granted, out.Queued, out.Busy, out.QueueFull)
 """Answers to an attempt that may have changed the number of permits."""

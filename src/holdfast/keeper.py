@@ -24,7 +24,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-from ._platform import after_fork_in_child, elapsed
+from ._platform import after_fork_in_child, elapsed, start_thread
 from .commands import Abandon, Cleanup, Failed, Renew, Settle, Swept
 from .errors import ClientClosed, HoldfastError, StoreContended
 from .events import Events
@@ -198,7 +198,7 @@ class Callbacks:
                 return
             self._thread = threading.Thread(target=self._serve, name="holdfast-on-lost", daemon=True)
             try:
-                self._thread.start()
+                start_thread(self._thread)
             except RuntimeError:
                 self._thread = None
                 _log.exception("nobody can be told by a callback now: %d calls wait for the next", len(self._calls))
@@ -251,7 +251,7 @@ class Keeper:
         with self._lock:
             if self._thread is None and not self._stopping:
                 thread = threading.Thread(target=self._serve, name="holdfast-keeper", daemon=True)
-                thread.start()  # interrupted within, it may run or not: only the first to come here serves
+                start_thread(thread)  # interrupted within, it may run or not: only the first to come here serves
                 self._thread = thread
             self._started = self._thread is not None
 

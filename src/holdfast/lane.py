@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 
 from . import failpoints
-from ._platform import elapsed
+from ._platform import elapsed, start_thread
 from .commands import READS, Command, Failed
 from .errors import ClientClosed, HoldfastError, NotInWorkflow, StoreError, StoreUnavailable, WouldDeadlock
 from .parcels import Answer, Call, Done, Parcel, Promise, Question, Reply, deliver_all, twin
@@ -258,7 +258,7 @@ class Lane:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name=f"holdfast-{self._name}", daemon=True)
                 try:
-                    self._thread.start()
+                    start_thread(self._thread)
                 except RuntimeError:
                     return self._strand()
             self._runner = _THREAD

@@ -146,7 +146,7 @@ POSTGRES = [
     Mutant(
         "all releases call functions of the same name",
         "stores/postgres_functions.py",
-        "    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]",
+        '    digest = hashlib.sha256(f"{tables} {text}".encode()).hexdigest()[:DIGITS]',
         '    digest = "0" * DIGITS',
         (FUNCTIONS + "test_two_releases_work_side_by_side_each_with_its_own_functions[old_first-functions]",),
     ),
@@ -166,10 +166,20 @@ POSTGRES = [
     ),
     Mutant(
         "a client that was connected goes on with tables that it does not know",
-        "stores/postgres_schema.py",
-        "if one.version < oldest]",
-        "if one.version < 0]",
-        (FUNCTIONS + "test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before",),
+        "stores/postgres_functions.py",
+        "        EXECUTE format('DROP FUNCTION",
+        "        PERFORM format('DROP FUNCTION",
+        (FUNCTIONS + "test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before[breaking]",),
+    ),
+    Mutant(
+        "clients of different tables share their functions",
+        "stores/postgres_functions.py",
+        'f"{tables} {text}".encode()',
+        "text.encode()",
+        (
+            FUNCTIONS + "test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before"
+            "[breaking_tables_alone]",
+        ),
     ),
     Mutant(
         "functions of a new release are not granted",
@@ -196,6 +206,13 @@ POSTGRES = [
         "a session has the isolation level of its role",
         "stores/postgres_session.py",
         "            if self._mode != PLAIN:\n                self._pin()\n",
+        "",
+        (DEFAULTS + "test_a_role_or_database_with_another_default_can_do_everything[role-read_only]",),
+    ),
+    Mutant(
+        "the transaction of a run is read-only where the role's are",
+        "stores/postgres_join.py",
+        "            fresh.read_only = False\n",
         "",
         (DEFAULTS + "test_a_role_or_database_with_another_default_can_do_everything[role-read_only]",),
     ),

@@ -7,6 +7,9 @@ from .runner import Mutant
 BELONGINGS = "tests/stores/test_postgres_belongings.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
 
+PROTOCOL = "tests/stores/test_postgres_protocol.py::"
+ADVISORY = "tests/stores/test_postgres_advisory.py::"
+
 POSTGRES_BELONGINGS = [
     Mutant(
         "the end of a run on PostgreSQL by its form keeps its locks",
@@ -21,6 +24,51 @@ POSTGRES_BELONGINGS = [
         "if self._is_there(key) and self._can_be_told(key)]",
         "if self._is_there(key)]",
         (BELONGINGS + "test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken",),
+    ),
+    Mutant(
+        "a sweep stops at a run of an overflow whose row is taken",
+        "stores/decisions.py",
+        "decided_alone(before, Settle(key=key), self.now, reader)",
+        "decided_alone(before, Settle(key=key), self.now, None)",
+        (BELONGINGS + "test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken[overflow]",),
+    ),
+    Mutant(
+        "the server ends a user's own transaction that is idle for a second",
+        "stores/postgres_join.py",
+        '        Statement(" ".join(SETTINGS.split()).encode(), (PATIENCE, b"true")),\n',
+        (
+            '        Statement(" ".join(SETTINGS.split()).encode(), (PATIENCE, b"true")),\n'
+            '        Statement(b"SET LOCAL idle_in_transaction_session_timeout = 1000"),\n'
+        ),
+        ("tests/stores/test_postgres_join.py::test_the_patience_of_the_users_transaction_stays_as_it_was",),
+    ),
+    Mutant(
+        "a dead waiter of advisory=true stays in the queue",
+        "stores/postgres_records.py",
+        "if one.id not in severed) if severed else record.waiters",
+        "if one.id not in severed or True) if severed else record.waiters",
+        (ADVISORY + "test_a_killed_waiter_is_out_of_the_queue_as_a_killed_holder_is_out_of_the_lock",),
+    ),
+    Mutant(
+        "a dead waiter of advisory=true closes the lock for its lock-delay",
+        "stores/postgres_records.py",
+        "if holder.delay and not holder.offered:",
+        "if holder.delay:",
+        (ADVISORY + "test_an_offer_to_a_killed_waiter_ends_with_its_session",),
+    ),
+    Mutant(
+        "a waiter of advisory=true is not tied to a session",
+        "stores/postgres_tied.py",
+        "        lock.queue(_with_session(waiter, session))\n",
+        "        pass\n",
+        (ADVISORY + "test_commands_of_one_batch_about_one_key_are_tied_too",),
+    ),
+    Mutant(
+        "what a half of a batch has written is done again",
+        "stores/postgres_batch.py",
+        "executor.execute(source, commands, in_halves=False)",
+        "executor.execute(source, commands)",
+        (PROTOCOL + "test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_half_is_contended",),
     ),
     Mutant(
         "a run that cannot give back its locks now keeps its worker from all others",

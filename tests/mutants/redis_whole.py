@@ -13,6 +13,7 @@ GROWTH = "tests/stores/test_redis_growth.py::"
 WRONG = "tests/stores/test_redis_whole.py::test_a_wrong_type_in_the_place_of_an_index_leaves_nothing_half_done"
 CROWDS = "tests/stores/test_redis_run_crowds.py::"
 LISTED = GROWTH + "test_every_list_is_what_the_rules_say[valkey-0]"
+PREFIXED = GROWTH + "test_of_very_many_ids_with_a_prefix_the_newest_is_looked_for_by_time_up_to_a_bound"
 LISTS, WRITE = "stores/redis_lists.py", "stores/redis_write.lua"
 
 REDIS_WHOLE = [
@@ -40,9 +41,30 @@ REDIS_WHOLE = [
     Mutant(
         "runs with a prefix are listed by their ids",
         LISTS,
-        "            cursors = sorted(self._begun(ids), reverse=True)\n",
-        "            cursors = list(self._begun(ids))\n",
+        "        return Stretch(sorted(timely, reverse=True), 0, None)\n",
+        "        return Stretch(list(timely), 0, None)\n",
         (LISTED,),
+    ),
+    Mutant(
+        "a common prefix is looked for among newer runs only",
+        LISTS,
+        "            if in_vain >= IN_VAIN and not ordered:\n",
+        "            if False:\n",
+        (PREFIXED + "[valkey-by_id]",),
+    ),
+    Mutant(
+        "a page is empty after some names that do not begin with its prefix",
+        LISTS,
+        "            if names >= MOST_NAMES:\n",
+        "            if names >= IN_VAIN:\n",
+        (PREFIXED + "[valkey-by_time]",),
+    ),
+    Mutant(
+        "runs that begin with a prefix are looked at whenever they began",
+        LISTS,
+        "wanted.until is None or cursor[0] < wanted.until",
+        "True",
+        (GROWTH + "test_of_ids_with_a_prefix_only_those_of_the_time_that_is_asked_for_are_looked_at[valkey]",),
     ),
     Mutant(
         "the oldest runs are listed first",

@@ -53,6 +53,20 @@ RUN_QUEUES = [
         (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
     ),
     Mutant(
+        "a run that can no longer fit is told nothing",
+        "rules/working.py",
+        "            self.hinted.append(waiter.id)\n",
+        "            pass\n",
+        (HERE + "test_runs_that_can_no_longer_fit_are_told",),
+    ),
+    Mutant(
+        "a run that is hinted is posted no event",
+        "stores/memory.py",
+        "        if answers[place].notified:\n            hints += tell(space.runs, now, answers[place].notified)\n",
+        "        if answers[place].woken:\n            hints += tell(space.runs, now, answers[place].woken)\n",
+        (HERE + "test_runs_that_can_no_longer_fit_are_told",),
+    ),
+    Mutant(
         "a run that ends keeps its place in the overflow",
         "rules/run.py",
         "        watchers=(),\n        locks=(),\n        waits=(),\n",

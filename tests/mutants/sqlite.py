@@ -88,9 +88,29 @@ SQLITE = [
     Mutant(
         "a clock that is behind is not noticed",
         "stores/sqlite_clock.py",
-        "            if abs(ahead) > TOLERANCE or self.reported:\n",
-        "            if ahead > TOLERANCE or self.reported:\n",
+        "not -TOLERANCE <= ahead <= TOLERANCE +",
+        "not ahead <= TOLERANCE +",
         (CLOCK + "test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor[-5.0]",),
+    ),
+    Mutant(
+        "a process whose clock differs goes by it",
+        "stores/sqlite_clock.py",
+        "                if self._differs:\n                    return stamp\n",
+        "",
+        (
+            CLOCK + "test_workers_keep_their_leases_also_where_the_clock_of_one_differs[3600.0]",
+            CLOCK + "test_workers_keep_their_leases_also_where_the_clock_of_one_differs[-3600.0]",
+        ),
+    ),
+    Mutant(
+        "a clock that was moved is noticed some seconds later",
+        "stores/sqlite_clock.py",
+        "self._differs or abs(now / MICROSECONDS - elapsed() - self._began) > TOLERANCE",
+        'self._differs or self._began == float("-inf")',
+        (
+            CLOCK
+            + "test_a_clock_that_differs_takes_no_lock_away_and_loses_none_also_when_it_is_moved_meanwhile[3600.0]",
+        ),
     ),
     Mutant(
         "a clock that differs is told of with every write",

@@ -13,11 +13,16 @@ ATTEMPTS = "tests/workflows/test_attempts.py::"
 POLLING = "tests/workflows/test_polling.py::"
 ORDER = "tests/workflows/test_order.py::"
 HINTS = "tests/workflows/test_hints.py::"
+IO = "tests/workflows/test_io_in_workflows.py::"
 FAILURES = "tests/workflows/test_failures.py::"
 LIMITS = "tests/workflows/test_limits.py::"
+BY_NAME = "tests/workflows/test_starts_by_name.py::"
 NOBODY = "tests/workflows/test_nobody_knows.py::"
 METHODS = "tests/workflows/test_methods.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
+ALL_TASKS = "test_all_tasks_is_refused_in_workflow_code_with_what_to_write_and_works_everywhere_else"
+OF_ANOTHER_ATTEMPT = "test_a_child_with_an_id_below_one_without_is_refused_in_the_next_attempt_with_what_to_do"
+QUERIES = "tests/test_queries.py::test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_client"
 BEFORE_ITS_RECORD = "test_a_restarted_run_that_ended_before_its_first_record_still_starts_its_children_anew"
 
 WORKFLOWS = [
@@ -243,9 +248,75 @@ WORKFLOWS = [
     Mutant(
         "wait_for with a timeout of 0 cancels what it waits for before it began",
         "workflow/loop.py",
-        "        if _cancelled_by_wait_for(sys._getframe(1)) and self._not_begun():",
-        "        if False:",
+        "        if this.done() or not _polled(sys._getframe(1)):",
+        "        if True:",
         (POLLING + "test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none[memory-by_wait_for]",),
+    ),
+    Mutant(
+        "asyncio.wait with a timeout of 0 ends before the store was asked",
+        "workflow/loop.py",
+        "        if delay <= 0 and (code",
+        "        if False and (code",
+        (POLLING + "test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none[memory-by_asyncio_wait]",),
+    ),
+    Mutant(
+        "a poll is cancelled by one around it, with the signals that it has taken",
+        "workflow/loop.py",
+        "            if not self._has_within(poll.future, first, behind_shields=poll.patient)\n",
+        "            if True\n",
+        (
+            POLLING
+            + "test_signals_that_were_taken_within_a_timeout_of_0_are_not_lost[memory-signals_within_a_gathering]",
+        ),
+    ),
+    Mutant(
+        "a poll waits for ever for one that it would not cancel",
+        "workflow/loop.py",
+        "poll._replace(patient=False)\n",
+        "poll\n",
+        (POLLING + "test_a_poll_ends_although_what_it_would_not_cancel_polls_for_ever[memory-waited_for]",),
+    ),
+    Mutant(
+        "workflow code is told all tasks in an order of addresses",
+        "workflow/loop.py",
+        "        if isinstance(events._get_running_loop(), WorkflowLoop):",
+        "        if False:",
+        (ORDER + ALL_TASKS + "[of_the_running_loop]",),
+    ),
+    Mutant(
+        "all tasks are refused outside of workflow code",
+        "workflow/loop.py",
+        "        if isinstance(events._get_running_loop(), WorkflowLoop):",
+        "        if events._get_running_loop() is not None:",
+        (ORDER + ALL_TASKS + "[of_the_running_loop]",),
+    ),
+    Mutant(
+        "a child of another attempt is told as any other run",
+        "workflow/children.py",
+        "        if child.root == new.root and same_but_for_attempts(child.parent, parent):\n",
+        "        if False:\n",
+        (ATTEMPTS + OF_ANOTHER_ATTEMPT + "[memory-True]",),
+    ),
+    Mutant(
+        "the first attempt of a run below a later attempt does not look for children of other attempts",
+        "workflow/code.py",
+        " or is_marked(self.run.id)\n",
+        "\n",
+        (ATTEMPTS + OF_ANOTHER_ATTEMPT + "[memory-False]",),
+    ),
+    Mutant(
+        "long reads of an engine go by the connection for commands",
+        "workflow/worker.py",
+        '"queries" if isinstance(command, LONG_READS) else "commands"',
+        '"commands"',
+        (QUERIES + "[memory-OwnedRuns]",),
+    ),
+    Mutant(
+        "claims wait for long reads",
+        "workflow/worker.py",
+        "        await self.patrol.settle()\n",
+        "        await self._looking_around\n        await self.patrol.settle()\n",
+        (QUERIES + "[memory-OwnedRuns]",),
     ),
     Mutant(
         "as_completed makes tasks in the order of their coroutines' addresses",
@@ -341,9 +412,30 @@ WORKFLOWS = [
     Mutant(
         "a refusal of I/O within a group is not found",
         "workflow/failures.py",
-        "    if isinstance(error, BaseExceptionGroup):\n",
-        "    if False:\n",
-        ("tests/workflows/test_io_in_workflows.py::test_the_run_fails_with_what_to_do_instead[with_nested_groups]",),
+        "        if isinstance(one, BaseExceptionGroup):\n",
+        "        if False:\n",
+        (IO + "test_the_run_fails_with_what_to_do_instead[with_nested_groups]",),
+    ),
+    Mutant(
+        "a refusal of I/O is not found behind an error that was raised while it was handled",
+        "workflow/failures.py",
+        " else one.__context__\n",
+        " else None\n",
+        (IO + "test_the_run_fails_with_what_to_do_instead[with_another_error_that_does_not_say_from_what]",),
+    ),
+    Mutant(
+        "an error that was raised from None is told as the refusal of I/O before it",
+        "workflow/failures.py",
+        " or one.__suppress_context__ else",
+        " else",
+        (IO + "test_an_error_that_has_nothing_to_do_with_the_refusal_is_told_as_it_is[from_none]",),
+    ),
+    Mutant(
+        "an error that goes back to itself is followed for ever",
+        "workflow/failures.py",
+        "            continue\n        seen.add",
+        "            raise RecursionError\n        seen.add",
+        (FAILURES + "test_an_error_that_goes_back_to_itself_fails_the_attempt_like_any_other[from_itself]",),
     ),
     Mutant(
         "the nearest base of an exception is not kept",
@@ -364,7 +456,17 @@ WORKFLOWS = [
         "workflow/starting.py",
         "        elif require_definition:\n",
         "        elif False:\n",
-        (LIMITS + "test_a_start_by_name_before_any_engine_was_up_is_told_or_refused[memory]",),
+        (BY_NAME + "test_a_start_by_name_before_any_engine_was_up_is_told_or_refused[sqlite-sync_client]",),
+    ),
+    Mutant(
+        "a run is started within a transaction although a definition is required",
+        "workflow/starting.py",
+        "            self._check_published(new, known, require_definition=require_definition)\n",
+        "            self._check_published(new, known, require_definition=False)\n",
+        (
+            BY_NAME
+            + "test_a_start_by_name_before_any_engine_was_up_is_told_or_refused[sqlite-engine_within_transactions]",
+        ),
     ),
     Mutant(
         "the input itself cannot be the key of a limit",
@@ -378,7 +480,7 @@ WORKFLOWS = [
         "workflow/starting.py",
         "isinstance(workflow, str) and started.fresh and name",
         "isinstance(workflow, str) and name",
-        (LIMITS + "test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition[memory]",),
+        (BY_NAME + "test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition[sqlite-engine]",),
     ),
     Mutant(
         "a start within a transaction does not say that no worker knows the workflow",

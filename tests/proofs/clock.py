@@ -9,17 +9,20 @@ holder is waited for at most one ttl longer, and a dead waiter at most its waiti
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import counter
 from common import SLACK, WAITING_LEASE, Crew, Report, main
 
 from holdfast._platform import elapsed
+from holdfast.stores import sqlite_clock
 from holdfast.testing.faults import ClockMissing, SkewedClock
 
 HOUR = 3_600
@@ -144,5 +147,11 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
     report.tell("store unavailable", seen["store unavailable"])
 
 
+def work(job: dict[str, Any]) -> None:
+    """Count by the moved clock alone. It moves in the processes only; on a host the stamps of files would move, too."""
+    sqlite_clock.TOLERANCE = math.inf
+    counter.work(job)
+
+
 if __name__ == "__main__":
-    main(sys.argv[0], prove, small=SMALL, full=FULL, work=counter.work)
+    main(sys.argv[0], prove, small=SMALL, full=FULL, work=work)

@@ -104,10 +104,10 @@ class Model:
             self.woken.append(one.id)
 
     def miss(self, late):
-        for one in [one for one in self.queue if one.mortal and not one.passed]:
+        called = [one for one in self.queue if one.mortal and not one.passed]
+        self.hinted += [one.id for one in called[:16]]
+        for one in called:
             one.passed = True
-            if len(self.hinted) < 16:
-                self.hinted.append(one.id)
         for one in late:
             (one.ttl, one.end), one.place, one.offered = one.place, None, False
             one.missed, one.passed = one.missed + 1, True
@@ -153,7 +153,7 @@ class Model:
         if kind != self.kind and (self.holders or self.queue):
             return "Mismatch", self.kind
         if one:
-            fresh = one.mortal and one.ttl == waiter_ttl and not one.passed and one.end - self.now >= 0.75 * one.ttl
+            fresh = one.mortal and one.ttl == waiter_ttl and not one.passed and 5 * (one.end - self.now) >= 3 * one.ttl
             one.ttl, one.end = waiter_ttl, one.end if fresh else self.end(waiter_ttl)
             one.delay, one.passed = delay, False
             return self.enter_or_stay(one, ttl)
@@ -183,6 +183,7 @@ class Model:
         for one in [one for one in self.queue if one.weight > permits]:
             self.queue.remove(one)
             length = one.ttl or 7 * 24 * 3600 * 1_000_000
+            self.hinted += [] if one.mortal else [one.id]
             self.stones.append([one.id, self.now + length, length, "never_fits"])
         self.stones = self.stones[-64:]
         self.settle()

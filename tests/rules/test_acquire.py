@@ -94,25 +94,38 @@ def test_asking_again_keeps_the_place_in_the_queue_and_prolongs_it():
     desk.acquire("a")
     desk.wait("b")
     desk.wait("c")
-    again = desk.later(2 * SECOND).wait("b")
+    again = desk.later(3 * SECOND).wait("b")
     assert again.position == 0
     assert desk.waiting == ["b", "c"]
-    assert desk.waiter("b").expires_at == T0 + 2 * SECOND + PATIENCE
+    assert desk.waiter("b").expires_at == T0 + 3 * SECOND + PATIENCE
     assert desk.waiter("b").since == T0
 
 
 def test_looking_again_soon_does_not_write():
-    """Waiters near the head look often; their places are prolonged when a quarter of the time has passed."""
+    """Waiters near the head look often; their places are prolonged when two fifths of the time have passed."""
     desk = Desk()
     desk.acquire("a")
     desk.wait("b")
     before = desk.record
-    desk.later(PATIENCE // 4).wait("b")
+    desk.later(2 * PATIENCE // 5).wait("b")
     assert desk.record is before
     desk.later(1).wait("b")
     assert desk.waiter("b").expires_at == desk.now + PATIENCE
     desk.wait("b", waiter_ttl=PATIENCE // 2)
     assert desk.waiter("b").expires_at == desk.now + PATIENCE // 2
+
+
+def test_of_the_regular_signs_of_life_every_second_one_writes():
+    desk = Desk()
+    desk.acquire("a", ttl=None)
+    desk.wait("b")
+    writes = 0
+    for _ in range(10):
+        before = desk.record
+        desk.later(PATIENCE // 3).wait("b")
+        writes += desk.record is not before
+    assert writes == 5
+    assert desk.waiting == ["b"]
 
 
 def test_a_sign_of_life_after_being_passed_over_always_counts():
@@ -323,7 +336,7 @@ def test_a_waiter_without_end_that_never_fits_is_remembered_for_long():
     desk = Desk()
     desk.acquire("a", kind="semaphore", permits=3)
     desk.wait("heavy", kind="semaphore", permits=3, weight=3, waiter_ttl=None)
-    desk.acquire("c", kind="semaphore", permits=1)
+    assert desk.acquire("c", kind="semaphore", permits=1).hinted == ("heavy",), "it would not ask again by itself"
     answer = desk.later(24 * HOUR).wait("heavy", kind="semaphore", permits=3, weight=3, waiter_ttl=None)
     assert isinstance(answer, out.TooHeavy)
 

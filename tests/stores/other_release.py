@@ -1,6 +1,7 @@
 """A client of this release or of a made-up later one, in a process of its own: `other_release.py URL RELEASE`.
 
-It opens the store, prints `{"ready": digest}` or `{"refused": why}`, and then answers each line of its input with a
+With `sql` as a third argument it prints what `holdfast schema sql` of that release does, as JSON, and ends. Otherwise
+it opens the store, prints `{"ready": digest}` or `{"refused": why}`, and then answers each line of its input with a
 line of JSON: `work N` takes and releases a lock and drives runs N times, `list` names the locks that it sees.
 """
 
@@ -15,7 +16,7 @@ from holdfast.errors import StoreUnusable
 from holdfast.rules import outcomes as out
 from holdfast.rules.run import Finish, NewRun
 from holdfast.rules.run_outcomes import Recorded
-from holdfast.stores import open_store, postgres_functions, postgres_schema
+from holdfast.stores import open_store, postgres_functions, postgres_schema, postgres_upkeep
 from holdfast.testing.asking import acquire, release
 
 SAID = "another transaction has written first"
@@ -28,23 +29,28 @@ LATER_TABLES = {
     "breaking": "ALTER TABLE holdfast.locks ADD COLUMN colour text; "
     "UPDATE holdfast.about SET version = 2, oldest_client = 2;",
 }
+LATER_TABLES["breaking_tables_alone"] = LATER_TABLES["breaking"]
+SAME_FUNCTIONS = ("breaking_tables_alone",)
+"""Releases that change the tables and leave the text of the functions as it was."""
 
 
 def become(kind: str) -> None:
-    """Let this process be one of a later release, in which the functions are others, and perhaps the tables too."""
+    """Let this process be one of a later release, in which the functions, the tables or both are others."""
     told, change = postgres_functions.source, LATER_TABLES[kind]
+    later = SAID if kind in SAME_FUNCTIONS else LATER
 
     def source(name: str) -> str:
         if name == "later.sql":
             return str(change)
         text = told(name)
         assert name != "postgresql_functions.sql" or text.count(SAID) == 1
-        return text.replace(SAID, LATER)
+        return text.replace(SAID, later)
 
     postgres_functions.source = postgres_schema.source = source
     if change is not None:
-        postgres_schema.TABLES = (*postgres_schema.TABLES, "later.sql")
-        postgres_schema.VERSION = len(postgres_schema.TABLES)
+        for module in (postgres_functions, postgres_schema):
+            module.TABLES = (*module.TABLES, "later.sql")
+            module.VERSION = len(module.TABLES)
 
 
 def work(connection, name: str, times: int) -> int:
@@ -73,9 +79,12 @@ def work(connection, name: str, times: int) -> int:
     return done
 
 
-def main(url: str, kind: str) -> None:
+def main(url: str, kind: str, what: str = "client") -> None:
     if kind != "this":
         become(kind)
+    if what == "sql":
+        tell({"sql": postgres_upkeep.statements(url)})
+        return
     try:
         store = open_store(url, namespace="default")
         connection = store.connect("commands")

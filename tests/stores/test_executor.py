@@ -127,8 +127,32 @@ class Contended(MemorySource):
         return super().write(repository, hints, woken)
 
 
+class Signalled(MemorySource):
+    """A source in which some run is always signalled while many of them are claimed."""
+
+    def __init__(self, space, now, *, most):
+        super().__init__(space, now)
+        self.most, self.sizes = most, []
+
+    def write(self, repository, hints, woken):
+        self.sizes.append(len(repository.changes.runs))
+        return len(repository.changes.runs) <= self.most and super().write(repository, hints, woken)
+
+
 class TestContention:
     """Commands about a record that other clients change all the time do not take the others along."""
+
+    def test_a_claim_that_is_outpaced_takes_fewer_runs(self):
+        space, clock = _Space(), ManualClock()
+        execute(MemorySource(space, clock()), [acquire(worker_key("w.1"), "w.1", kind="worker")])
+        execute(MemorySource(space, clock()), [r.EnlistWorker(worker="w.1", name="worker", types=("order",))])
+        starts = [r.StartRun(new=NewRun(id=f"r{n}", type="order", input="1", request=f"s.{n}")) for n in range(100)]
+        execute(MemorySource(space, clock()), starts)
+        source = Signalled(space, clock(), most=20)
+        claim = r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=100)
+        (claimed,) = execute(source, [claim]).outcomes
+        assert len(claimed.claims) == 12
+        assert source.sizes == [100, 50, 25, 12]
 
     @pytest.mark.parametrize("times", [2, 25, 1_000])
     def test_commands_that_are_outpaced_are_decided_in_halves(self, times):

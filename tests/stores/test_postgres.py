@@ -28,8 +28,8 @@ from holdfast.rules.run import NewRun
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.stores import open_store, postgres_schema, postgres_session, postgres_writing
 from holdfast.stores.postgres_batch import PAUSES
+from holdfast.stores.postgres_functions import VERSION
 from holdfast.stores.postgres_repository import PostgresSource
-from holdfast.stores.postgres_schema import VERSION
 from holdfast.stores.postgres_wakeup import Listening
 from holdfast.testing import StoreConformance
 from holdfast.testing.asking import ME, acquire, read, release, renew, swap, wait

@@ -104,6 +104,45 @@ def test_a_grant_is_tied_also_when_it_was_waited_for(url, opened, admin):
     assert next_one.token > confirmed.token
 
 
+def test_commands_of_one_batch_about_one_key_are_tied_too(url, opened, admin):
+    connection = opened(url).connect()
+    taken = [acquire(id=id, kind="semaphore", permits=2, ttl=3600) for id in ("a.1", "a.2")]
+    connection.execute([*taken, wait(id="a.3", kind="semaphore", permits=2, ttl=3600)])
+    (seen,) = connection.execute([c.Inspect(key="k")])
+    tied = [(one.unknown or {}).get("session", 0) for one in (*seen.record.holders, *seen.record.waiters)]
+    assert len(tied) == 3
+    assert len(set(tied)) == 1
+    assert all(tied)
+    plain = opened(url.replace("&advisory=true", "")).connect()
+    admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
+    eventually(lambda: plain.execute([c.Inspect(key="k")])[0].record.idle)
+
+
+def test_a_killed_waiter_is_out_of_the_queue_as_a_killed_holder_is_out_of_the_lock(url):
+    """Its place would be kept for ten seconds, and an offer to it for one."""
+    with Client(url) as hf, hf.lock("k", ttl=3600) as lease:
+        with running(HOLDER, url) as waiter:
+            eventually(lambda: len(hf.locks.inspect("k").waiters) == 1)
+            os.kill(waiter.pid, signal.SIGKILL)
+            eventually(lambda: not hf.locks.inspect("k").waiters)
+        lease.release()
+        assert not hf.locks.inspect("k").held, "nothing was offered to the dead"
+
+
+def test_an_offer_to_a_killed_waiter_ends_with_its_session(url, opened, admin):
+    store = opened(url)
+    connection = store.connect()
+    plain = opened(url.replace("&advisory=true", "")).connect()
+    (held,) = plain.execute([acquire(id="h.1", ttl=3600)])
+    connection.execute([wait(id="dead.1", ttl=3600, delay=3_600_000_000)])
+    plain.execute([wait(id="next.1", ttl=3600), c.Release(key="k", id="h.1", token=held.token)])
+    (seen,) = plain.execute([c.Inspect(key="k")])
+    assert [holder.id for holder in seen.record.holders] == ["dead.1"]
+    admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
+    eventually(lambda: not plain.execute([c.Inspect(key="k")])[0].record.holders)
+    assert isinstance(plain.execute([wait(id="next.1", ttl=3600)])[0], out.Granted), "a lock-delay is for who held it"
+
+
 def test_the_ttl_counts_all_the_same(url, opened, clock):
     store = opened(url, clock=clock)
     connection = store.connect()

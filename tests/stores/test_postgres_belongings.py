@@ -16,6 +16,7 @@ from holdfast import commands as c
 from holdfast import run_commands as r
 from holdfast.errors import RecordUnreadable, StoreContended
 from holdfast.rules import outcomes as out
+from holdfast.rules import overflow
 from holdfast.rules import run as rule
 from holdfast.rules.asks import attempt_of
 from holdfast.rules.run import Finish, Park
@@ -232,11 +233,20 @@ def test_a_release_waits_for_the_row_of_the_run_that_it_wakes(url, opened, admin
     assert inbox(connection) == [("lock", "1")]
 
 
-def test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken(url, opened):
+@pytest.mark.parametrize("where", ["listed", "overflow"])
+def test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken(url, opened, where, monkeypatch):
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
     hire(connection)
-    waiting(connection)
+    if where == "overflow":
+        monkeypatch.setattr(overflow, "LISTED", 1)
+        first, _ = waiting(connection, "first")
+        second = driven(connection, "r")
+        ask(connection, record(second, asks=(take(1, "k"),), then=Park(None)), Recorded)
+        ask(connection, c.Abandon(key="k", id=attempt_of(first.id, 1), ttl=0), out.Abandoned)
+        assert ask(connection, c.Inspect(key="k"), out.Seen).record.overflow.count == 1
+    else:
+        waiting(connection)
     ask(connection, wait("other"), out.Granted)
     ask(connection, wait("other", "x.1", waiter_ttl=120_000_000), out.Queued)
     clock.pass_by(40)

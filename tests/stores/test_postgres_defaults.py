@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 from urllib.parse import quote
 
 import psycopg
+import psycopg_pool
 import pytest
 from psycopg import sql
 
 import real_servers
 from driving import assert_that_runs_can_be_driven
-from holdfast import Client
+from holdfast import Client, Context, Engine, workflow
 from holdfast import commands as c
 from holdfast import run_commands as r
 from holdfast.errors import StoreContended, StoreUnusable
@@ -65,6 +67,56 @@ def test_a_role_or_database_with_another_default_can_do_everything(altered, defa
     assert_that_runs_can_be_driven(connection)  # counts runs at limits, which no transaction can that sees the past
     with Client(url) as hf, hf.lock("k") as lease:
         lease.check()
+    level = default[1] if default[0] == "default_transaction_isolation" else "read committed"
+    assert paid_within_a_run(url) == ([level], [level]), "once, and as the role has it"
+
+
+def paid_within_a_run(url, *, meanwhile=lambda run: None):
+    """What a transaction of a run returns, and the rows that it commits; `meanwhile` is called within it, once."""
+    interrupted = []
+
+    def pay(connection) -> list[str]:
+        connection.execute("INSERT INTO payments SELECT current_setting('transaction_isolation')")
+        if not interrupted:
+            interrupted.append(True)
+            meanwhile("paying")
+        return [row[0] for row in connection.execute("TABLE payments")]
+
+    @workflow
+    async def pays(ctx: Context) -> list[str]:
+        return await ctx.transaction("pay", pay)
+
+    async def story():
+        async with asyncio.timeout(30), Engine(url, workflows=[pays], worker_ttl=5, grace=1) as engine:
+            return await (await engine.start(pays, id="paying")).result()
+
+    with psycopg.connect(url) as db:
+        db.read_only = False
+        db.execute("CREATE TABLE payments (level text)")
+    returned = asyncio.run(story())
+    with psycopg.connect(url) as db:
+        return returned, [row[0] for row in db.execute("TABLE payments")]
+
+
+@pytest.mark.parametrize("altered", ["role"], indirect=True)
+def test_a_transaction_of_a_run_that_saw_the_past_is_rolled_back_and_run_again(altered):
+    """A signal changes the run's row after the snapshot of the transaction: the record cannot be made in it."""
+    url = altered(*DEFAULTS["repeatable_read"])
+    with Client(url) as hf:
+        paid = paid_within_a_run(url, meanwhile=lambda run: hf.runs.signal(run, "late"))
+    assert paid == (["repeatable read"], ["repeatable read"]), "nothing of the first attempt is there"
+
+
+@pytest.mark.parametrize("altered", ["role"], indirect=True)
+def test_a_connection_of_the_users_own_pool_is_lent_as_it_is(altered, opened):
+    """Only those that the store has opened itself are its own to change."""
+    url = altered(*DEFAULTS["read_only"])
+    modes = []
+    with psycopg_pool.ConnectionPool(url, min_size=1, max_size=4) as pool:
+        for handle in (url, pool):
+            with opened(handle).transaction() as connection:
+                modes += connection.execute("SHOW transaction_read_only").fetchone()
+    assert modes == ["off", "on"]
 
 
 # -- transactions of the user's own ----------------------------------------------------------------------------

@@ -78,9 +78,9 @@ def releases(url):
     """Opens the store as a client of "this" release or of a later one does."""
     with ExitStack() as stack:
 
-        def opened(kind):
+        def opened(*arguments):
             process = subprocess.Popen(
-                [sys.executable, str(CHILD), url, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, str(CHILD), url, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
             stack.enter_context(process)  # closes its input, on which it ends, and waits
             return Release(process)
@@ -133,22 +133,36 @@ def text_of(admin, schema, digest):
     return admin.execute("SELECT pg_get_functiondef(%s::regproc)", (name,)).fetchone()[0]
 
 
-def test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before(releases, admin, schema):
+@pytest.mark.parametrize("later", ["breaking", "breaking_tables_alone"])
+def test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before(
+    releases, admin, schema, later
+):
     old = releases("this")
     assert old.asked("work 1") == {"done": 1}
-    new = releases("breaking")
-    assert new.asked("work 3") == {"done": 3}
+    new = releases(later)
+    assert new.asked("work 1") == {"done": 1}
     for refused in (old.asked("work 1"), releases("this").first):
         assert "newer Holdfast (version 2, for clients that know version 2 at least" in refused["refused"]
     assert digests_in(admin, schema) == {new.first["ready"]}
+    assert not rows_of(admin, schema, old.first["ready"])
     assert new.asked("work 1") == {"done": 1}
+
+
+def test_a_client_is_refused_also_where_an_owner_has_run_the_script_of_the_newer_tables(releases, admin, schema):
+    old = releases("this")
+    admin.execute(releases("breaking_tables_alone", "sql").first["sql"].encode())
+    assert "newer Holdfast (version 2" in old.asked("work 1")["refused"]
+    assert not rows_of(admin, schema, old.first["ready"])
 
 
 def test_a_set_has_the_same_name_wherever_the_tables_are_and_another_one_with_every_change(monkeypatch):
     first = functions_for("holdfast")
     assert first.digest == functions_for("elsewhere").digest
     source = postgres_functions.source
-    monkeypatch.setattr(postgres_functions, "source", lambda name: source(name).replace("HF001", "HF002"))
+    with monkeypatch.context() as later:
+        later.setattr(postgres_functions, "source", lambda name: source(name).replace("HF001", "HF002"))
+        assert functions_for("holdfast").digest != first.digest
+    monkeypatch.setattr(postgres_functions, "VERSION", postgres_functions.VERSION + 1)
     assert functions_for("holdfast").digest != first.digest
 
 

@@ -224,8 +224,10 @@ def test_the_patience_of_the_users_transaction_stays_as_it_was(store):
     with store.transaction() as connection:
         driver = driver_of(connection)
         driver.execute("SET LOCAL lock_timeout = '7s'")
+        idle = driver.execute("SHOW idle_in_transaction_session_timeout").fetchone()
         store.join(connection).execute([start(), acquire()])
         assert driver.execute("SHOW lock_timeout").fetchone() == ("7s",)
+        assert driver.execute("SHOW idle_in_transaction_session_timeout").fetchone() == idle == ("0",)
 
 
 def test_nobody_is_notified_of_what_may_never_happen(store, server):

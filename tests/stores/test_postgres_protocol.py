@@ -18,7 +18,7 @@ from holdfast.rules import run as rule
 from holdfast.rules.run import Event, NewRun, Run
 from holdfast.stores import executor, postgres_records
 from holdfast.stores.postgres_repository import OwnTransactions, PostgresSource
-from holdfast.stores.postgres_session import Outrun
+from holdfast.stores.postgres_session import Contended, Outrun
 from holdfast.stores.questions import RunById
 from holdfast.testing.asking import ME, ManualClock, acquire, release, renew, wait
 from providers import PROVIDERS
@@ -101,6 +101,45 @@ def test_a_row_that_was_not_locked_is_not_written(url, opened, monkeypatch):
     (posted,) = connection.execute([start("s"), r.PostEvent(run="r", event=Event(kind="signal", name="x"))])[1:]
     assert isinstance(posted, run_outcomes.Posted)
     assert owned == [False, True]
+
+
+def test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_half_is_contended(
+    url, opened, monkeypatch
+):
+    """Others were faster three times, so the batch is decided in halves; the second half meets a lock, once."""
+    connection = opened(url).connect()
+    (granted,) = connection.execute([acquire("k", "a.1")])
+    connection.execute([wait("k", "b.1")])  # the form of a release leaves it to the rules
+    trip, log = OwnTransactions.trip, []
+
+    def troubled(self, statements):
+        text = b" ".join(repr((one.text, one.values)).encode() for one in statements)
+        if statements[-1].text == b"COMMIT":
+            if len(log) < executor.TRIES_TOGETHER:
+                log.append("outrun")
+                raise Outrun
+            if b"new" in text and "contended" not in log:
+                log.append("contended")
+                raise Contended("55P03")
+            log.append("committed")
+        return trip(self, statements)
+
+    monkeypatch.setattr(OwnTransactions, "trip", troubled)
+    made_up = MadeUp(key="new")
+    released, noted = connection.execute([release("k", "a.1", token=granted.token), made_up])
+    assert isinstance(released, out.Released)
+    assert released.woken == ("b.1",)
+    assert isinstance(noted, out.Settled)
+    assert log == ["outrun"] * executor.TRIES_TOGETHER + ["committed", "contended", "committed"]
+
+
+class MadeUp(c.LockCommand, frozen=True, kw_only=True):
+    """A command that has no form: the rules decide it."""
+
+    def decide(self, lock):
+        lock.fence += 1
+        lock._touched = True
+        return out.Settled()
 
 
 def test_nobody_is_notified_of_what_was_not_written(url, opened, monkeypatch):

@@ -11,6 +11,7 @@ from holdfast import run_commands as r
 from holdfast.rules.run import Finish, Park
 from holdfast.rules.run_book import RunFilter
 from holdfast.rules.run_outcomes import Recorded, RunPage, RunSeen
+from holdfast.stores import redis_lists
 from holdfast.testing.asking import START
 from holdfast.testing.run_stories import RunModel
 from holdfast.testing.suite.runs import record, start
@@ -111,6 +112,90 @@ def test_lists_and_looks_cost_the_same_among_few_runs_and_among_many(server, con
     for name, wanted in RARE.items():
         ids = [run.id for run in ask(connection, r.ListRuns(wanted=wanted), RunPage).runs]
         assert ids == ([] if name == "a common attribute" else ["rare-2", "rare-1", "rare-0"]), name
+
+
+def started(connection, clock, *names):
+    """Runs that are due, all of a block at one moment."""
+    for first in range(0, len(names), BLOCK):
+        clock.now += 1
+        connection.execute(
+            [start(name, attributes={"old": name.startswith("old-")}) for name in names[first : first + BLOCK]]
+        )
+
+
+def pages(connection, wanted, limit):
+    """The ids on each page of a list."""
+    found, after = [], None
+    while not found or after is not None:
+        page = ask(connection, r.ListRuns(wanted=wanted, after=after, limit=limit), RunPage)
+        found, after = [*found, [run.id for run in page.runs]], page.next
+    return found
+
+
+def newest_first(names):
+    """In the order of a list: by the moment of their start, and those of one moment by their ids."""
+    blocks = [sorted(names[first : first + BLOCK], reverse=True) for first in range(0, len(names), BLOCK)]
+    return [name for block in reversed(blocks) for name in block]
+
+
+def test_runs_whose_ids_begin_with_a_common_prefix_are_on_the_first_page_however_many_others_are_newer(
+    server, connection, clock
+):
+    old = [f"old-{n:04}" for n in range(6_000)]
+    started(connection, clock, *old, *[f"new-{n:05}" for n in range(25_000)])
+    started(connection, clock, *[f"one-{n:05}" for n in range(3)])
+    expected = newest_first(old)
+    for wanted, looked_up in (
+        (RunFilter(prefix="old-", since=START), len(old)),
+        (RunFilter(prefix="old-", workflow="order"), 0),
+    ):
+        server.config_resetstat()
+        page = ask(connection, r.ListRuns(wanted=wanted, limit=10), RunPage)
+        stats = server.info("commandstats")
+        assert [run.id for run in page.runs] == expected[:10]
+        assert stats["cmdstat_evalsha"]["calls"] <= 12
+        assert stats.get("cmdstat_hget", {"calls": 0})["calls"] == looked_up, "none of the newer ones"
+    server.config_resetstat()
+    page = ask(connection, r.ListRuns(wanted=RunFilter(prefix="old-"), after=page.next, limit=10), RunPage)
+    assert [run.id for run in page.runs] == expected[10:20]
+    assert "cmdstat_hget" not in server.info("commandstats"), "the next page is found by time"
+    found = pages(connection, RunFilter(prefix="old-"), 1_000)
+    assert [len(page) for page in found] == [1_000] * 6
+    assert [name for page in found for name in page] == expected
+    few = RunFilter(prefix="o", attributes={"old": False})
+    assert pages(connection, few, 10) == [["one-00002", "one-00001", "one-00000"]]
+
+
+SMALL = {"PREFIXED": 20, "NAMES": 10, "MOST_NAMES_AT_ONCE": 80, "IN_VAIN": 50, "MOST_NAMES": 100}
+
+
+@pytest.mark.parametrize("most", [60, 59], ids=["by_id", "by_time"])
+def test_of_very_many_ids_with_a_prefix_the_newest_is_looked_for_by_time_up_to_a_bound(
+    connection, clock, monkeypatch, most
+):
+    """With small bounds: the sizes that there are would take a minute."""
+    for name, bound in (SMALL | {"MOST_PREFIXED": most}).items():
+        monkeypatch.setattr(redis_lists, name, bound)
+    old = [f"old-{n:02}" for n in range(60)]
+    started(connection, clock, *old)
+    started(connection, clock, *[f"new-{n:03}" for n in range(95)])
+    assert [len(page) for page in pages(connection, RunFilter(prefix="old-"), 25)] == [25, 25, 10]
+    started(connection, clock, *[f"new-{n:03}" for n in range(95, 155)])
+    found = pages(connection, RunFilter(prefix="old-"), 25)
+    assert [len(page) for page in found] == [*([] if most == 60 else [0]), 25, 25, 10], "empty beyond the bound only"
+    assert [name for page in found for name in page] == newest_first(old)
+
+
+def test_of_ids_with_a_prefix_only_those_of_the_time_that_is_asked_for_are_looked_at(connection, clock, monkeypatch):
+    monkeypatch.setattr(redis_lists, "MOST_LOOKS", 30)
+    old, new = ([f"old-{n}" for n in some] for some in (range(10, 30), range(30, 70)))
+    started(connection, clock, *old, *[f"new-{n:03}" for n in range(100)])
+    between = clock.now + 1
+    started(connection, clock, *new)
+    (page,) = pages(connection, RunFilter(prefix="old-", until=between), 100)
+    assert page == newest_first(old)
+    (page, _) = pages(connection, RunFilter(prefix="old-", since=between), 39)
+    assert page == newest_first(new)[:39]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,4 +1,7 @@
-"""A process whose clock differs is named: by an event in every process on the file, and by doctor. Real clocks."""
+"""A process whose clock differs is named: by an event in every process on the file, and by doctor. Real clocks.
+
+It does no harm: leases go by the clock that stamps files, which all processes of a host share.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
 from commandline import holdfast
-from holdfast import Client
+from holdfast import Client, LockTimeout
 from holdfast.stores import sqlite_clock
 from holdfast.testing.faults import SkewedClock
 from holdfast.testing.processes import running
@@ -116,6 +121,146 @@ def test_a_process_that_ends_takes_its_name_along(url, crooked):
     assert rows(url) == [("crooked",)]
     process.stdin.close()
     eventually(lambda: rows(url) == [])
+
+
+ENGINE = """
+import asyncio, sys
+from holdfast import AsyncClient, Context, Engine, workflow
+from holdfast.stores import sqlite_clock
+
+sqlite_clock.LOOK_SECONDS = 0.0
+
+@workflow(name=sys.argv[2])
+async def flow(ctx: Context) -> None:
+    await asyncio.sleep(0.05)
+
+def tell(event):
+    if event.name in ("worker_lost", "clock_differs") or event.fields.get("leases"):
+        print(event.name, flush=True)
+
+async def main():
+    async with AsyncClient(sys.argv[1]) as hf:
+        hf.events.subscribe(tell)
+        async with Engine(hf, workflows=[flow], worker_ttl=1, name=sys.argv[2]) as engine:
+            for _ in range(5):
+                await (await engine.start(flow)).result()
+                print("returned", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+RENEWALS = 9
+"""Three times as long as a worker's lease lasts without a renewal."""
+
+
+def events_of(process):
+    """What an engine tells until it has done its runs and renewed its lease often, or has lost it."""
+    told = Counter()
+    while told["returned"] < 5 or told["leases_renewed"] < RENEWALS:
+        line = process.stdout.readline()
+        assert line, "it has ended"
+        told[line.strip()] += 1
+        if told["worker_lost"]:
+            break
+    return told
+
+
+@pytest.mark.parametrize("offset", [3_600.0, -3_600.0])
+def test_workers_keep_their_leases_also_where_the_clock_of_one_differs(url, offset):
+    """Each drives its runs; the one whose clock differs is named, once by each of the two."""
+    with SkewedClock(offset) as crooked, SkewedClock() as straight:
+        workers = [
+            clock.start([sys.executable, "-c", ENGINE, url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for name, clock in (("crooked", crooked), ("straight", straight))
+        ]
+        with ThreadPoolExecutor(len(workers)) as threads:
+            told = list(threads.map(events_of, workers))
+        assert [one["worker_lost"] for one in told] == [0, 0]
+        assert [one["clock_differs"] for one in told] == [1, 1]
+        assert holdfast("doctor", "--url", url).exit_code == 1
+
+
+TRIES = """
+import sys
+from holdfast import Client, LockTimeout
+with Client(sys.argv[1]) as hf:
+    held = []
+    for line in sys.stdin:
+        try:
+            held.append(hf.lock(line.strip(), ttl=60, wait=0).acquire())
+            print("taken", flush=True)
+        except LockTimeout:
+            print("busy", flush=True)
+"""
+
+
+@pytest.mark.parametrize("offset", [3_600.0, -3_600.0])
+def test_a_clock_that_differs_takes_no_lock_away_and_loses_none_also_when_it_is_moved_meanwhile(url, offset):
+    """Each time with the very first command after the clock was moved."""
+    with SkewedClock(offset) as clock, Client(url) as hf:
+        other = clock.start([sys.executable, "-c", TRIES, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+        def tries(key):
+            other.stdin.write(f"{key}\n")
+            other.stdin.flush()
+            return other.stdout.readline().strip()
+
+        ours = hf.lock("ours", ttl=60).acquire()
+        for moved in (offset, 0.0, -offset):
+            clock.set(moved)
+            assert tries("ours") == "busy"
+            assert tries(f"theirs {moved}") == "taken"
+            with pytest.raises(LockTimeout):
+                hf.lock(f"theirs {moved}", ttl=60, wait=0).acquire()
+        ours.check()
+        ours.release()
+
+
+class Host:
+    """A host whose clock a test sets: it stamps files too, in steps of so many microseconds."""
+
+    def __init__(self, step=1):
+        self.now, self.step, self.off = 1_790_000_000_900_001, step, 0
+
+    def clock(self):
+        return self.now + self.off
+
+    def stamp(self):
+        return self.now // self.step * self.step
+
+
+@pytest.fixture
+def host(monkeypatch):
+    def make(**options):
+        host = Host(**options)
+        monkeypatch.setattr(sqlite_clock, "host_clock", host.clock)
+        clock = sqlite_clock.host_clock
+        return host, sqlite_clock.Clocks(clock, host)
+
+    return make
+
+
+def test_a_step_of_the_hosts_clock_is_followed_and_one_of_the_process_alone_is_not(host):
+    host, clocks = host()
+    for seconds in (3_600, -7_200, 2, 0):
+        host.now += seconds * 1_000_000
+        assert clocks.now() == host.now
+    for off in (3_600, -3_600, 2, -2, 0):
+        host.off = off * 1_000_000
+        assert clocks.now() == host.now
+        host.now += 1
+        assert clocks.now() == host.now
+    host.off = 900_000
+    assert clocks.now() == host.clock(), "less than a second is no difference"
+
+
+def test_a_file_system_that_keeps_whole_seconds_makes_no_difference(host):
+    host, clocks = host(step=2_000_000)
+    for _ in range(10):
+        host.now += 300_000
+        assert clocks.now() == host.now
+    host.off = 3_600_000_000
+    assert clocks.now() == host.stamp()
 
 
 def rows(url):

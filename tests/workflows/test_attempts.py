@@ -583,3 +583,86 @@ def test_a_cancel_that_comes_together_with_the_failure_ends_the_run(url, played,
                     await handle.result(timeout=20)
 
     played(story)
+
+
+def imports(runs, *, retried="top", named_middle=False, own_leaf=False, deep=False):
+    """The workflows of an import: `top` tries again, `mid` has one child a file, and the file "b" fails once."""
+    again = Retry(max_attempts=3, initial=0)
+
+    @workflow
+    async def leaf(ctx, file: str) -> str:
+        return await ctx.step("work", work, file)
+
+    def work(file):
+        runs.append(file)
+        if file == "b" and runs.count("b") == 1:
+            raise ValueError("broken")
+        return file.upper()
+
+    @workflow(retry=again if deep and retried == "starter" else None)
+    async def low(ctx, files: list[str]) -> list[str]:
+        begin = f"{ctx.run_id}/" if own_leaf else ""
+        return [await ctx.child(leaf, file, id=f"{begin}import-{file}") for file in files]
+
+    @workflow(retry=again if not deep and retried == "starter" else None)
+    async def mid(ctx, files: list[str]) -> list[str]:
+        return await ctx.child(low, files) if deep else await low(ctx, files)
+
+    @workflow(retry=again if retried == "top" else None)
+    async def top(ctx, files: list[str]) -> list[str]:
+        return await ctx.child(mid, files, id=f"{ctx.run_id}.mid" if named_middle else None)
+
+    return [top, mid, low, leaf]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_child_with_an_id_below_one_without_is_refused_in_the_next_attempt_with_what_to_do(
+    url, played, engine_on, deep
+):
+    """It is the child of a run that has ended, which alone is told of its end: nothing of it is changed."""
+    runs = []
+
+    async def story():
+        async with engine_on(url, imports(runs, deep=deep)) as engine:
+            handle = await engine.start("top", ["a", "b"], id="top")
+            told = (
+                r"was started by 'top/mid.*Put retry= on the workflow.*give the run 'top/mid' an id=.*put ctx\.run_id"
+            )
+            with pytest.raises(WorkflowFailed, match=told):
+                await handle.result(timeout=20)
+            below = "/low" if deep else ""
+            assert await children_of(engine, "top/mid" + below) == {"import-a": "completed", "import-b": "failed"}
+            assert await children_of(engine, f"top/mid.attempt-2{below}") == {}
+
+    played(story)
+    assert runs == ["a", "b"]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    "way",
+    [{"retried": "starter"}, {"named_middle": True}, {"own_leaf": True}],
+    ids=["who starts the child tries again", "the run in between has an id", "each attempt has children of its own"],
+)
+def test_what_the_refusal_of_such_a_child_advises_helps(url, played, engine_on, way, deep):
+    runs = []
+
+    async def story():
+        async with engine_on(url, imports(runs, deep=deep, **way)) as engine:
+            handle = await engine.start("top", ["a", "b"], id="top")
+            assert await handle.result(timeout=20) == ["A", "B"]
+
+    played(story)
+    assert runs == (["a", "b", "b"] if "retried" in way else ["a", "b", "a", "b"])
+
+
+def test_a_run_that_stands_in_the_way_of_a_child_is_told_apart_from_an_earlier_attempt(url, played, engine_on):
+    """Its id looks like an earlier attempt's child, but another run has started it."""
+
+    async def story():
+        async with engine_on(url, imports([])) as engine:
+            await (await engine.start("leaf", "a", id="import-a")).result(timeout=20)
+            with pytest.raises(WorkflowFailed, match="another run with the id 'import-a', which this run did not"):
+                await (await engine.start("top", ["a"], id="top")).result(timeout=20)
+
+    played(story)

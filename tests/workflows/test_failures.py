@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 
-from holdfast import Context, StepFailed, step, workflow
+from holdfast import Context, Retry, StepFailed, WorkflowFailed, step, workflow
 from holdfast.workflow.failures import failure_of, step_failed
 from holdfast.workflow.journal import Failure
 from waiting import eventually_async
@@ -74,6 +74,35 @@ def test_an_exception_without_such_a_base_is_a_failed_step_alone():
     assert type(raised(Plain("no"))) is StepFailed
     assert type(raised(ExceptionGroup("no", [ValueError()]))) is StepFailed
     assert failure_of(Plain("no")).bases == ()
+
+
+def from_itself(error):
+    raise error from error
+
+
+def from_each_other(error):
+    error.__cause__ = KeyError("the other")
+    error.__cause__.__context__ = error
+    raise error
+
+
+@pytest.mark.parametrize("fail", [from_itself, from_each_other])
+def test_an_error_that_goes_back_to_itself_fails_the_attempt_like_any_other(played, engine_on, fail):
+    attempts = []
+
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def failing(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        fail(ValueError("its own"))
+
+    async def story():
+        async with engine_on("memory://", [failing]) as engine:
+            with pytest.raises(WorkflowFailed, match="its own") as failed:
+                await (await engine.start(failing)).result(timeout=20)
+            assert failed.value.kind == "ValueError"
+
+    played(story)
+    assert attempts == [1, 2]
 
 
 def test_workflow_code_catches_the_base_in_every_replay(url, played, engine_on):

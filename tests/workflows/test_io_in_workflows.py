@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 
@@ -51,6 +52,18 @@ async def with_another_error():
         raise ConnectionError("no connection") from error
 
 
+async def with_another_error_that_does_not_say_from_what():
+    try:
+        await with_streams()
+    except Exception:
+        raise ConnectionError("no connection")  # noqa: B904  (this is what it is about)
+
+
+async def with_another_error_in_a_group():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(with_another_error_that_does_not_say_from_what())
+
+
 WAYS = [
     with_httpx,
     with_streams,
@@ -60,6 +73,8 @@ WAYS = [
     with_nested_groups,
     with_a_process,
     with_another_error,
+    with_another_error_that_does_not_say_from_what,
+    with_another_error_in_a_group,
 ]
 
 
@@ -77,6 +92,34 @@ def test_the_run_fails_with_what_to_do_instead(played, engine_on, use):
             assert failed.value.kind == "holdfast.errors.NotInWorkflow"
 
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    played(story)
+
+
+async def after_the_refusal():
+    with contextlib.suppress(Exception):
+        await with_streams()
+    raise LookupError("something else")
+
+
+async def from_none():
+    try:
+        await with_streams()
+    except Exception:
+        raise LookupError("something else") from None
+
+
+@pytest.mark.parametrize("use", [after_the_refusal, from_none], ids=lambda way: way.__name__)
+def test_an_error_that_has_nothing_to_do_with_the_refusal_is_told_as_it_is(played, engine_on, use):
+    @workflow
+    async def talking(ctx: Context) -> None:
+        await use()
+
+    async def story():
+        async with engine_on("memory://", [talking]) as engine:
+            with pytest.raises(WorkflowFailed, match="something else") as failed:
+                await (await engine.start(talking)).result(timeout=20)
+            assert failed.value.kind == "LookupError"
+
     played(story)
 
 

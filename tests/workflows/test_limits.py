@@ -15,7 +15,6 @@ from holdfast import (
     Engine,
     InvalidOption,
     Rate,
-    RunExists,
     StepFailed,
     WorkflowConcurrencyLimitExceededError,
     WorkflowDefinitionRequired,
@@ -255,46 +254,6 @@ def test_the_input_itself_can_be_the_key(played, engine_on, url):
                     client.runs.start("rebuild", "bob")
                 with pytest.raises(InvalidOption, match="a key is text, a whole number"):
                     client.runs.start("rebuild", {"customer": "bob"})
-
-    played(story)
-
-
-def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(played, engine_on, url):
-    order = waiting(concurrency=Concurrency(max=1, key="customer"))
-    plain = waiting(name="plain")
-
-    async def story():
-        async with engine_on(url, []) as keeper:  # of a memory store
-            with Client(url) as client:
-                told = []
-                client.events.subscribe(lambda event: told.append((event.name, event.fields)))
-                with pytest.raises(WorkflowDefinitionRequired, match="Nothing was started"):
-                    client.runs.start("order", {"customer": "ann"}, require_definition=True)
-                assert (await keeper.list()).runs == ()
-                for name in ("order", "plain"):
-                    run = client.runs.start(name, {"customer": "ann"})
-                    assert ("definition_unknown", {"run": run, "workflow": name}) in told
-                async with engine_on(url, [order, plain]):
-                    told.clear()
-                    client.runs.start("order", {"customer": "bob"}, require_definition=True)
-                    client.runs.start("plain", {"customer": "bob"}, require_definition=True)
-                assert "definition_unknown" not in [name for name, _ in told]
-
-    played(story)
-
-
-def test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition(played, engine_on, url):
-    async def story():
-        async with engine_on(url, []):  # of a memory store
-            with Client(url) as client:
-                told = []
-                client.events.subscribe(lambda event: told.append((event.name, event.fields)))
-                run = client.runs.start("order", 1, idempotency_key="once")
-                assert client.runs.start("order", 1, id="another", idempotency_key="once") == run
-                with pytest.raises(RunExists):
-                    client.runs.start("order", 2, id=run)
-                unknown = [fields for name, fields in told if name == "definition_unknown"]
-                assert unknown == [{"run": run, "workflow": "order"}]
 
     played(story)
 

@@ -95,6 +95,22 @@ async def gatherings_and_tasks(ctx):
     return found
 
 
+async def polled(ctx):
+    found = []
+    for n in range(3):
+        task = asyncio.create_task(helper(n))
+        await asyncio.sleep(0)
+        for poll in (asyncio.shield(task), asyncio.gather(task, ctx.signals("none")), task):
+            try:
+                await asyncio.wait_for(poll, 0)
+                found.append(n)
+            except (TimeoutError, asyncio.CancelledError):
+                found.append(-1)
+    tasks = [asyncio.create_task(helper(n)) for n in range(8)]
+    done, left = await asyncio.wait(tasks, timeout=0)
+    return [*found, *[await one for one in done], *[await one for one in left]]
+
+
 PROGRAMS = [
     bare,
     nested,
@@ -106,6 +122,7 @@ PROGRAMS = [
     waited_gatherings,
     gatherings_that_are_done,
     gatherings_and_tasks,
+    polled,
 ]
 
 
@@ -201,6 +218,42 @@ def test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write(playe
             with pytest.raises(WorkflowFailed, match=r"asyncio\.get_running_loop\(\)\.create_future\(\)") as failed:
                 await (await engine.start(waiting, 2)).result()
             assert failed.value.kind == "holdfast.errors.NotInWorkflow"
+
+    played(story)
+
+
+async def of_the_running_loop():
+    return asyncio.all_tasks()
+
+
+async def of_this_loop():
+    return asyncio.all_tasks(asyncio.get_running_loop())
+
+
+@pytest.mark.parametrize("ask", [of_the_running_loop, of_this_loop])
+def test_all_tasks_is_refused_in_workflow_code_with_what_to_write_and_works_everywhere_else(played, engine_on, ask):
+    """In a step, and beside the engine, it tells of what runs there; workflow code is not among that."""
+
+    @step
+    async def around() -> list[str]:
+        return [type(task).__module__ for task in await ask()]
+
+    @workflow
+    async def asking(ctx: Context) -> None:
+        assert set(await around()) == {"_asyncio"}
+        other = asyncio.create_task(ctx.sleep("1 day"))
+        await asyncio.sleep(0)
+        for task in await ask():
+            task.cancel()
+        await other
+
+    async def story():
+        async with engine_on("memory://", [asking]) as engine:
+            with pytest.raises(WorkflowFailed, match=r"Keep a list of the tasks.*asyncio\.TaskGroup") as failed:
+                await (await engine.start(asking)).result()
+            assert failed.value.kind == "holdfast.errors.NotInWorkflow"
+            assert asyncio.current_task() in await ask()
+            assert {type(task) for task in await ask()} == {asyncio.Task}
 
     played(story)
 

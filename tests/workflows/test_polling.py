@@ -30,12 +30,63 @@ async def by_wait_for(ctx):
     return await asyncio.wait_for(ctx.wait_for_signal("word"), 0)
 
 
-WAYS = [by_timeout_of_ctx, by_asyncio_timeout, by_timeout_in_the_past, by_wait_for]
+async def by_wait_for_of_a_task_that_has_begun(ctx):
+    task = asyncio.create_task(ctx.wait_for_signal("word"))
+    await asyncio.sleep(0)
+    return await asyncio.wait_for(task, 0)
+
+
+async def by_wait_for_of_a_shield(ctx):
+    return await asyncio.wait_for(asyncio.shield(ctx.wait_for_signal("word")), 0)
+
+
+async def by_wait_for_of_what_gather_returns(ctx):
+    (word,) = await asyncio.wait_for(asyncio.gather(ctx.wait_for_signal("word")), 0)
+    return word
+
+
+async def by_wait_for_of_a_future_that_another_task_sets(ctx):
+    future = asyncio.get_running_loop().create_future()
+
+    async def pass_on():
+        future.set_result(await ctx.wait_for_signal("word"))
+
+    task = asyncio.create_task(pass_on())
+    try:
+        return await asyncio.wait_for(future, 0)
+    finally:
+        task.cancel()
+
+
+async def by_asyncio_wait(ctx):
+    task = asyncio.create_task(ctx.wait_for_signal("word"))
+    await asyncio.wait({task}, timeout=0)
+    if not task.done():
+        raise TimeoutError
+    return task.result()
+
+
+async def by_as_completed(ctx):
+    return await next(iter(asyncio.as_completed([ctx.wait_for_signal("word")], timeout=0)))
+
+
+WAYS = [
+    by_timeout_of_ctx,
+    by_asyncio_timeout,
+    by_timeout_in_the_past,
+    by_wait_for,
+    by_wait_for_of_a_task_that_has_begun,
+    by_wait_for_of_a_shield,
+    by_wait_for_of_what_gather_returns,
+    by_wait_for_of_a_future_that_another_task_sets,
+    by_asyncio_wait,
+    by_as_completed,
+]
 
 
 @pytest.mark.parametrize("poll", WAYS, ids=lambda way: way.__name__)
 def test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none(url, played, engine_on, poll):
-    """The signal is sent by a step: it is in the store when the workflow polls, whether its hint has come or not."""
+    """The signal is sent by a step: it is in the store when the workflow polls, and no hint of it comes."""
 
     @workflow
     async def polling(ctx: Context) -> list[str]:
@@ -57,6 +108,7 @@ def test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none(url, p
     async def story():
         async with engine_on(url, [polling]) as engine:
             engines.append(engine)
+            engine._worker._hinted = lambda runs: None
             handle = await engine.start(polling)
             assert await handle.result(timeout=20) == ["one", "two", "nothing"]
 
@@ -234,7 +286,59 @@ async def signals_within_two(ctx):
         return await ctx.signals("word")
 
 
-@pytest.mark.parametrize("poll", [signals_within_timeout, signals_within_wait_for, signals_within_two])
+async def signals_of_a_task_that_has_begun(ctx):
+    task = asyncio.create_task(ctx.signals("word"))
+    await asyncio.sleep(0)
+    return await asyncio.wait_for(task, 0)
+
+
+async def signals_within_a_gathering(ctx):
+    (found,) = await asyncio.wait_for(asyncio.gather(ctx.signals("word")), 0)
+    return found
+
+
+async def signals_within_a_gathering_within_timeout(ctx):
+    async with asyncio.timeout(0):
+        (found,) = await asyncio.gather(ctx.signals("word"))
+        return found
+
+
+async def signals_within_a_group(ctx):
+    async with asyncio.timeout(0), asyncio.TaskGroup() as group:
+        task = group.create_task(ctx.signals("word"))
+    return task.result()
+
+
+async def signals_within_another_wait_for(ctx):
+    async with asyncio.timeout(0):
+        return await asyncio.wait_for(ctx.signals("word"), 60)
+
+
+async def signals_within_a_shield(ctx):
+    return await asyncio.wait_for(asyncio.shield(ctx.signals("word")), 0)
+
+
+async def signals_of_several_tasks(ctx):
+    tasks = [asyncio.create_task(ctx.signals("word"))]
+    done, _ = await asyncio.wait(tasks, timeout=0)
+    return done.pop().result()
+
+
+AROUND = [
+    signals_within_timeout,
+    signals_within_wait_for,
+    signals_within_two,
+    signals_of_a_task_that_has_begun,
+    signals_within_a_gathering,
+    signals_within_a_gathering_within_timeout,
+    signals_within_a_group,
+    signals_within_another_wait_for,
+    signals_within_a_shield,
+    signals_of_several_tasks,
+]
+
+
+@pytest.mark.parametrize("poll", AROUND, ids=lambda way: way.__name__)
 def test_signals_that_were_taken_within_a_timeout_of_0_are_not_lost(url, played, engine_on, poll):
     @workflow
     async def polling(ctx: Context) -> list[list[int]]:
@@ -248,6 +352,72 @@ def test_signals_that_were_taken_within_a_timeout_of_0_are_not_lost(url, played,
                 await handle.signal("word", n)
             await handle.signal("go")
             assert await handle.result(timeout=20) == [[0, 1, 2], []]
+
+    played(story)
+
+
+async def wait_for_shielded(task):
+    try:
+        await asyncio.wait_for(asyncio.shield(task), 0)
+    except TimeoutError:
+        return
+    raise AssertionError
+
+
+async def shielded_within_timeout(task):
+    try:
+        async with asyncio.timeout(0):
+            await asyncio.shield(task)
+    except TimeoutError:
+        return
+    raise AssertionError
+
+
+async def waited_for(task):
+    _, pending = await asyncio.wait({task}, timeout=0)
+    assert pending == {task}
+
+
+@pytest.mark.parametrize("poll", [wait_for_shielded, shielded_within_timeout, waited_for], ids=lambda way: way.__name__)
+def test_a_poll_ends_although_what_it_would_not_cancel_polls_for_ever(url, played, engine_on, poll):
+    @workflow
+    async def watching(ctx: Context) -> int:
+        async def poll_for_ever():
+            while True:
+                await ctx.signals("word")
+
+        task = asyncio.create_task(poll_for_ever())
+        for _ in range(3):
+            await poll(task)
+        task.cancel()
+        return 3
+
+    async def story():
+        async with engine_on(url, [watching]) as engine:
+            assert await (await engine.start(watching)).result(timeout=20) == 3
+
+    played(story)
+
+
+def test_tasks_that_wait_for_each_other_do_not_keep_a_poll_from_ending(played, engine_on):
+    @workflow
+    async def waiting(ctx: Context) -> list[str]:
+        tasks = {}
+
+        async def wait_for(name):
+            await asyncio.sleep(0)
+            try:
+                async with asyncio.timeout(0):
+                    return await asyncio.shield(tasks[name])
+            except TimeoutError:
+                return "gave up"
+
+        tasks |= {"a": asyncio.create_task(wait_for("b")), "b": asyncio.create_task(wait_for("a"))}
+        return await asyncio.gather(*tasks.values())
+
+    async def story():
+        async with engine_on("memory://", [waiting]) as engine:
+            assert await (await engine.start(waiting)).result(timeout=20) == ["gave up", "gave up"]
 
     played(story)
 

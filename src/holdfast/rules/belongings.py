@@ -31,7 +31,7 @@ def ask(book: Book, now: int, run: Run, asks: Sequence[Ask]) -> tuple[tuple[Said
     for one in asks:
         current = book.run(run.id) or run  # an earlier ask may have moved it up in a queue
         outcome = _carried_out(book, now, current, one)
-        woken += outcome.woken + outcome.hinted  # no run is ever hinted
+        woken += outcome.notified
         said.append(_said(one, outcome))
         if said[-1].what in ("granted", "queued"):
             has[one.number] = one.key
@@ -51,7 +51,7 @@ def give_back(book: Book, now: int, run: Run) -> tuple[str, ...]:
     for number, key in run.locks:
         with suppress(RecordUnreadable):  # it is refused to everybody, and left as it is
             outcome = _given_back(book, now, run, Ask(number=number, key=key, give=True))
-            woken += outcome.woken + outcome.hinted
+            woken += outcome.notified
     return woken + tell(book, now, woken)
 
 

@@ -183,8 +183,12 @@ def _grants_come_from_the_head(c: Change) -> Iterator[str]:
 
 
 def _called_are_hinted_and_passed_over(c: Change) -> Iterator[str]:
-    """After a missed offer all waiters that can die are passed over, and the first few of them are hinted."""
-    hinted = tuple(waiter.id for waiter in c.called[:OPEN_CALL])
+    """After a missed offer all waiters that can die are passed over, and the first few of them are hinted.
+
+    So are waiters that can no longer fit, if they do not ask again by themselves.
+    """
+    never_fit = [one.id for one in c.left if one.ttl is None and one.weight > c.after.permits and one.id not in c.named]
+    hinted = (*(waiter.id for waiter in c.called[:OPEN_CALL]), *never_fit)
     if c.answer.hinted != hinted:
         yield f"hinted are {c.answer.hinted}, and should be {hinted}"
     after = {waiter.id: waiter for waiter in c.after.waiters}

@@ -99,7 +99,7 @@ class Lock(WorkingRecord):
         position = self.ahead_of(me.number) if self.line or self.overflow is not None else 0
         if not position and me.weight <= self.free and not self.closed_until:
             return self._grant(me, ttl, permits_before)
-        if waiting is not None or (queue and (waiter_ttl is None or len(self.waiters) < MAX_WAITERS)):
+        if waiting is not None or (queue and (waiter_ttl is None or self._has_room())):
             if waiting is None and listed is not None and self._is_listed_to_the_full(listed):
                 self.overflowed = me
             return self._wait(me, position, permits_before)
@@ -124,6 +124,11 @@ class Lock(WorkingRecord):
             return out.TooHeavy(permits=permits)
         return None
 
+    def _has_room(self) -> bool:
+        """Whether one more waiter whose place expires may wait."""
+        waiters = self.waiters
+        return len(waiters) < MAX_WAITERS or sum(one.ttl is not None for one in waiters.values()) < MAX_WAITERS
+
     def _is_listed_to_the_full(self, most: int) -> bool:
         """Whether a further waiter that does not expire is not listed: all after the first such one are not, either."""
         return self.overflow is not None or sum(one.ttl is None for one in self.waiters.values()) >= most
@@ -131,7 +136,7 @@ class Lock(WorkingRecord):
     def _prolonged(self, place: Waiter, ttl: int | None) -> int | None:
         """Until when a place is kept after this sign of life. One that was prolonged just now stays as it is."""
         ends = place.expires_at
-        if ends is None or ttl is None or place.ttl != ttl or place.passed or (ends - self.now) * 4 < ttl * 3:
+        if ends is None or ttl is None or place.ttl != ttl or place.passed or (ends - self.now) * 5 < ttl * 3:
             return self._ends_after(ttl)
         return ends
 

@@ -1,8 +1,8 @@
 """What a lock can answer. A command is answered by one of these, never by an exception.
 
 `woken` lists the attempts that were granted by the same step, whichever command it was. `hinted` lists waiters that
-were granted nothing, but should ask now. The store sends a hint to both. Who is in the way is told as it is stored,
-so that a caller can name it.
+were granted nothing, but should ask now. The store sends a hint to both, and posts an event to runs among
+them. Who is in the way is told as it is stored, so that a caller can name it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     woken: tuple[str, ...] = ()
     hinted: tuple[str, ...] = ()
+
+    @property
+    def notified(self) -> tuple[str, ...]:
+        """The attempts that are sent a hint, or, if they are a run's, an event."""
+        return self.woken + self.hinted if self.hinted else self.woken
 
 
 class Granted(Outcome, frozen=True, kw_only=True):

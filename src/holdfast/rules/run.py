@@ -209,13 +209,17 @@ def memberships(run: Run) -> list[Membership]:
     return found
 
 
+LOCK_QUEUE = "#lock/"
+"""What the groups of runs that wait for a lock begin with."""
+
+
 def queue_group(key: str) -> str:
     """The group of the runs that wait for a lock and are not listed in its record. No workflow has such a name.
 
     >>> queue_group("printer")
     '#lock/printer'
     """
-    return f"#lock/{key}"
+    return f"{LOCK_QUEUE}{key}"
 
 
 def worker_key(worker: str) -> str:

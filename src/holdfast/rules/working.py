@@ -285,6 +285,9 @@ class WorkingRecord:
             self._never_fits(waiter)
 
     def _never_fits(self, waiter: Waiter) -> None:
+        """Remember why a waiter had to go. One whose place does not expire is hinted: it would not ask by itself."""
+        if waiter.ttl is None:
+            self.hinted.append(waiter.id)
         ttl = waiter.ttl or RETENTION
         self.keep_out(Tombstone(id=waiter.id, ttl=ttl, expires_at=self.now + ttl, reason="never_fits"))
 

@@ -63,8 +63,8 @@ class Connection(Protocol):
         """Carry out the commands in their order, and answer each at its own place.
 
         `now` is the store's clock, read within the atomic step. After the step has been made durable, the
-        attempts in the outcomes' `woken` and `hinted` are sent hints; of those in `woken`, attempts of runs are posted
-        an event within the step instead. Where a hint shows that the process of a waiter that `listens` is dead, the
+        attempts in the outcomes' `woken` and `hinted` are sent hints; attempts of runs are posted an event within
+        the step instead. Where a hint shows that the process of a waiter that `listens` is dead, the
         store may send `PassOver` for its offer. Raises `StoreError` for the batch as a whole.
         """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -80,7 +81,7 @@ class Decisions:
                 outcomes = self._decide_key(key, [command for _, command in some])
                 answers.update(zip([place for place, _ in some], outcomes, strict=True))
             told = [answers[place] for place in range(len(commands))]
-            hints = [hint for answer in told if answer.woken for hint in tell(self.repository, self.now, answer.woken)]
+            hints = self._tell(told)
         except (Unanswered, Occupied):
             self.repository.drop()
             for command in commands:
@@ -90,7 +91,10 @@ class Decisions:
         self.outcomes += told
         self.hints += hints
         for answer in told:
-            self.woken += (*answer.woken, *answer.hinted)
+            self.woken += answer.notified
+
+    def _tell(self, answers: Sequence[Outcome]) -> list[str]:
+        return [hint for one in answers if one.notified for hint in tell(self.repository, self.now, one.notified)]
 
     def _decide_key(self, key: str, commands: Sequence[LockCommand]) -> list[Outcome]:
         def write(record: LockRecord) -> LockRecord:
@@ -120,7 +124,7 @@ class Decisions:
                 outcomes = self._decide_record([command for _, command in some])
                 answers.update(zip([place for place, _ in some], outcomes, strict=True))
             told = [answers[place] for place in range(len(commands))]
-            hints = [hint for answer in told if answer.woken for hint in tell(self.repository, self.now, answer.woken)]
+            hints = self._tell(told)
             self._check(self.repository.made)
         except Exception:  # what was not asked yet, what is occupied, or what this store cannot hold
             self.repository.drop()
@@ -131,7 +135,7 @@ class Decisions:
         self.outcomes += told
         self.hints += hints
         for answer in told:
-            self.woken += (*answer.woken, *answer.hinted)
+            self.woken += answer.notified
 
     def _decide_record(self, commands: Sequence[RecordCommand]) -> list[Outcome]:
         kind, key = commands[0].record_type, commands[0].key
@@ -153,8 +157,8 @@ class Decisions:
         hints: Sequence[str] = ()
         try:
             outcome = self._answer(command)
-            if outcome.woken and not isinstance(command, RunCommand):
-                hints = tell(self.repository, self.now, outcome.woken)
+            if outcome.notified and not isinstance(command, RunCommand):
+                hints = tell(self.repository, self.now, outcome.notified)
             if made := self.repository.made:
                 self._check(made)
         except Unanswered as missing:
@@ -168,7 +172,7 @@ class Decisions:
             self.repository.drop()
         else:
             self.repository.keep()
-            self.woken += (*outcome.woken, *outcome.hinted)
+            self.woken += outcome.notified
             self.hints += hints
         self.outcomes.append(outcome)
 
@@ -287,14 +291,18 @@ class Decisions:
 
     def _can_be_told(self, key: str) -> bool:
         """Whether the runs that a settled lock would be offered to can be told of it."""
-        _, woken = lock.settle(self.repository.lock(key) or EMPTY, self.now)
-        for asker in filter(None, map(asker_of, woken)):
-            try:
-                self.repository.run(asker[0])
-            except Occupied:
-                return False
-            except RecordUnreadable:
-                continue
+        before = self.repository.lock(key) or EMPTY
+        reader = reader_of(self.repository, key, before)
+        try:
+            _, outcome = decided_alone(before, Settle(key=key), self.now, reader)
+            for asker in filter(None, map(asker_of, outcome.notified)):
+                with suppress(RecordUnreadable):
+                    self.repository.run(asker[0])
+        except Occupied:
+            return False
+        finally:
+            if reader is not None:
+                reader.forget()
         return True
 
     def _legible(self, key: str) -> bool:

@@ -12,10 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from ..commands import Cleanup, Command, Failed, ListDueRecords, ListLocks, ListRecords, SettleDue
 from ..errors import StoreError, StoreUnavailable
 from ..rules.outcomes import Outcome
-from ..run_commands import CountRuns, ListRuns
+from ..run_commands import ClaimRuns, CountRuns, ListRuns
 from .decisions import LOOKS, Decisions
 from .footprint import followed, footprint, is_written
 from .questions import Changes, CrowdedPlaces, DueRecords, Members, Question, RunsOf, Snapshot
@@ -92,8 +94,12 @@ class Executed(NamedTuple):
     """When each command was decided, by the store's clock."""
 
 
-def execute(source: Source, commands: Sequence[Command]) -> Executed:
-    """Answer each command at its own place. A batch that is too much work for one step is cut (`work.py`)."""
+def execute(source: Source, commands: Sequence[Command], *, in_halves: bool = True) -> Executed:
+    """Answer each command at its own place. A batch that is too much work for one step is cut (`work.py`).
+
+    With `in_halves=False` a step that is refused raises `StepRefused`, and nothing of it was done. That is for a store
+    that handles errors of `write` by trying again: the outcomes of a half that was written would be lost.
+    """
     done = Executed([], [], [])
     for kind, some in groupby(commands, kind_of):
         if kind == "scans":
@@ -103,11 +109,11 @@ def execute(source: Source, commands: Sequence[Command]) -> Executed:
                 done.moments.append(getattr(outcome, "now", 0))
             continue
         for together in [[command] for command in some] if kind == "sweeps" else _cut(list(some)):
-            _decide_all(source, together, done)
+            _decide_all(source, together, done, in_halves=in_halves)
     return done
 
 
-def _decide_all(source: Source, commands: Sequence[Command], done: Executed) -> None:
+def _decide_all(source: Source, commands: Sequence[Command], done: Executed, *, in_halves: bool) -> None:
     """Add what comes of some commands: in one step or, where that is refused, in halves."""
     try:
         decisions = _decide(source, commands)
@@ -116,9 +122,11 @@ def _decide_all(source: Source, commands: Sequence[Command], done: Executed) -> 
             done.outcomes.append(Failed(error=refused.error))
             done.moments.append(0)
             return
+        if not in_halves:
+            raise
         half = len(commands) // 2
-        _decide_all(source, commands[:half], done)
-        _decide_all(source, commands[half:], done)
+        _decide_all(source, commands[:half], done, in_halves=True)
+        _decide_all(source, commands[half:], done, in_halves=True)
         return
     done.outcomes.extend(decisions.outcomes)
     done.hints.extend(decisions.hints)
@@ -179,12 +187,21 @@ def _decide(source: Source, commands: Sequence[Command]) -> Decisions:
             known, tries = None, tries + 1
             if tries == most:
                 break
+            if len(commands) == 1:
+                commands = (_narrowed(commands[0]),)
     raise StepRefused(
         StoreUnavailable(
             f"other clients changed the records of this command each time before it could be written ({tries} times). "
             "Nothing was changed for it. It can be sent again."
         )
     )
+
+
+def _narrowed(command: Command) -> Command:
+    """What to ask for after another client was faster: a claim rests on each of its runs, so it takes half as many."""
+    if isinstance(command, ClaimRuns) and command.limit > 1:
+        return replace(command, limit=command.limit // 2)
+    return command
 
 
 def _forecast(expected: Iterator[Question]) -> dict[Question, None]:

@@ -243,7 +243,7 @@ def followed(names: Question, known: Snapshot | None) -> Questions:
         name = item[-1] if isinstance(item, tuple) else item
         yield RunById(name)
         run = _look(known, RunById(name))
-        if isinstance(run, Run) and isinstance(names, Members):
+        if isinstance(run, Run) and isinstance(names, Members) and not names.group.startswith(rule.LOCK_QUEUE):
             for place in run.places:
                 yield GroupSize(group_of(run.workflow, place), queued=False)
 

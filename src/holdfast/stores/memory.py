@@ -236,16 +236,16 @@ def _decide(space: _Space, commands: list[Any], now: int, hints: list[str]) -> l
             space.put(key, after)
         answers.update(zip([place for place, _ in some], outcomes, strict=True))
     for place in range(len(commands)):
-        if answers[place].woken:
-            hints += tell(space.runs, now, answers[place].woken)
+        if answers[place].notified:
+            hints += tell(space.runs, now, answers[place].notified)
     return [answers[place] for place in range(len(commands))]
 
 
 def _decide_records(space: _Space, commands: list[Any], now: int, hints: list[str]) -> list[Outcome]:
     outcomes = space.typed.decide(commands, now)
     for outcome in outcomes:
-        if outcome.woken:
-            hints += tell(space.runs, now, outcome.woken)
+        if outcome.notified:
+            hints += tell(space.runs, now, outcome.notified)
     return outcomes
 
 
@@ -258,8 +258,8 @@ def _alone(space: _Space, command: Command, now: int, hints: list[str]) -> Outco
         outcome = _answer(space, command, now)
     except Exception as error:  # a bad command fails alone
         return failed(command, error)
-    if outcome.woken and not isinstance(command, RunCommand):
-        hints += tell(space.runs, now, outcome.woken)
+    if outcome.notified and not isinstance(command, RunCommand):
+        hints += tell(space.runs, now, outcome.notified)
     return outcome
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakSet
 
-from .._platform import after_fork_in_child
+from .._platform import after_fork_in_child, start_thread
 from ..errors import StoreUnusable
 from .postgres_session import Connect, Session, readable
 
@@ -105,7 +105,7 @@ class _Rope:
         self._bell, self._ring = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="holdfast-anchor", daemon=True)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:  # no thread can be had: nobody would notice the end
             os.close(self._ring)
             os.close(self._bell)

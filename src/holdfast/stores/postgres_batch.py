@@ -221,10 +221,13 @@ class Batch:
         source.patient = self._patient and not source.hasty
         source.alone, source.awaited = alone, awaited
         try:
-            outcomes, hints, _ = executor.execute(source, commands)
+            outcomes, hints, _ = executor.execute(source, commands, in_halves=False)
         except Missing as missing:
             self._make_functions(missing)
             return self._decide(commands, awaited, again=again)
+        except executor.StepRefused:  # others were faster each time: each half is tried, and answered, by itself
+            source.close()
+            return self._halves(commands)
         except (BadData, Contended, LacksRights, TypeError, ValueError, OverflowError) as error:
             source.close()
             if at_once and awaited and isinstance(error, Contended) and not source.writing:

@@ -1,9 +1,10 @@
-"""The server-side functions of Holdfast in a PostgreSQL database: a set for each text that they ever had.
+"""The server-side functions of Holdfast in a PostgreSQL database: a set for each release that changed something.
 
-The names of a set end with a digest of its text, so that each client calls the functions it was written for: during a
-rolling deploy the sets of two releases are there side by side, and neither client replaces what the other one calls. A
-set is made by the first client that needs it and may make it. It stays until somebody removes it (`holdfast schema
-prune`); the table `functions` tells when a client last used it.
+The names of a set end with a digest of its text and of the version of the tables, so that each client calls the
+functions it was written for: during a rolling deploy the sets of two releases are there side by side, and neither
+client replaces what the other one calls. A set is made by the first client that needs it and may make it. It stays
+until somebody removes it (`holdfast schema prune`), or until the tables no longer admit its clients; the table
+`functions` tells when a client last used it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from psycopg import sql
 
 from .postgres_session import Session, refusal
 
+TABLES = ("postgresql.sql",)
+"""What makes each version of the tables from the one before it; the first makes them from nothing.
+
+Each sets `about.version`, and `about.oldest_client` where clients of an earlier version cannot work with the result.
+"""
+VERSION = len(TABLES)
 FILES = ("postgresql_functions.sql",)
 DIGITS = 12
 """Of the digest, in the names of the functions."""
@@ -45,12 +52,32 @@ END
 $grants$;
 """
 """Grants EXECUTE to every role that has SELECT on `locks`, even where default privileges revoke it."""
+_OUTDATED = """
+DO $outdated$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN
+        SELECT p.oid::regprocedure AS name
+          FROM {place}.functions AS f JOIN pg_proc AS p ON right(p.proname, length(f.digest) + 1) = '_' || f.digest
+          JOIN pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = {schema}
+         WHERE f.version < (SELECT oldest_client FROM {place}.about)
+    LOOP
+        EXECUTE format('DROP FUNCTION %s', one.name);
+    END LOOP;
+    DELETE FROM {place}.functions WHERE version < (SELECT oldest_client FROM {place}.about);
+END
+$outdated$;
+"""
+"""Removes the sets of clients that the tables no longer admit: such a client opens the store anew, and is refused."""
 
 
 class FunctionSet(NamedTuple):
     """The functions of this release for one schema."""
 
     schema: str
+    tables: int
+    """The version of the tables that they are written for."""
     digest: str
     names: frozenset[str]
     script: str
@@ -87,19 +114,20 @@ def source(name: str) -> str:
 
 def functions_for(schema: str) -> FunctionSet:
     """The functions of this release for this schema."""
-    return _made("\n".join(source(name) for name in FILES), schema)
+    return _made("\n".join(source(name) for name in FILES), VERSION, schema)
 
 
 @lru_cache(maxsize=16)
-def _made(text: str, schema: str) -> FunctionSet:
-    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+def _made(text: str, tables: int, schema: str) -> FunctionSet:
+    # Clients of different tables share no set, or those that newer tables do not admit would never miss theirs.
+    digest = hashlib.sha256(f"{tables} {text}".encode()).hexdigest()[:DIGITS]
     names = frozenset(_CREATED.findall(text))
     place = quoted(schema)
 
     def named(found: re.Match[str]) -> str:
         return f"{place}.{found[1]}_{digest}" if found[1] in names else f"{place}.{found[1]}"
 
-    return FunctionSet(schema, digest, names, _NAMED.sub(named, text))
+    return FunctionSet(schema, tables, digest, names, _NAMED.sub(named, text))
 
 
 def count_of(session: Session, mine: FunctionSet) -> int:
@@ -112,15 +140,16 @@ def count_of(session: Session, mine: FunctionSet) -> int:
     return int(found or b"0")
 
 
-def creation(mine: FunctionSet, tables: int) -> str:
-    """The statements that make a set, or what is missing of it; `tables` is the version that it is written for."""
+def creation(mine: FunctionSet) -> str:
+    """The statements that make a set, or what is missing of it, and remove those that the tables no longer admit."""
     place = sql.Identifier(mine.schema)
     note = sql.SQL(
         "INSERT INTO {}.functions (digest, version, release) VALUES ({}, {}, {}) "
-        "ON CONFLICT (digest) DO UPDATE SET used_at = now(), version = greatest(functions.version, excluded.version);\n"
-    ).format(place, mine.digest, tables, _release())
+        "ON CONFLICT (digest) DO UPDATE SET used_at = now();\n"
+    ).format(place, mine.digest, mine.tables, _release())
     grants = sql.SQL(_GRANTS).format(locks=f"{quoted(mine.schema)}.locks", length=DIGITS + 1, suffix=f"_{mine.digest}")
-    return f"{mine.script}\n{note.as_string(None)}{grants.as_string(None)}"
+    outdated = sql.SQL(_OUTDATED).format(place=place, schema=mine.schema)
+    return f"{mine.script}\n{note.as_string(None)}{grants.as_string(None)}{outdated.as_string(None)}"
 
 
 def note_use(session: Session, mine: FunctionSet) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..errors import StoreError
 from .contract import Finding
-from .postgres_functions import KnownSet, functions_for, known_sets
-from .postgres_schema import VERSION, tables_of
+from .postgres_functions import VERSION, KnownSet, functions_for, known_sets
+from .postgres_schema import tables_of
 from .postgres_session import Connect, Session
 
 OLD_TRANSACTION_SECONDS = 60

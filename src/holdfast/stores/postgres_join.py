@@ -48,7 +48,7 @@ _NUMBERED = re.compile(rb"\$(\d+)")
 _SAVE = """
 SELECT set_config('holdfast_step.saved', jsonb_object_agg(s.name, current_setting(s.name))::text, true)
   FROM unnest(ARRAY[
-    'lock_timeout', 'enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'enable_bitmapscan', 'plan_cache_mode'
+    'lock_timeout', 'enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'plan_cache_mode'
 ]) AS s(name)
 """
 _RESTORE = """
@@ -119,6 +119,9 @@ class OwnConnections:
                     kept.close()
         with _mapped():
             fresh = self._connect()
+            # The journal is written within, whatever the role's default is. The isolation level stays the role's, for
+            # the user's own statements: a row that was changed since the snapshot is refused, never read as it was.
+            fresh.read_only = False
         return fresh, begin(fresh)
 
     def close(self) -> None:

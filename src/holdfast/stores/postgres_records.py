@@ -92,7 +92,7 @@ def event_text(event: Event) -> str:
 
 
 def lock_of(key: str, text: bytes, severed: Collection[str], now: int) -> LockRecord | RecordUnreadable:
-    """The record of a lock, without the grants whose sessions have ended; or why it cannot be read."""
+    """The record of a lock, without the grants and waiters whose sessions have ended; or why it cannot be read."""
     try:
         record = decode(key, text)
     except RecordUnreadable as error:
@@ -100,11 +100,14 @@ def lock_of(key: str, text: bytes, severed: Collection[str], now: int) -> LockRe
     for holder in record.holders if severed else ():
         if holder.id in severed:
             closed = {}
-            if holder.delay:
+            if holder.delay and not holder.offered:
                 closed = {
                     "closed_until": max(record.closed_until, now + holder.delay),
                     "closed_for": max(record.closed_for, holder.delay),
                 }
             others = tuple(one for one in record.holders if one.id != holder.id)
             record = replace(record, holders=others, version=record.version + 1, **closed)
+    waiters = tuple(one for one in record.waiters if one.id not in severed) if severed else record.waiters
+    if len(waiters) < len(record.waiters):
+        record = replace(record, waiters=waiters, version=record.version + 1)
     return record

@@ -3,7 +3,8 @@
 Processes that come at the same moment wait for one another at a lock of the server, so that one of them makes the
 schema and the others find it. Older tables are brought up to date in the same way. Newer ones tell which clients may
 still use them (`about.oldest_client`); a client that is older than that is refused. The functions are each client's own
-(postgres_functions.py): what is missing of them is made, and those of other releases are left alone.
+(postgres_functions.py): what is missing of them is made, and those of other releases that may use the tables are left
+alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import psycopg
 
 from ..errors import StoreError, StoreUnavailable, StoreUnusable
 from .postgres_functions import (
+    TABLES,
+    VERSION,
     FunctionSet,
     KnownSet,
     count_of,
@@ -29,12 +32,6 @@ from .postgres_functions import (
 )
 from .postgres_session import BadData, Contended, LacksRights, Session
 
-TABLES = ("postgresql.sql",)
-"""What makes each version of the tables from the one before it; the first makes them from nothing.
-
-Each sets `about.version`, and `about.oldest_client` where clients of an earlier version cannot work with the result.
-"""
-VERSION = len(TABLES)
 OLDEST_SERVER = 130_000
 _PLACE = "holdfast."
 # Not by to_regclass: after waiting for another who made it, that still says what the session had heard before.
@@ -119,12 +116,8 @@ def prepare(session: Session, schema: str) -> None:
 
 def _make(session: Session, mine: FunctionSet) -> None:
     with _alone(session):
-        if _is_ready(session, mine):
-            return
-        session.run(missing_parts(session, mine.schema), timeout=PATIENCE)
-        oldest = tables_of(session, mine.schema).oldest_client
-        outdated = [one.digest for one in known_sets(session, mine.schema) if one.version < oldest]
-        drop(session, mine.schema, outdated)  # a client that still calls them asks here again, and is told why not
+        if not _is_ready(session, mine):
+            session.run(missing_parts(session, mine.schema), timeout=PATIENCE)
 
 
 def statements(session: Session, schema: str) -> str:
@@ -139,7 +132,7 @@ def missing_parts(session: Session, schema: str) -> str:
     """The statements that make what this client needs and is not there."""
     missing = TABLES[tables_of(session, schema).version :]
     whole = () if session.ask(_SCHEMA_THERE, (schema.encode(),)) else (f"CREATE SCHEMA {quoted(schema)};",)
-    return "\n".join((*whole, *(script(name, schema) for name in missing), creation(functions_for(schema), VERSION)))
+    return "\n".join((*whole, *(script(name, schema) for name in missing), creation(functions_for(schema))))
 
 
 _SCHEMA_THERE = b"SELECT 1::text FROM pg_catalog.pg_namespace WHERE nspname = $1"

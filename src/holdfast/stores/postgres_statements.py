@@ -103,9 +103,9 @@ SELECT x.id FROM jsonb_array_elements($2::jsonb) AS k(a)
 
 # -- records by their keys ---------------------------------------------------------------------------------------
 
-# Whose session has ended (advisory=true) holds no longer.
+# An attempt whose session has ended (advisory=true) holds no longer, and waits no longer.
 _SEVERED = """CASE WHEN strpos(x.record::text, '"session"') > 0 THEN (
-    SELECT jsonb_agg(h->'id')::text FROM jsonb_path_query(x.record, '$.holders[*]') AS h
+    SELECT jsonb_agg(h->'id')::text FROM jsonb_path_query(x.record, '$.*[*]') AS h
      WHERE h->'session' IS NOT NULL AND pg_try_advisory_xact_lock_shared((h->>'session')::bigint)) END"""
 RUNS = """
 SELECT row_to_json(x)::text FROM jsonb_array_elements_text($2::jsonb) AS k(id)

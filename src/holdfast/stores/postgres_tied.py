@@ -1,45 +1,48 @@
-"""Grants that end with a session (`advisory=true`): a field of the grant, which the rules carry and do not know.
+"""Grants and places that end with a session (`advisory=true`): a field which the rules carry and do not know.
 
-Whoever reads a record leaves out the grants whose sessions have ended (postgres_records.py); here is how the field
-comes into a record, and how it goes when a grant changes its owner.
+A reader of a record leaves out the grants and waiters whose sessions have ended (postgres_records.py); here is how the
+field comes into a record, and how it goes when a grant changes its owner.
 """
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from msgspec.structs import asdict, replace
 
 from ..commands import Acquire, Command, Transfer
-from ..rules.lock import Step
-from ..rules.outcomes import Granted, Transferred
-from ..rules.record import LockRecord
+from ..rules.lock import Lock
+from ..rules.outcomes import Granted, Outcome, Queued, Transferred
+from ..rules.record import Holder, Waiter
 from .postgres_records import SESSION
 
+Tied = TypeVar("Tied", Holder, Waiter)
 UNTIED = ("hold", "lease")
 """A hold is kept for its whole window, and a lease by its owner's name: neither ends with a session."""
 
 
 class TiedAcquire(Acquire, frozen=True, kw_only=True):
-    """An acquire whose grant ends with a session."""
+    """An acquire whose grant, or place in the queue, ends with a session."""
 
     session: int
 
-    def apply(self, record: LockRecord, now: int) -> Step:
-        """Decide, and note the session with the grant."""
-        after, outcome = super().apply(record, now)
-        if isinstance(outcome, Granted):
-            after = _noted(after, record, self.id, self.session)
-        return after, outcome
+    def decide(self, lock: Lock) -> Outcome:
+        """Decide, and note the session with the grant or the place."""
+        outcome = super().decide(lock)
+        if isinstance(outcome, Granted | Queued):
+            _note(lock, self.id, self.session)
+        return outcome
 
 
 class UntyingTransfer(Transfer, frozen=True, kw_only=True):
-    """A transfer: the grant of the one who gets it does not end with the session of the one who had it."""
+    """A transfer: the grant of the new holder does not end with the session of the old one."""
 
-    def apply(self, record: LockRecord, now: int) -> Step:
+    def decide(self, lock: Lock) -> Outcome:
         """Decide, and forget the session."""
-        after, outcome = super().apply(record, now)
+        outcome = super().decide(lock)
         if isinstance(outcome, Transferred):
-            after = _noted(after, record, self.to_id, None)
-        return after, outcome
+            _note(lock, self.to_id, None)
+        return outcome
 
 
 def tied(command: Command, session: int | None) -> Command:
@@ -49,16 +52,18 @@ def tied(command: Command, session: int | None) -> Command:
     return UntyingTransfer(**asdict(command)) if type(command) is Transfer else command
 
 
-def _noted(after: LockRecord, before: LockRecord, id: str, session: int | None) -> LockRecord:
-    """The record with, or without, a session for this attempt's grant."""
-    for holder in after.holders:
-        known = (holder.unknown or {}).get(SESSION)
-        if holder.id == id and known != session:
-            unknown = {name: value for name, value in (holder.unknown or {}).items() if name != SESSION}
-            if session is not None:
-                unknown[SESSION] = session
-            changed = replace(holder, unknown=unknown or None)
-            holders = tuple(changed if one.id == id else one for one in after.holders)
-            version = after.version + 1 if after is before else after.version
-            return replace(after, holders=holders, version=version)
-    return after
+def _note(lock: Lock, id: str, session: int | None) -> None:
+    """Note a session with what this attempt holds or waits for; None: forget it."""
+    if (holder := lock.holders.get(id)) is not None:
+        lock.hold(_with_session(holder, session))
+    elif (waiter := lock.waiters.get(id)) is not None:
+        lock.queue(_with_session(waiter, session))
+
+
+def _with_session(one: Tied, session: int | None) -> Tied:
+    if (one.unknown or {}).get(SESSION) == session:
+        return one
+    unknown = {name: value for name, value in (one.unknown or {}).items() if name != SESSION}
+    if session is not None:
+        unknown[SESSION] = session
+    return replace(one, unknown=unknown or None)

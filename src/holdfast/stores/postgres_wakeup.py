@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from .._platform import after_fork_in_child
+from .._platform import after_fork_in_child, start_thread
 from .contract import Hint
 from .near import Hinting, Near
 from .postgres_session import Connect, Session, readable
@@ -78,7 +78,7 @@ class Listening(Hinting):
         self._thread = threading.Thread(target=self._run, name="holdfast-listen", daemon=True)
         near.add(identity, channel, self)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:  # no thread can be had, or an interrupt: whichever end is closed, the other one goes too
             self._leave()
             if self._thread.ident is None:

@@ -35,9 +35,9 @@ from .postgres_address import (
     where_of,
 )
 from .postgres_anchor import Anchor, Severed
-from .postgres_functions import count_of, functions_for, note_use
+from .postgres_functions import VERSION, count_of, functions_for, note_use
 from .postgres_repository import OwnTransactions
-from .postgres_schema import VERSION, prepare, tables_of
+from .postgres_schema import prepare, tables_of
 from .postgres_session import Connect, Missing, Session
 from .postgres_wakeup import Listening, near
 from .shared import woken_by_channel

@@ -33,7 +33,7 @@ CREATE TABLE holdfast.about (
 INSERT INTO holdfast.about VALUES (1, 1);
 
 CREATE TABLE holdfast.functions (
-    digest  text COLLATE "C" PRIMARY KEY,  -- of the text of the functions; their names end with it
+    digest  text COLLATE "C" PRIMARY KEY,  -- of their text and of `version`; their names end with it
     version integer NOT NULL,              -- of the tables that they were written for
     release text NOT NULL,                 -- of the Holdfast that made them
     made_at timestamptz NOT NULL DEFAULT now(),

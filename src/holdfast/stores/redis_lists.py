@@ -1,14 +1,15 @@
 """Lists of locks and of runs in Redis: which of the sorted sets a page is looked for in.
 
 Each of the sets that can answer a part of the filter is counted, and the smallest is walked, from the newest on; what
-else is wanted is asked of each run in it. One call looks at a bounded number of runs: then the page may be short, even
-empty, and says where the next one begins.
+else is wanted is asked of each run in it. The set of ids is in the order of the ids: those that begin with a prefix are
+put in order by their start, unless there are very many. One call looks at a bounded number of runs: then the page may
+be short, even empty, and says where the next one begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from ..commands import Command, ListLocks, Page
 from ..errors import RecordUnreadable
@@ -28,16 +29,31 @@ STATUSES: tuple[Status, ...] = Status.__args__  # type: ignore[attr-defined]
 MOST_LOOKS = 2_000
 """How many runs one call looks at."""
 PREFIXED = 5_000
-"""How many ids with a prefix are put in order by their start in one call; of more, another set is walked."""
+"""How many ids with a prefix are put in order by their start at once; of more, another set is walked first."""
+MOST_PREFIXED = 100_000
+"""How many ids with a prefix are put in order by their start after a walk that found none; of more, none."""
 STRIDE = 200
 """How many runs are read at once, at most; a short page reads fewer at first."""
 NAMES = 1_000
-"""How many names of a sorted set are read at once, at most."""
-MOST_NAMES = 10_000
+"""How many names of a sorted set are read at once; the next time twice as many."""
+MOST_NAMES_AT_ONCE = 8_000
+IN_VAIN = 10_000
+"""How many names in a row are compared with a prefix in vain before the ids that begin with it are put in order."""
+MOST_NAMES = 100_000
 """How many names one call compares with a prefix."""
 
 Ask = Callable[..., tuple[int, list[Any]]]
 Cursor = tuple[int, str]
+
+
+class Stretch(NamedTuple):
+    """A part of the walk of a list."""
+
+    fitting: list[Cursor]
+    """Runs whose ids begin with the prefix, the newest first."""
+    compared: int
+    last: Cursor | None
+    """Where the walk goes on; None: nowhere."""
 
 
 class Lists:
@@ -94,10 +110,8 @@ class Lists:
         limit, wanted = max(1, command.limit), command.wanted
         found: list[Run] = []
         looked = names = now = 0
-        for cursors in self._newest(wanted, command.after, limit):
-            names += len(cursors)
-            fitting = [cursor for cursor in cursors if cursor[1].startswith(wanted.prefix)]
-            for some in _slices(fitting, min(limit + 1, STRIDE)):
+        for stretch in self._newest(wanted, command.after, limit):
+            for some in _slices(stretch.fitting, min(limit + 1, STRIDE)):
                 now, runs = self._load(some)
                 found += [run for run in runs if run is not None and wanted.fits(run)]
                 if len(found) > limit:
@@ -106,8 +120,9 @@ class Lists:
                 looked += len(some)
                 if looked >= MOST_LOOKS:
                     return RunPage(runs=tuple(found), next=some[-1], now=now)
+            names += stretch.compared
             if names >= MOST_NAMES:
-                return RunPage(runs=tuple(found), next=cursors[-1], now=now or self._ask([])[0])
+                return RunPage(runs=tuple(found), next=stretch.last, now=now or self._ask([])[0])
         return RunPage(runs=tuple(found), next=None, now=now or self._ask([])[0])
 
     def _load(self, cursors: list[Cursor]) -> tuple[int, list[Run | None]]:
@@ -122,13 +137,58 @@ class Lists:
             runs.append(answer)
         return now, runs
 
-    def _newest(self, wanted: RunFilter, after: Cursor | None, limit: int) -> Iterator[list[Cursor]]:
+    def _newest(self, wanted: RunFilter, after: Cursor | None, limit: int) -> Iterator[Stretch]:
         """The runs of the smallest set that has all that are wanted, the newest first, some at a time."""
         names, ids = self._smallest(wanted)
         if ids is not None:
-            cursors = sorted(self._begun(ids), reverse=True)
-            yield [cursor for cursor in cursors if after is None or cursor < tuple(after)]
+            yield self._in_order(wanted, after, self._begun(ids))
             return
+        in_vain, ordered = 0, not wanted.prefix or bool(wanted.statuses or wanted.workflow or wanted.attributes)
+        for some in self._walked(names, wanted, after, limit):
+            fitting = [cursor for cursor in some if cursor[1].startswith(wanted.prefix)]
+            yield Stretch(fitting, len(some), some[-1])
+            in_vain = 0 if fitting else in_vain + len(some)
+            if in_vain >= IN_VAIN and not ordered:
+                ordered = True
+                if self._few_begin_with(wanted.prefix):
+                    yield self._in_order(wanted, some[-1], self._begun_with(wanted.prefix))
+                    return
+
+    def _in_order(self, wanted: RunFilter, after: Cursor | None, begun: Iterable[Cursor]) -> Stretch:
+        """Runs that are known by their ids, the newest first: all that there are."""
+        older = (cursor for cursor in begun if after is None or cursor < tuple(after))
+        timely = (
+            cursor
+            for cursor in older
+            if (wanted.since is None or cursor[0] >= wanted.since)
+            and (wanted.until is None or cursor[0] < wanted.until)
+        )
+        return Stretch(sorted(timely, reverse=True), 0, None)
+
+    def _few_begin_with(self, prefix: str) -> bool:
+        """Whether the ids with this prefix are few enough to be put in order."""
+        _, (more,) = self._ask([self._ids(prefix, most=1, skip=MOST_PREFIXED)])
+        return not more
+
+    def _begun_with(self, prefix: str) -> Iterator[Cursor]:
+        """All runs whose ids begin with the prefix, in the order of their ids."""
+        after = ""
+        while True:
+            _, (ids,) = self._ask([self._ids(prefix, most=PREFIXED, after=after)])
+            if ids:
+                yield from self._begun(ids)
+            if len(ids) < PREFIXED:
+                return
+            after = ids[-1]
+
+    def _ids(self, prefix: str, *, most: int, skip: int = 0, after: str = "") -> list[str]:
+        """The command for ids that begin with the prefix, in their order."""
+        end = end_of_prefix(prefix)
+        first, last = f"({after}" if after else f"[{prefix}", "+" if end is None else f"({end}"
+        return ["ZRANGEBYLEX", self._layout.by_id, first, last, "LIMIT", str(skip), str(most)]
+
+    def _walked(self, names: list[str], wanted: RunFilter, after: Cursor | None, limit: int) -> Iterator[list[Cursor]]:
+        """The runs of these sets, the newest first, some at a time."""
         lowest = "-inf" if wanted.since is None else score(wanted.since)
         highest = "+inf" if wanted.until is None else f"({score(wanted.until)}"
         stride = NAMES if after or wanted.prefix else min(limit + 1, NAMES)
@@ -166,10 +226,7 @@ class Lists:
         highest = "+inf" if wanted.until is None else f"({score(wanted.until)}"
         counts: Commands = [["ZCOUNT", name, lowest, highest] for names in choices for name in names]
         if wanted.prefix:
-            end = end_of_prefix(wanted.prefix)
-            last = "+" if end is None else f"({end}"
-            by_id = ["ZRANGEBYLEX", layout.by_id, f"[{wanted.prefix}", last, "LIMIT", "0", str(PREFIXED + 1)]
-            _, (*sizes, ids) = self._ask([*counts, by_id])
+            _, (*sizes, ids) = self._ask([*counts, self._ids(wanted.prefix, most=PREFIXED + 1)])
         else:
             ids = None
             sizes = self._ask(counts)[1]
@@ -225,7 +282,7 @@ class _Walk:
     def add(self, found: Any) -> None:
         """Take what was read."""
         self.ended = len(found) < self._stride
-        self._stride = min(2 * self._stride, NAMES)
+        self._stride = min(2 * self._stride, MOST_NAMES_AT_ONCE)
         self.items = [item for item in found if self._after is None or item < self._after]
         if found:
             # Not by counting all that were seen: runs that come, or go to another set, would shift the rest.

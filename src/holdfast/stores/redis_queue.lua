@@ -113,8 +113,8 @@ if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)
       local me, listens = line[found], command[12] and true or false
       holders = sub(text, begins, from - 2)
       due_at = was_due_at
-      if (me.ends - now) * 4 < patience * 3 or me.label ~= command[4] or me.listens ~= listens then
-        local until_ = (me.ends - now) * 4 < patience * 3 and now + patience or me.ends
+      if (me.ends - now) * 5 < patience * 3 or me.label ~= command[4] or me.listens ~= listens then
+        local until_ = (me.ends - now) * 5 < patience * 3 and now + patience or me.ends
         me.text = format('{"id":"%s","label":%s,"since":%s,"ttl":%.0f,"expires_at":%.0f%s%s%s}', id, command[4],
           me.since, patience, until_, me.number > 0 and format(',"number":%.0f', me.number) or "",
           me.missed > 0 and format(',"missed":%.0f', me.missed) or "", listens and ',"listens":true' or "")

@@ -16,6 +16,7 @@ import socket
 import threading
 from contextlib import suppress
 
+from .._platform import start_thread
 from .contract import Hint
 from .near import Hinting
 from .redis_keys import Layout
@@ -45,7 +46,7 @@ class RedisWatch(Hinting):
         self._swapping = threading.Lock()
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except RuntimeError as error:  # who waits then asks again from time to time
             self._thread = None
             log.warning("no thread could be started to listen for wake-up hints (%s): waiting takes longer", error)

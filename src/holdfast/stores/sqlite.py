@@ -139,7 +139,7 @@ class SqliteStore:
         if version != SCHEMA_VERSION:
             prepare(path, self._turn, patience=patience)
         self._post: Post | None = Post(path, poll=poll)
-        self._clocks = Clocks(clock)
+        self._clocks = Clocks(clock, self._turn)
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.identity}>"
@@ -159,7 +159,7 @@ class SqliteStore:
 
     def join(self, connection: Any) -> Connection:
         """Carry commands out within the transaction that is open on this connection."""
-        return Joined(connection, self.path, namespace=self._namespace, clock=self._clock)
+        return Joined(connection, self.path, namespace=self._namespace, clock=self._clocks.now)
 
     def on_differing_clock(self, name: str, tell: Callable[[str, str, int, float], None]) -> None:
         """Call this, with name, host, process and seconds ahead, for each process whose clock begins to differ."""
@@ -182,6 +182,7 @@ class SqliteStore:
         post, self._post = self._post, None
         if post is not None:
             post.close()
+            self._clocks.close()
             del self._turn
 
     def _withdraw_clock(self) -> None:
@@ -209,7 +210,7 @@ class SqliteConnection:
     def __init__(self, store: SqliteStore, *, urgent: bool) -> None:
         self._post = store._open_post()  # noqa: SLF001  (a store and its connections are one thing)
         self._turn: Turn | None = store._turn  # noqa: SLF001
-        self._namespace, self._clock, self._patience = store._namespace, store._clock, store._patience  # noqa: SLF001
+        self._namespace, self._patience = store._namespace, store._patience  # noqa: SLF001
         self._path = store.path
         self._urgent = urgent
         self._clocks = store._clocks  # noqa: SLF001
@@ -254,7 +255,7 @@ class SqliteConnection:
             turn.take(self, urgent=self._urgent, deadline=deadline)
             done = self._transact_in_the_end(commands, deadline)
             if monotonic() >= self._clocks.look_at:
-                self._look_at_clocks(turn)
+                self._look_at_clocks()
             turn.give(self)
         except BaseException:  # an interrupt may have come in the middle of the giving, too
             turn.give(self)
@@ -269,10 +270,10 @@ class SqliteConnection:
             pause(urgent=self._urgent)
         return done
 
-    def _look_at_clocks(self, turn: Turn) -> None:
+    def _look_at_clocks(self) -> None:
         """See whose clock differs. An error here must not fail the commands, which have been committed."""
         with suppress(sqlite3.Error, StoreError), self._handle.active:
-            self._clocks.look(self._handle.ready(), turn)
+            self._clocks.look(self._handle.ready())
 
     def _transact(self, commands: Sequence[Command], deadline: float) -> tuple[list[Outcome], list[str]] | None:
         """One transaction, and whom else to tell; None if a program that takes no turns is in the way for now."""
@@ -281,7 +282,7 @@ class SqliteConnection:
                 db = self._handle.ready()
                 try:
                     db.execute("BEGIN IMMEDIATE")
-                    batch = Batch(db, self._namespace, self._clock())
+                    batch = Batch(db, self._namespace, self._clocks.now())
                     outcomes = batch.run(commands)
                 except sqlite3.Error as error:
                     if is_busy(error) and elapsed() < deadline:
@@ -305,7 +306,7 @@ class SqliteConnection:
                     try:
                         db = self._handle.ready()
                         db.execute("BEGIN")
-                        return Batch(db, self._namespace, self._clock()).run(commands)
+                        return Batch(db, self._namespace, self._clocks.now()).run(commands)
                     finally:
                         self._handle.tidy()
             except sqlite3.Error as error:

@@ -241,7 +241,7 @@ class Batch:
 
     def _tell(self, outcomes: Sequence[Outcome]) -> None:
         """Runs that were offered something hear of it in the same step."""
-        woken = [one for outcome in outcomes for one in outcome.woken if one.startswith(MARK)]
+        woken = [one for outcome in outcomes for one in outcome.notified if one.startswith(MARK)]
         if woken:
             self.hints += tell_runs(self._db, self._namespace, self._now, woken)
 

@@ -143,7 +143,8 @@ def _clocks(db: sqlite3.Connection) -> Finding:
         check="clocks",
         level="problem",
         detail="; ".join(map(str, found)),
-        advice="Leases end early, those of this process or those of the others. Set its clock right, or stop it.",
+        advice="It goes by the time stamps of the file system, so its leases and those of the others last as long as "
+        "they should. Set its clock right, or stop it: what it logs, and what your own code reads there, is wrong.",
     )
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .._platform import after_fork_in_child
+from .._platform import after_fork_in_child, start_thread
 from ..errors import HoldfastError
 from .contract import Hint
 from .near import Hinting, Near
@@ -112,7 +112,7 @@ class _Watch(Hinting):
 
     def _start(self) -> None:
         _near.add(self._folder, self._channel, self)
-        self._thread.start()
+        start_thread(self._thread)
 
     def _leave(self) -> None:
         self._closed.set()

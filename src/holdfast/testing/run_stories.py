@@ -53,7 +53,7 @@ class RunModel:
             self.records[command.key] = record
         if reader is not None:
             reader.save()
-        tell(self.book, now, outcome.woken)
+        tell(self.book, now, outcome.notified)
         return outcome
 
 

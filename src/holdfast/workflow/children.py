@@ -1,7 +1,8 @@
 """The children of a run, for its driver: cancels that must arrive, and children that an earlier attempt has started.
 
 A cancel is sent again until it is answered, and a run does not end before that. From the second attempt of a workflow
-on, a child may be there already: a living one is adopted, a completed one keeps its result, any other begins anew.
+on, a child may be there already: a living one is adopted, a completed one keeps its result, any other begins anew. One
+that another run has started is refused, also where that run was the same code in another attempt.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
 from ..flows import Flow, send
 from ..rules.outcomes import Outcome
-from ..rules.run import Event, NewRun, ended_key, workflow_of
+from ..rules.run import Event, NewRun, Run, ended_key, workflow_of
 from ..rules.run_outcomes import Posted, Refused, RunSeen
 from ..run_commands import PostEvent, SeeRun
 from .asking import Asking
+from .attempts import first_that_differs, same_but_for_attempts
 from .code import Code
 from .host import Before, Host, Reclaimed
 
@@ -143,9 +145,13 @@ def reclaim(asking: Asking, parent: str, new: NewRun, before: Before) -> Flow[Re
     """
     outcome, _ = yield from send(SeeRun(run=new.id))
     assert isinstance(outcome, RunSeen)  # noqa: S101
-    if outcome.claim is None or outcome.claim.run.parent != parent:
-        return "absent"  # where the id is another run's, the start is refused
+    if outcome.claim is None:
+        return "absent"
     child = outcome.claim.run
+    if child.parent != parent:
+        if child.root == new.root and same_but_for_attempts(child.parent, parent):
+            raise _of_another_attempt(parent, child)
+        return "absent"  # the id is another run's: the start is refused
     if (child.workflow, outcome.claim.entries[0]) != (workflow_of(new.type), new.input):
         raise RunExists(
             f"the run {parent!r} started the child {new.id!r} with another workflow or input, in an earlier attempt or "
@@ -166,3 +172,20 @@ def reclaim(asking: Asking, parent: str, new: NewRun, before: Before) -> Flow[Re
     if number <= before.events:
         yield from asking.revive(new.id, restart=True, fence=child.fence)
     return "ready"
+
+
+def _of_another_attempt(parent: str, child: Run) -> RunExists:
+    """The error for a child that the same code has started in another attempt of a run above it.
+
+    A store tells the end of a child to the run that started it, and to no other: an adopted child would end unheard.
+    """
+    between = first_that_differs(parent, child.parent)
+    return RunExists(
+        f"the run {child.id!r} was started by {child.parent!r}, and this is {parent!r}, the same code in another "
+        f"attempt. Only the run that started a child is told of its end, so the child was left as it is "
+        f"({child.status}). Put retry= on the workflow that starts this child: then completed children keep their "
+        f"results. To begin all of them anew, give the run {between!r} an id=, too, or put ctx.run_id into the id of "
+        "this child.",
+        run_id=child.id,
+        status=child.status,
+    )

@@ -16,6 +16,7 @@ from ..codec import decode_value, output_of
 from ..errors import HoldfastError, NonDeterminismError, NotInWorkflow, WorkflowFailed
 from ..rules.run import End, Event, NewRun, Run, Scalar
 from . import journal as j
+from .attempts import is_marked
 from .belongings import Belongings
 from .context import Context, SlotWork, StepCall
 from .definition import Workflow, current_context
@@ -83,7 +84,7 @@ class Code:
         self.earlier = 0
         """Events up to this number belong to earlier attempts."""
         self.after_others = self.restarted = False
-        """Whether earlier attempts, or a history before a restart, may have started children."""
+        """Whether earlier attempts, of this run or of one above it, or a removed history may have started children."""
         self.unclaimed: set[str] = set()
         """Children of which it is not known yet whether what an earlier attempt left of them is for this one."""
         self.preface: j.Begun | None = None  # goes into the journal with whatever goes there first
@@ -111,7 +112,7 @@ class Code:
         self.belongings = Belongings(self)
         self.inbox, self.ends = {}, {}
         begun = [place for place, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
-        self.after_others = bool(begun)
+        self.after_others = bool(begun) or is_marked(self.run.id)
         self.restarted = bool(begun) and not any(place < begun[0] for place in again)
         self.earlier = max((entry.seen for entry in entries if isinstance(entry, j.AttemptBegun)), default=0)
         self.hear(events)

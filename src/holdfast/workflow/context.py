@@ -20,6 +20,7 @@ from ..rules.run import NewRun, Scalar, workflow_of
 from ..rules.slot import Address
 from ..state.transacting import Decide
 from ..values import Duration, checked_key, seconds
+from .attempts import marked
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
 from .locks import Locking
@@ -356,8 +357,8 @@ class Context(Locking):
         if not isinstance(workflow, Workflow):
             raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
         place = self._next_id(workflow.name)
-        again = f".attempt-{self.attempt}" if self.attempt > 1 else ""  # a later attempt may give it another input
-        child = checked_key(f"{self.run_id}/{place}{again}" if id is None else id, what="run id")
+        own = marked(f"{self.run_id}/{place}", self.attempt)  # a later attempt may give it another input
+        child = checked_key(own if id is None else id, what="run id")
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)
         text = encode_value(value, workflow.input_type, what=what, max_bytes=self._code.max_bytes)

@@ -670,7 +670,7 @@ class Driver:
         if answer.taken or answer.limited:
             self._stuck_at = -1  # the store did not believe it
         for child in answer.taken:
-            self._code.refuse_child(child, RunExists(f"there is another run with the id {child!r}"))
+            self._code.refuse_child(child, _taken(child))
         for child, verdict in answer.limited.items():
             workflow = next((new.type for new in command.children if new.id == child), child)
             self._code.refuse_child(child, exceeded(workflow_of(workflow), verdict))
@@ -678,3 +678,11 @@ class Driver:
         if command.stuck is not None and self._may_be_waited_for(command):
             self.host.stuck(self.run.id)
         self.hear(answer.events)
+
+
+def _taken(child: str) -> RunExists:
+    return RunExists(
+        f"there is another run with the id {child!r}, which this run did not start. It was left as it is. Give the "
+        "child another id, or none: then its id begins with that of its parent.",
+        run_id=child,
+    )

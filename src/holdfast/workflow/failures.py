@@ -36,12 +36,26 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def refusal_in(error: BaseException) -> NotInWorkflow | None:
-    """The refusal of I/O in workflow code that a library has wrapped in a group, or raised something else from."""
-    if isinstance(error, NotInWorkflow):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        return next((found for one in error.exceptions if (found := refusal_in(one)) is not None), None)
-    return None if error.__cause__ is None else refusal_in(error.__cause__)
+    """The refusal of I/O in workflow code that a library has wrapped: in a group, or by raising something else.
+
+    An error that was raised while the refusal was being handled has it as its `__context__`, unless `from None` says
+    that it does not matter.
+    """
+    seen: set[int] = set()  # `raise error from error` makes a circle
+    left = [error]
+    while left:
+        one = left.pop()
+        if isinstance(one, NotInWorkflow):
+            return one
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        wrapped = one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__
+        if wrapped is not None:
+            left.append(wrapped)
+        if isinstance(one, BaseExceptionGroup):
+            left += reversed(one.exceptions)
+    return None
 
 
 def _said(error: BaseException) -> str:

@@ -14,11 +14,11 @@ import logging
 import sys
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import Context
 from types import CodeType, FrameType, MethodType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ..errors import NotInWorkflow
 
@@ -34,19 +34,36 @@ _log = logging.getLogger("holdfast.workflow")
 
 
 class _Numbered:
-    """Things whose hash is their number, so that a set of them has the same order in every life."""
+    """Futures whose hash is their number, so that a set of them has the same order in every life."""
 
     _number: int
 
     def __hash__(self) -> int:
         return self._number
 
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel it. What `asyncio.wait_for(..., 0)` cancels may first take what is there."""
+        this: Any = self
+        cancel: Callable[[Any | None], bool] = super().cancel  # type: ignore[misc]
+        if this.done() or not _polled(sys._getframe(1)):  # noqa: SLF001
+            return cancel(msg)
+        timer = this.get_loop().call_when_quiet(Poll(this, whole=True), cancel, msg)
+        this.add_done_callback(lambda _: timer.cancel())
+        return True
+
 
 class WorkflowFuture(_Numbered, asyncio.Future[Any]):
-    """A future of workflow code."""
+    """A future of workflow code. `awaits` is what asyncio waits for by it: futures, a group of tasks, a coroutine.
 
-    def __init__(self, *, loop: WorkflowLoop) -> None:
+    A future that `shields` does not pass a cancel on to them.
+    """
+
+    awaits: Any
+    shields: bool
+
+    def __init__(self, *, loop: WorkflowLoop, awaits: Any = None, shields: bool = False) -> None:
         self._number = loop.next_number()
+        self.awaits, self.shields = awaits, shields
         super().__init__(loop=loop)
 
 
@@ -57,24 +74,22 @@ class WorkflowTask(_Numbered, asyncio.Task[Any]):
         self._number = loop.next_number()
         if options.get("name") is None:
             options["name"] = f"task-{self._number}"
-        self._workflow_loop = loop
         super().__init__(coro, loop=loop, **options)
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel it. `asyncio.wait_for(..., 0)` cancels a task before it began: here it may take what is there."""
-        if _cancelled_by_wait_for(sys._getframe(1)) and self._not_begun():  # noqa: SLF001
-            timer = self._workflow_loop.call_when_quiet(self, super().cancel, msg)
-            self.add_done_callback(lambda _: timer.cancel())
-            return True
-        return super().cancel(msg)
-
-    def _not_begun(self) -> bool:
-        coro = self.get_coro()
-        return inspect.iscoroutine(coro) and inspect.getcoroutinestate(coro) == inspect.CORO_CREATED
 
 
 class WorkflowGathering(_Numbered, asyncio.tasks._GatheringFuture):  # type: ignore[misc,name-defined]  # noqa: SLF001
     """What `asyncio.gather` returns in workflow code."""
+
+
+class Poll(NamedTuple):
+    """What a timer of length 0 ends: a wait within this task, or the `whole` of this future.
+
+    It is `patient` until another poll has ended among what it waits for and would not cancel.
+    """
+
+    future: Any
+    whole: bool = False
+    patient: bool = True
 
 
 class WorkflowTimer(asyncio.TimerHandle):
@@ -96,8 +111,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self.now = now
         self._refused = refused  # called from another thread that wants something of the loop
         self.timers: dict[int, WorkflowTimer] = {}
-        self.immediate: dict[int, asyncio.Task[Any] | None] = {}
-        """The timers of length 0, and whose wait each ends, when it is known that nothing is there for that task."""
+        self.immediate: dict[int, Poll] = {}
+        """The timers of length 0, and the wait that each ends when it is known that nothing is there for it."""
         self._order: list[tuple[float, int]] = []
         self._ready: deque[asyncio.Handle] = deque()
         self._tasks: set[WorkflowTask] = set()
@@ -144,9 +159,13 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def fire(self, number: int) -> bool:
         """End a timer. False if there is none with this number."""
         timer = self.timers.pop(number, None)
-        self.immediate.pop(number, None)
+        ended = self.immediate.pop(number, None)
         if timer is None:
             return False
+        if ended is not None:
+            for other, poll in self.immediate.items():
+                if self._has_within(poll.future, (id(ended.future),), behind_shields=True):
+                    self.immediate[other] = poll._replace(patient=False)
         self._ready.append(timer)
         return True
 
@@ -184,7 +203,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             if caller.f_code is _AS_COMPLETED:
                 _refuse_unordered([one for one in caller.f_locals["todo"] if one.done()], "asyncio.as_completed")
         if type(callback) is MethodType and type(callback.__self__) is asyncio.Timeout:
-            return self.call_when_quiet(asyncio.current_task(self), callback, *args, context=context)
+            return self.call_when_quiet(Poll(asyncio.current_task(self)), callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -203,6 +222,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Run this after so many seconds of workflow time: a durable timer."""
+        if delay <= 0 and (code := sys._getframe(1).f_code) in (_WAIT, _AS_COMPLETED):  # noqa: SLF001
+            poll = Poll(args[0], whole=True) if code is _WAIT else Poll(asyncio.current_task(self))
+            return self.call_when_quiet(poll, callback, *args, context=context)
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
@@ -218,23 +240,60 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return timer
 
     def call_when_quiet(
-        self,
-        task: asyncio.Task[Any] | None,
-        callback: Callable[..., Any],
-        *args: Any,
-        context: Context | None = None,
+        self, poll: Poll, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run this when everything that is there now has been delivered: a timer of length 0, for a task's wait."""
+        """Run this when everything that is there now has been delivered: a timer of length 0, for one wait."""
         timer = self.call_at(self.time(), callback, *args, context=context)
         assert isinstance(timer, WorkflowTimer)  # noqa: S101
         timer.immediate = True
-        self.immediate[timer.number] = task
+        self.immediate[timer.number] = poll
         return timer
 
     def innermost(self) -> list[int]:
-        """The timers of length 0 that may end: of several around one another, the innermost ends first."""
-        latest = {task: number for number, task in self.immediate.items()}
-        return sorted(latest.values())
+        """The timers of length 0 that may end: of several around one another, the innermost ends first.
+
+        So what a wait within has taken, such as signals, is returned before it is cancelled by a wait around it. What
+        is not cancelled may go on polling for ever: it is waited for once.
+        """
+        first: dict[int, int] = {}  # by what it is that waits
+        for number, poll in self.immediate.items():
+            if not poll.whole or id(poll.future) not in first:
+                first[id(poll.future)] = number
+        polls = {number: self.immediate[number] for number in first.values()}
+        free = [
+            number
+            for number, poll in polls.items()
+            if not self._has_within(poll.future, first, behind_shields=poll.patient)
+        ]
+        return sorted(free or polls)
+
+    def _has_within(self, future: Any, others: Collection[int], *, behind_shields: bool) -> bool:
+        """Whether one of the others, by their ids, is among what this future waits for, directly or not."""
+        seen: set[int] = set()
+        left = [future]
+        while left:
+            one = left.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            if one is not future and id(one) in others:
+                return True
+            if behind_shields or not (isinstance(one, WorkflowFuture) and one.shields):
+                left += self._awaited_by(one)
+        return False
+
+    def _awaited_by(self, one: Any) -> Iterable[Any]:
+        if isinstance(one, asyncio.Task):
+            return (one._fut_waiter,)  # type: ignore[attr-defined]  # noqa: SLF001
+        if isinstance(one, WorkflowGathering):
+            return one._children  # type: ignore[no-any-return]  # noqa: SLF001
+        if isinstance(one, WorkflowFuture):
+            return (one.awaits,)
+        if isinstance(one, asyncio.TaskGroup):
+            return one._tasks  # noqa: SLF001
+        if inspect.iscoroutine(one):
+            return [task for task in self._tasks if task.get_coro() is one]
+        return one if isinstance(one, set | frozenset | list | tuple) else ()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         if isinstance(handle, WorkflowTimer):
@@ -246,7 +305,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         caller = sys._getframe(1)  # noqa: SLF001
         if caller.f_code is _WAIT:
             _refuse_unordered(caller.f_locals["fs"], "asyncio.wait")
-        return WorkflowFuture(loop=self)
+        if (variable := _AWAITED.get(caller.f_code)) is None:
+            return WorkflowFuture(loop=self)
+        return WorkflowFuture(
+            loop=self, awaits=caller.f_locals.get(variable), shields=caller.f_code in (_WAIT, _SHIELD)
+        )
 
     def create_task(self, coro: Any, **options: Any) -> Any:
         """A task of this loop; it is kept until it is done."""
@@ -338,6 +401,18 @@ def _code_of_as_completed() -> CodeType:
 
 _AS_COMPLETED = _code_of_as_completed()
 _WAIT: CodeType = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]  # noqa: SLF001
+_SHIELD: CodeType = asyncio.shield.__code__
+_WAIT_FOR: CodeType = asyncio.wait_for.__code__
+_CANCEL_AND_WAIT: CodeType = asyncio.tasks._cancel_and_wait.__code__  # type: ignore[attr-defined]  # noqa: SLF001
+_AWAITED: dict[CodeType, str] = {
+    _WAIT: "fs",
+    _WAIT_FOR: "fut",
+    _CANCEL_AND_WAIT: "fut",
+    _SHIELD: "inner",
+    # In newer versions of Python in a method of its own.
+    getattr(asyncio.TaskGroup, "_aexit", asyncio.TaskGroup.__aexit__).__code__: "self",
+}
+"""Where asyncio makes a future to wait by, and the variable that tells what it waits for."""
 _GATHERING: CodeType = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -351,8 +426,38 @@ def _refuse_unordered(futures: Collection[Any], what: str) -> None:
         )
 
 
-def _cancelled_by_wait_for(caller: FrameType) -> bool:
-    return caller.f_code.co_name == "_cancel_and_wait" and caller.f_globals is vars(asyncio.tasks)
+class _Alarm:
+    """Registered with asyncio as if it were a task, so that `asyncio.all_tasks()` asks it for its loop.
+
+    In workflow code the answer is a refusal: the order of the set that would be returned is that of addresses. Anywhere
+    else it belongs to no loop, and is in no such set.
+    """
+
+    def get_loop(self) -> None:
+        """Refuse in workflow code."""
+        if isinstance(events._get_running_loop(), WorkflowLoop):  # noqa: SLF001
+            raise NotInWorkflow(
+                "asyncio.all_tasks() is not for workflow code: its order would differ from one replay to the next. "
+                "Keep a list of the tasks that you create, or create them in an asyncio.TaskGroup. If a library calls "
+                f"it, to start a thread for example: {_IN_A_STEP}"
+            )
+
+    def done(self) -> bool:
+        """The same; it never is."""
+        self.get_loop()
+        return False
+
+
+_ALARM = _Alarm()  # asyncio keeps a weak reference
+asyncio._register_task(_ALARM)  # type: ignore[arg-type]  # noqa: SLF001  (documented, for tasks of other libraries)
+
+
+def _polled(caller: FrameType) -> bool:
+    """Whether it is `asyncio.wait_for` with a timeout of 0 that cancels something."""
+    if caller.f_code is not _CANCEL_AND_WAIT or caller.f_back is None or caller.f_back.f_code is not _WAIT_FOR:
+        return False
+    timeout: float = caller.f_back.f_locals["timeout"]
+    return timeout <= 0
 
 
 def _given_to_as_completed(caller: FrameType) -> Any:
@@ -370,11 +475,11 @@ def _given_to_as_completed(caller: FrameType) -> Any:
     return None
 
 
+_IN_A_STEP = "Do this in a step: ctx.step(name, function, ...) runs it once and records what it returned."
+
+
 def _not_for_workflows(what: str) -> str:
-    return (
-        f"{what} is not for workflow code, which must do the same in every replay of its run. Do this in a step: "
-        "ctx.step(name, function, ...) runs it once and records what it returned."
-    )
+    return f"{what} is not for workflow code, which must do the same in every replay of its run. {_IN_A_STEP}"
 
 
 def _refuse(what: str) -> NoReturn:

@@ -43,12 +43,16 @@ class Patrol:
         self._searching: asyncio.Task[None] | None = None
         self._stopped = False
 
-    async def round(self) -> None:
-        """Do what is to be done by now."""
+    async def settle(self) -> None:
+        """Settle the locks whose time is over, if it is time for that."""
         now = elapsed()
         if now >= self._settle_at:
             self._settle_at = now + SETTLE_SECONDS
             await self._ask(SettleDue())
+
+    async def look(self) -> None:
+        """Look at the next page of locks, if it is time for that."""
+        now = elapsed()
         if now >= self._page_at:
             self._page_at = now + PAGE_SECONDS
             self._after = await self._look_at_page(self._after)

@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from .. import failpoints, lane
+from ..commands import Failed
 from ..errors import StoreUnavailable
 from ..rules.outcomes import Outcome
 from ..rules.run_outcomes import Recorded, Refused, RunSeen
@@ -40,6 +41,8 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
                 own = error
                 raise
             (answer,) = store.join(connection).execute([record])
+            if isinstance(answer, Failed) and isinstance(answer.error, StoreUnavailable):
+                raise answer.error  # a row is locked: nothing is known of the run's owner, and it is tried again
             if not isinstance(answer, Recorded):
                 raise _RolledBack  # noqa: TRY301
             failpoints.reach_transaction("before")

@@ -23,9 +23,10 @@ from .._platform import elapsed
 from ..client import BaseClient
 from ..commands import Command
 from ..errors import ClientClosed, HoldfastError, LeaseLost, LockTimeout, StoreError, StoreUnusable
-from ..flows import Flow
+from ..flows import LONG_READS, Flow
 from ..held import Held
 from ..keeper import Kept
+from ..lane import Lane
 from ..locks.lease import AsyncLease
 from ..locks.taking import take
 from ..locks.terms import FAILURES, STALLS, checked_terms
@@ -60,7 +61,8 @@ POLL_SECONDS = 1.0
 """How often a worker looks by itself, for what it was not told of."""
 RESYNC = MICROSECONDS
 """The store's clock as known here is corrected when it is this far off."""
-CLAIMED_AT_ONCE = 1_000
+CLAIMED_AT_ONCE = 250
+"""No step in a store takes long: a claim reads the whole histories of its runs."""
 SHORT_HISTORY = 200
 """Events of a run with so many entries are read together with its history; of a longer one by a record, without it."""
 HINT = ".run/"
@@ -104,7 +106,8 @@ class Worker:
         self._expected: set[str] = set()  # runs that are being started: their answers are on the way
         self._suspects: dict[str, Driver] = {}  # of the drivers, those whose runs have crashed their workers
         self._early: set[str] = set()  # hinted at while their claims or starts were under way, perhaps
-        self._compare_at = 0.0
+        self._look_around_at = 0.0
+        self._looking_around: asyncio.Task[None] | None = None
         self._strangers: set[str] = set()  # counted as ours by the store when it was last asked, and not driven
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._parking: asyncio.TimerHandle | None = None
@@ -156,9 +159,10 @@ class Worker:
     async def stop(self, grace: float) -> None:
         """Claim nothing more, let the runs that are driven come to a good place, give the rest back, and go."""
         self._draining = True
-        if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.gather(self._tending, return_exceptions=True)
+        for task in (self._tending, self._looking_around):  # the first one begins the other
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self.patrol.stop()
         deadline = elapsed() + grace
         while self.drivers and elapsed() < deadline:
@@ -235,16 +239,27 @@ class Worker:
             self._wake.clear()
 
     async def _look(self) -> float:
-        """Claim what is due, compare, park. Returns for how long there is nothing to do."""
+        """Claim what is due, settle, look around. Returns for how long there is nothing to do."""
         if not self.id:
             await self._enlist()
-        if elapsed() >= self._compare_at:
-            self._compare_at = elapsed() + POLL_SECONDS
-            await self._compare()
-        await self.patrol.round()
+        if elapsed() >= self._look_around_at and (self._looking_around is None or self._looking_around.done()):
+            self._look_around_at = elapsed() + POLL_SECONDS
+            self._early &= self._expected  # here, where no claim of its own is under way
+            self._looking_around = self._loop.create_task(self._look_around(), name="holdfast-look-around")
+        await self.patrol.settle()
         if not self._recover:
             return POLL_SECONDS
         return await self._claim_due()
+
+    async def _look_around(self) -> None:
+        """Compare, and look for deadlocks. No claim waits for that: its reads may wait for other long reads."""
+        try:
+            await self._compare()
+            await self.patrol.look()
+        except StoreError as error:
+            self.emit("claim_failed", worker=self._name, error=str(error))
+        except HoldfastError:
+            _log.exception("the worker %s stumbled and goes on", self._name)
 
     async def _claim_due(self) -> float:
         """Claim what is due. Returns for how long nothing will be."""
@@ -310,9 +325,15 @@ class Worker:
         return driver
 
     async def _compare(self) -> None:
-        """Compare the runs that the store counts as ours with those that are driven."""
+        """Compare the runs that the store counts as ours with those that are driven.
+
+        The read goes by another connection than the commands, and may overtake those that are under way. What is driven
+        was claimed before, so the store knows of it. A run that is just being parked or ended is `ending`. One that is
+        just being claimed is a stranger for once; claimed a second time it is given again, and driven by one driver.
+        """
         worker, driven = self.id, dict(self.drivers)
-        self._early &= self._expected
+        if not worker:
+            return
         outcome = await self.ask(OwnedRuns(worker=worker))
         assert isinstance(outcome, Owned)  # noqa: S101
         if worker != self.id:
@@ -402,7 +423,7 @@ class Worker:
 
     async def ask(self, command: Command) -> Outcome:
         """Send a command and await its outcome."""
-        return await self._client.works.lanes["commands"].submit(command)
+        return await self._lane(command).submit(command)
 
     def send(self, command: Command, answer: Answer) -> None:
         """Send a command; the answer comes in a callback of its own."""
@@ -413,9 +434,17 @@ class Worker:
             answer(outcome)
 
         try:
-            self._client.works.lanes["commands"].ask(command, answered)
+            self._lane(command).ask(command, answered)
         except HoldfastError as error:
             self._loop.call_soon(answer, error)
+
+    def _lane(self, command: Command) -> Lane:
+        """The way to the store: a long read goes by the connection for queries, so that no acquire waits for it.
+
+        Two commands that are under way at once may then be carried out in another order than they were sent in. What
+        depends on an order awaits the first one.
+        """
+        return self._client.works.lanes["queries" if isinstance(command, LONG_READS) else "commands"]
 
     def body_of(self, call: StepCall) -> Callable[..., Any]:
         """The function of a step: its own; a test may put another in its place."""

@@ -144,6 +144,22 @@ class RunQueues(Belongings):
         assert [run.id for run in self.claimed()] == ["r1", "r2", "r3", "r4", "r5"]
 
     @pytest.mark.usefixtures("short_list")
+    def test_runs_that_can_no_longer_fit_are_told(self) -> None:
+        self.hire()
+        held = self.ask(acquire(kind="semaphore", permits=2, weight=2), out.Granted)
+        for run in self.begun(*(f"r{n}" for n in range(1, 6))):
+            self.wants(run, take(kind="semaphore", permits=2, weight=2), stuck=(), then=Park(None))
+        refused = self.ask(acquire(id="b.1", kind="semaphore", permits=1, queue=False), out.Busy)
+        assert refused.hinted == ("run:1:r1", "run:1:r2")
+        assert self.ask(release(token=held.token), out.Released).hinted == ("run:1:r3", "run:1:r4", "run:1:r5")
+        runs = self.claimed()
+        assert sorted(run.id for run in runs) == ["r1", "r2", "r3", "r4", "r5"]
+        for run in runs:
+            assert self.wants(run, take(kind="semaphore", permits=2, weight=2)).said[0].what == "too_heavy"
+            assert self.run_seen(run.id).locks == ()
+        assert self.lock().waiting == 0
+
+    @pytest.mark.usefixtures("short_list")
     def test_a_run_may_wait_twice(self) -> None:
         self.queued("r1", "r2")
         (both,) = self.begun("r3")

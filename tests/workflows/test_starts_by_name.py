@@ -1,0 +1,137 @@
+"""A start by name before any engine has published the workflow is told by an event, or refused: whoever starts it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import asynccontextmanager, closing
+
+import psycopg
+import pytest
+
+import real_servers
+from holdfast import AsyncClient, Client, Concurrency, Context, RunExists, WorkflowDefinitionRequired, workflow
+from providers import PROVIDERS
+
+
+@workflow(concurrency=Concurrency(max=1, key="."))
+async def limited(ctx: Context, customer: str) -> None:
+    await ctx.wait_for_signal("go")
+
+
+@workflow
+async def plain(ctx: Context, customer: str) -> None:
+    await ctx.wait_for_signal("go")
+
+
+@asynccontextmanager
+async def sync_client(keeper, url, folder):
+    del keeper, folder
+    with Client(url) as client:
+
+        async def start(*given, **options):
+            return client.runs.start(*given, **options)
+
+        yield client.events, start
+
+
+@asynccontextmanager
+async def async_client(keeper, url, folder):
+    del keeper, folder
+    async with AsyncClient(url) as client:
+        yield client.events, client.runs.start
+
+
+@asynccontextmanager
+async def engine(keeper, url, folder):
+    del url, folder
+
+    async def start(*given, **options):
+        return (await keeper.start(*given, **options)).id
+
+    yield keeper.events, start
+
+
+def within_transactions(way):
+    """The same, each start in a transaction of its own; one that is refused leaves the transaction as it was."""
+
+    @asynccontextmanager
+    async def made(keeper, url, folder):
+        async with way(keeper, url, folder) as (events, start):
+            with closing(connected(url, folder)) as db:
+
+                async def start_within(*given, **options):
+                    db.execute("BEGIN IMMEDIATE" if url.startswith("sqlite") else "BEGIN")
+                    try:
+                        return await start(*given, **options, connection=db)
+                    finally:
+                        db.execute("COMMIT")
+
+                yield events, start_within
+
+    made.__name__ = f"{way.__name__}_within_transactions"
+    return made
+
+
+def connected(url, folder):
+    if url.startswith("sqlite"):
+        return sqlite3.connect(folder / "own.db", isolation_level=None)
+    return psycopg.connect(real_servers.shared("postgres").url, autocommit=True)
+
+
+WAYS = [sync_client, async_client, engine]
+JOINING = [within_transactions(sync_client), within_transactions(engine)]
+CASES = [(store, way) for store in ("memory", "sqlite", "postgres", "valkey") for way in WAYS]
+CASES += [(store, way) for store in ("sqlite", "postgres") for way in JOINING]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1].__name__}")
+def starting(request, tmp_path, engine_on):
+    """An engine that knows no workflow, the events of who starts runs, how it starts them; and the store's address."""
+    store, way = request.param
+    url = f"sqlite:///{tmp_path / 'own.db'}" if store == "sqlite" else PROVIDERS[store].url(tmp_path)
+
+    @asynccontextmanager
+    async def made():
+        async with engine_on(url, []) as keeper, way(keeper, url, tmp_path) as (events, start):
+            told = []
+            events.subscribe(lambda event: told.append((event.name, event.fields)))
+            yield keeper, told, start
+
+    return url, made
+
+
+def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(starting, played, engine_on):
+    url, made = starting
+
+    async def story():
+        async with made() as (keeper, told, start):
+            with pytest.raises(WorkflowDefinitionRequired, match="Nothing was started"):
+                await start("limited", "ann", require_definition=True)
+            assert (await keeper.list()).runs == ()
+            assert "definition_unknown" not in [name for name, _ in told]
+            for name in ("limited", "plain"):
+                run = await start(name, "ann")
+                assert ("definition_unknown", {"run": run, "workflow": name}) in told
+            async with engine_on(url, [limited, plain]):
+                told.clear()
+                for name in ("limited", "plain"):
+                    run = await start(name, "bob", require_definition=True)
+                    assert (await keeper.get(run)).workflow == name
+            assert "definition_unknown" not in [name for name, _ in told]
+
+    played(story)
+
+
+def test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition(starting, played):
+    _, made = starting
+
+    async def story():
+        async with made() as (_, told, start):
+            run = await start("limited", "ann", idempotency_key="once")
+            assert await start("limited", "ann", id="another", idempotency_key="once") == run
+            with pytest.raises(RunExists):
+                await start("limited", "bob", id=run)
+            unknown = [fields for name, fields in told if name == "definition_unknown"]
+            assert unknown == [{"run": run, "workflow": "limited"}]
+
+    played(story)
