@@ -375,8 +375,8 @@ ABOVE = [
     Mutant(
         "a keeper that could not start never starts",
         "keeper.py",
-        "                thread.start()  # interrupted within",
-        "                self._started = True\n                thread.start()  # interrupted within",
+        "                start_thread(thread)  # interrupted within",
+        "                self._started = True\n                start_thread(thread)  # interrupted within",
         (KEEPER + "test_a_keeper_that_finds_no_thread_says_so_and_starts_when_there_is_one",),
     ),
     Mutant(

@@ -99,8 +99,8 @@ DEAD_WAITERS = [
     ),
     rule(
         "a queue has no end",
-        "waiter_ttl is None or len(self.waiters) < MAX_WAITERS)",
-        "waiter_ttl is None or len(self.waiters) <= MAX_WAITERS)",
+        "return len(waiters) < MAX_WAITERS or",
+        "return len(waiters) <= MAX_WAITERS or",
         DEAD + "test_a_full_queue_refuses_newcomers_and_keeps_those_who_wait",
     ),
 ]
