@@ -172,7 +172,7 @@ def test_a_client_opens_connections_when_it_needs_them(url, crowd, monkeypatch):
         waiting.join()
 
 
-def test_an_engine_has_three_connections_and_one_for_queries_while_it_asks_them(url, crowd, monkeypatch):
+def test_an_engine_has_four_connections_the_one_for_queries_only_while_it_asks_them(url, crowd, monkeypatch):
     monkeypatch.setattr(client, "QUERIES_IDLE", 0.05)
 
     async def story():
