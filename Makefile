@@ -12,13 +12,13 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 
-PROOFS := counter permits clock waiters replies stalls state leader turnover network outages skew rows crowd load crashes engines recovery takeover limits belongings
+CAMPAIGNS := counter semaphore clock waiters lost_replies blocked_loops state leader turnover network outages skew stuck_row queue_load load crashes engines recovery takeover limits run_locks
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons lint docs bench clean prove prove-fresh prove-rules prove-suite prove-growth prove-interfaces prove-recipes \
-  prove-mutants $(PROOFS:%=prove-%)
+.PHONY: help demo test test-pythons lint docs bench clean chaos test-fresh test-rules test-suite test-growth test-interfaces test-recipes \
+  test-mutants $(CAMPAIGNS:%=chaos-%)
 
 help:
 	@echo 'make demo          real worker processes, kill -9, a pause and a refused write, in a minute'
@@ -27,8 +27,8 @@ help:
 	@echo 'make lint          linters and types only'
 	@echo 'make docs          the documentation, into site/'
 	@echo 'make bench         the speed figures, each with pass or miss'
-	@echo 'make prove         every proof at full size; CONTRIBUTING.md tells what each one shows:'
-	@echo '                   prove-fresh prove-rules prove-suite prove-growth prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants'
+	@echo 'make chaos         every fault campaign and every long test at full size; CONTRIBUTING.md tells what each one shows:'
+	@echo '                   test-fresh test-rules test-suite test-growth test-interfaces test-recipes $(CAMPAIGNS:%=chaos-%) test-mutants'
 	@echo 'make clean         remove .venv, caches and what was built'
 
 demo: $(RUNTIME)
@@ -52,35 +52,35 @@ docs: $(DEV)
 bench: $(BENCH)
 	$(PY) bench/run.py
 
-prove: prove-rules prove-suite prove-growth prove-interfaces prove-recipes $(PROOFS:%=prove-%) prove-mutants prove-fresh
+chaos: test-rules test-suite test-growth test-interfaces test-recipes $(CAMPAIGNS:%=chaos-%) test-mutants test-fresh
 
-prove-fresh:
-	$(PYTHON) scripts/prove_fresh.py
+test-fresh:
+	$(PYTHON) scripts/fresh_clone.py
 
-prove-rules: $(DEV)
+test-rules: $(DEV)
 	$(PY) -m tests.rules.explorer --depth 8
 	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
 
-prove-suite: $(DEV)
+test-suite: $(DEV)
 	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/stores/test_redis_whole.py \
 	  tests/testing/test_broken.py
 
-prove-growth: $(DEV)
+test-growth: $(DEV)
 	HOLDFAST_GROWTH=full $(PY) -m pytest -rs tests/workflows/test_growth.py tests/stores/test_redis_growth.py \
 	  tests/stores/test_postgres_lists.py tests/stores/test_sqlite_lists.py
 
-prove-interfaces: $(DEV)
-	$(PY) -m pytest -rs tests/test_leases.py tests/test_durable.py tests/test_run_locks.py tests/test_state.py
+test-interfaces: $(DEV)
+	$(PY) -m pytest -rs tests/locks/test_named_leases.py tests/state/test_durable_locks.py tests/locks/test_run_locks.py tests/state/test_state.py
 
-prove-recipes: $(DEV)
-	$(PY) -m pytest -rs tests/test_patterns.py tests/test_cli.py tests/test_cli_locks.py tests/test_cli_state.py \
-	  tests/test_cli_runs.py tests/test_cli_worker.py tests/test_cli_doctor.py tests/test_cli_servers.py
+test-recipes: $(DEV)
+	$(PY) -m pytest -rs tests/docs/test_patterns.py tests/cli/test_cli.py tests/cli/test_cli_locks.py tests/cli/test_cli_state.py \
+	  tests/cli/test_cli_runs.py tests/cli/test_cli_worker.py tests/cli/test_cli_doctor.py tests/cli/test_cli_servers.py
 
-prove-mutants: $(DEV)
+test-mutants: $(DEV)
 	HOLDFAST_MUTANTS=all $(PY) -m pytest -rs tests/mutants
 
-$(PROOFS:%=prove-%): prove-%: $(DEV)
-	$(PY) tests/proofs/$*.py --full
+$(CAMPAIGNS:%=chaos-%): chaos-%: $(DEV)
+	$(PY) tests/chaos/$*.py --full
 
 clean:
 	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,8 +15,8 @@ import psycopg
 from common import RECORD, Figure, alternate, median, ratio
 
 from holdfast import AsyncClient, Client
-from holdfast.stores.postgres_native import statement_named
-from holdfast.stores.postgres_statements import placed
+from holdfast.stores.postgresql.native import statement_named
+from holdfast.stores.postgresql.statements import placed
 from holdfast.testing import servers
 
 BLOCKS = 9

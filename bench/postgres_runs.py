@@ -13,9 +13,9 @@ import psycopg
 from common import Figure, alternate, median, ratio
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules.record import Label
-from holdfast.rules.run import NewRun, Run, worker_key
+from holdfast.commands import runs as r
+from holdfast.rules.lock_record import Label
+from holdfast.rules.runs.record import NewRun, Run, worker_key
 from holdfast.stores import open_store
 from holdfast.stores.contract import Connection
 from holdfast.testing import servers

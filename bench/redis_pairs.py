@@ -17,9 +17,9 @@ from common import Figure, alternate, median, ratio
 
 from holdfast import AsyncClient, Client
 from holdfast.commands import Acquire, Command, Release
-from holdfast.rules.record import Label
-from holdfast.stores.redis_fast import GRANTED, RELEASED, asked, read_reply
-from holdfast.stores.redis_script import FAST
+from holdfast.rules.lock_record import Label
+from holdfast.stores.redis.fast_path import GRANTED, RELEASED, asked, read_reply
+from holdfast.stores.redis.scripts import FAST
 from holdfast.testing import servers
 
 BLOCKS = 9

@@ -16,9 +16,9 @@ from common import Figure, finish, folder, median, ratio, resident_bytes, spawn
 
 from holdfast import Context, Engine, workflow
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules.record import Label
-from holdfast.rules.run import NewRun, Park, worker_key
+from holdfast.commands import runs as r
+from holdfast.rules.lock_record import Label
+from holdfast.rules.runs.record import NewRun, Park, worker_key
 from holdfast.stores import open_store
 from holdfast.testing import servers
 

@@ -11,15 +11,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from hypothesis import settings
-
-import colours
 import faults
 import providers
-from holdfast.locks.gate import gates
+import pytest
+import sync_async
+from hypothesis import settings
 from real_servers import pytest_terminal_summary, pytest_unconfigure  # noqa: F401
 from waiting import eventually
+
+from holdfast.locks.process_queue import gates
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests here send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,8 +36,8 @@ settings.load_profile("holdfast")
 
 
 LONG = (
-    "tests/test_proofs_of_runs.py",
-    "tests/test_proofs.py",
+    "tests/chaos/test_small_size_runs.py",
+    "tests/chaos/test_small_size.py",
     "tests/mutants/",
     "tests/stores/test_conformance.py",
     "tests/testing/test_servers.py",
@@ -98,14 +98,14 @@ def plan() -> Iterator[faults.Plan]:
         yield made
 
 
-@pytest.fixture(params=colours.NAMES)
-def colour(request: pytest.FixtureRequest) -> Iterator[colours.Colour]:
+@pytest.fixture(params=sync_async.NAMES)
+def colour(request: pytest.FixtureRequest) -> Iterator[sync_async.Colour]:
     """Synchronous and asynchronous code in turn, for tests that say the same of both."""
-    with colours.painted(request.param) as made:
+    with sync_async.painted(request.param) as made:
         yield made
 
 
 @pytest.fixture
-def hf(colour: colours.Colour, url: str) -> colours.AnyClient:
+def hf(colour: sync_async.Colour, url: str) -> sync_async.AnyClient:
     """A client of each colour on each store; closed at the end of the test."""
     return colour.client(url)

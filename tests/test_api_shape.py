@@ -30,10 +30,10 @@ from holdfast import (
     RunHandle,
 )
 from holdfast.locks.admin import AsyncLocks, Locks
-from holdfast.locks.leases import AsyncLeases, Leases
+from holdfast.locks.named_leases import AsyncLeases, Leases
 from holdfast.locks.run_locks import AsyncRunLocks, RunLocks
-from holdfast.state.states import AsyncStates, States
-from holdfast.workflow.runs import AsyncRuns, Runs
+from holdfast.state.accessors import AsyncStates, States
+from holdfast.workflow.client_runs import AsyncRuns, Runs
 
 NAMES = [
     "AcquireAttempt", "Admission", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",

@@ -14,23 +14,21 @@ import holdfast
 SOURCE = Path(holdfast.__file__).parent
 
 ROWS = (
-    ("errors", "values", "codec", "_platform", "events", "flag", "usage"),
+    ("errors", "events", "validation", "platform"),
     ("rules", "observe"),
-    ("commands", "run_commands"),
+    ("commands",),
     ("stores",),
-    ("failpoints", "parcels", "lane", "granting"),
-    ("flows", "runners", "keeper", "held"),
-    ("client",),
+    ("runtime",),
     ("locks", "state"),
     ("fencing",),
     ("workflow",),
-    ("api",),
+    ("client",),
     ("cli", "dashboard", "drill", "testing", "__main__"),
 )
 ONLY = {
     "rules": {"errors"},
     "observe": {"events"},
-    "fencing": {"errors", "commands", "values", "_platform"},
+    "fencing": {"errors", "commands", "validation", "platform"},
 }
 TOP = set(ROWS[-1])
 FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"}
@@ -94,6 +92,32 @@ def test_imports_point_one_way_and_every_module_says_what_it_is_for():
     assert not (wrong := faults(SOURCE)), "\n".join(["", *wrong])
 
 
+def foreign_stores(source):
+    """Every import of one store's package by another's."""
+    stores = {path.name for path in (source / "stores").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    found = []
+    for path in sorted((source / "stores").rglob("*.py")):
+        inner = path.relative_to(source)
+        for line, name in imports(ast.parse(path.read_text()), [source.name, *inner.parts[:-1]]):
+            parts = name.split(".")
+            if parts[:2] == [source.name, "stores"] and parts[2:3] and parts[2] in stores - {inner.parts[1]}:
+                found.append(f"{inner}:{line}: imports {name}")
+    return found
+
+
+def test_no_store_imports_another():
+    assert foreign_stores(SOURCE) == []
+
+
+def test_an_import_of_another_store_is_found(house):
+    root = house(
+        stores__in__sqlite__in__store="from ..redis import keys",
+        stores__in__redis__in__keys="",
+        stores__in__common="",
+    )
+    assert foreign_stores(root) == ["stores/sqlite/store.py:2: imports holdfast.stores.redis.keys"]
+
+
 def test_no_room_stands_in_two_rows():
     names = [name for row in ROWS for name in row]
     assert len(names) == len(set(names))
@@ -106,17 +130,17 @@ def house(tmp_path):
 
     def build(**extra):
         texts = {
-            "__init__": "from .api import Client\nfrom .errors import HoldfastError",
+            "__init__": "from .client import Client\nfrom .errors import HoldfastError",
             "errors": "",
-            "values": "from .errors import HoldfastError",
+            "validation": "from .errors import HoldfastError",
             "rules/__init__": "",
             "rules/lock": "from . import record\nfrom ..errors import HoldfastError",
             "rules/record": "import msgspec",
-            "commands": "from .rules import lock\nfrom . import values",
+            "commands": "from .rules import lock\nfrom . import validation",
             "stores/__init__": "from ..commands import Command",
             "fencing/__init__": "from ..errors import StaleToken\nfrom .files import x",
-            "fencing/files": "from ..values import seconds",
-            "api": "from .fencing import guard",
+            "fencing/files": "from ..validation import seconds",
+            "client": "from .fencing import guard",
             "cli/__init__": "from holdfast import Client",
             **{name.replace("__in__", "/"): text for name, text in extra.items()},
         }
@@ -139,20 +163,20 @@ def test_a_tree_in_order_passes(house):
         ("errors", "from .rules import lock", "errors.py:2: errors may not import rules"),
         ("errors", "def f():\n    from . import commands", "errors.py:3: errors may not import commands"),
         ("commands", "import holdfast.stores.memory", "commands.py:2: commands may not import stores"),
-        ("rules__in__lock", "from ..values import seconds", "rules/lock.py:2: rules may not import values"),
+        ("rules__in__lock", "from ..validation import seconds", "rules/lock.py:2: rules may not import validation"),
         ("rules__in__lock", "from holdfast.commands import x", "rules/lock.py:2: rules may not import commands"),
         ("fencing__in__files", "from .. import stores", "fencing/files.py:2: fencing may not import stores"),
         ("observe", "from .errors import HoldfastError", "observe.py:2: observe may not import errors"),
         (
             "stores__in__deep__in__x",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ...api import Client",
-            "stores/deep/x.py:4: stores may not import api",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ...client import Client",
+            "stores/deep/x.py:4: stores may not import client",
         ),
-        ("values", "from . import Client", "values.py:2: imports holdfast.Client from the package's root"),
-        ("values", "import holdfast", "values.py:2: imports holdfast from the package's root"),
+        ("validation", "from . import Client", "validation.py:2: imports holdfast.Client from the package's root"),
+        ("validation", "import holdfast", "validation.py:2: imports holdfast from the package's root"),
         ("newcomer", "", "newcomer.py: is in no row of ROWS"),
-        ("values", "import pickle", "values.py:2: imports pickle"),
-        ("values", "def f():\n    from pickle import loads", "values.py:3: imports pickle"),
+        ("validation", "import pickle", "validation.py:2: imports pickle"),
+        ("validation", "def f():\n    from pickle import loads", "validation.py:3: imports pickle"),
     ],
 )
 def test_a_wrong_import_is_found(house, file, text, fault):
@@ -161,8 +185,8 @@ def test_a_wrong_import_is_found(house, file, text, fault):
 
 def test_a_module_without_a_docstring_is_found(house):
     root = house()
-    (root / "values.py").write_text("from .errors import HoldfastError\n")
-    assert faults(root) == ["values.py: does not open with a docstring"]
+    (root / "validation.py").write_text("from .errors import HoldfastError\n")
+    assert faults(root) == ["validation.py: does not open with a docstring"]
 
 
 def test_native_code_is_little_and_its_lines_are_short():

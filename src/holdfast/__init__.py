@@ -1,6 +1,6 @@
 """Durable concurrency for Python: fenced, renewed, fair locks on the store that you already run."""
 
-from .api import AsyncClient, Client
+from .client import AsyncClient, Client
 from .errors import (
     AtomicStateConflictError,
     ClientClosed,
@@ -57,7 +57,8 @@ from .fencing import (
 from .locks.admin import HolderInfo, LockInfo, WaiterInfo
 from .locks.leader import AsyncLeader, AsyncTerm, Leader, Term
 from .locks.lease import AsyncLease, Lease
-from .locks.leases import (
+from .locks.lock import AsyncLock, Lock
+from .locks.named_leases import (
     AsyncLeaseProvider,
     AsyncNoopLeaseProvider,
     LeaseProvider,
@@ -65,18 +66,17 @@ from .locks.leases import (
     NoopLeaseProvider,
     is_lease_provider,
 )
-from .locks.lock import AsyncLock, Lock
 from .locks.run_locks import RunLock
 from .locks.rwlock import AsyncReadWriteLock, ReadWriteLock
-from .rules.record import LockRecord
+from .rules.lock_record import LockRecord
 from .state.atomic import AsyncAtomicState, AtomicState
-from .state.durable import AcquireAttempt, DurableMutex, DurableSemaphore, initial_lock_record
-from .workflow.asking import RunInfo, RunsPage
-from .workflow.belongings import RunLease
+from .state.durable_locks import AcquireAttempt, DurableMutex, DurableSemaphore, initial_lock_record
 from .workflow.context import ChildHandle, Context, StepInfo, current_step
 from .workflow.definition import Retry, Step, Workflow, step, workflow
 from .workflow.engine import Engine, RunHandle
 from .workflow.limits import Admission, Concurrency, Rate
+from .workflow.queries import RunInfo, RunsPage
+from .workflow.replay_locks import RunLease
 
 __version__ = "0.1.0"
 

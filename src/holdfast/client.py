@@ -1,250 +1,49 @@
-"""What a client is made of: a store, three lanes, a keeper, and the flags of those who wait.
+"""The two clients that people use: the same words in two colours, and nothing of substance.
 
-`BaseClient` is everything that the synchronous and the asynchronous client have in common; locks are built on
-it, and the two public classes in `api.py` only add the words. Nothing is opened before it is needed. After
-a fork the child starts with nothing: what its parent opened and holds stays the parent's.
+They stand above the locks because `Client.lock` returns a `Lock`; what both are made of is in `client.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-import itertools
-import os
-import secrets
-import sys
 import threading
-import warnings
-import weakref
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
-from . import _platform
-from ._platform import start_thread
-from .codec import MAX_BYTES
-from .commands import Abandon, Acquire, LockCommand, Release, Settle
-from .errors import ClientClosed, HoldfastError, InvalidOption
 from .events import Events
-from .flag import Flag, running_loop
-from .granting import Granting
-from .held import Held
-from .keeper import Callbacks, Keeper, Pulse, see_to_left_over
-from .lane import Lane
-from .rules import outcomes as out
-from .rules.lock import RETENTION
-from .rules.record import Label
-from .runners import Lanes
-from .stores import Handle, open_store, redacted
-from .stores.contract import Clocked, Store, Swift, Tied, Watch
-from .values import MICROSECONDS, Duration, checked_count, checked_key, seconds
+from .locks.admin import AsyncLocks, Locks
+from .locks.hold import hold
+from .locks.leader import TTL as TERM
+from .locks.leader import AsyncLeader, BaseLeader, Leader, OnChange, leader_terms
+from .locks.lease import AsyncLease, Lease
+from .locks.lock import AsyncLock, BaseLock, Lock
+from .locks.named_leases import AsyncLeases, Leases
+from .locks.options import Key, OnBusy, OnLost, checked_terms
+from .locks.run_locks import AsyncRunLocks, RunLocks
+from .locks.rwlock import ALL, AsyncReadWriteLock, BaseReadWriteLock, ReadWriteLock
+from .observe import LoggingSink
+from .platform import start_thread
+from .runtime.base import BaseClient
+from .runtime.codec import MAX_BYTES
+from .runtime.misuse import AsyncOnly, SyncOnly, require_asyncio
+from .runtime.notifier import Flag
+from .runtime.runners import run, run_async
+from .state.accessors import AsyncStates, States
+from .stores import Handle
+from .validation import Duration, checked_key
+from .workflow.client_runs import AsyncRuns, Runs
 
-DEFAULT_URL = "sqlite:///holdfast.db"
-QUERIES_IDLE = 60.0
-"""Seconds after which the connection for queries is closed if nobody asks anything."""
-FAREWELL = 30 * MICROSECONDS
-"""For how long an attempt that was given up by closing its client is kept from coming back."""
-
-
-class Works:
-    """The moving parts of a client in one process: made when first needed, never carried across a fork."""
-
-    def __init__(self, store: Store, events: Events, retention: int, name: str) -> None:
-        self.store = store
-        self.channel = secrets.token_hex(8)
-        swift = isinstance(store, Swift)
-        lane = partial(Lane, place=store.identity, swift=swift)
-        heartbeats = lane(partial(store.connect, "heartbeats"), "heartbeats")
-        commands = lane(partial(Granting, partial(store.connect, "commands"), heartbeats), "commands")
-        queries = lane(partial(store.connect, "queries"), "queries", idle=QUERIES_IDLE)
-        self.lanes: Lanes = {"commands": commands, "heartbeats": heartbeats, "queries": queries}
-        self.keeper = Keeper(heartbeats, commands, events, retention, rest=queries.rest)
-        self.callbacks = Callbacks()
-        self._events = events
-        self._attempts = itertools.count(1)
-        # Weak: a flow whose event loop was closed is collected, and gives its place back as it goes.
-        self._waiting: dict[str, tuple[str, weakref.ref[Flag]]] = {}
-        self._taking: dict[str, str] = {}  # from before it is asked for until the keeper has it: its key
-        self.runs: dict[str, object] = {}  # the leases of runs that this client holds, by key
-        self._listeners: tuple[Callable[[Collection[str] | None], None], ...] = ()  # engines, which wait for runs
-        self._hearing = threading.Lock()
-        self._flags: dict[str, weakref.ref[Flag]] = {}
-        self._watch: Watch | None = None
-        self._unheard: set[str] = set()  # attempts that may have been sent before the watch was there
-        self._watching = threading.Lock()
-        self.severings = 0  # how often everything that the store had granted has ended at once
-        self._over = False  # whether no watch may be opened any more
-        self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
-        if isinstance(store, Tied):
-            store.on_severed(self._severed)
-        if isinstance(store, Clocked):
-            # Not a method of ours: the store, which the keeper's thread holds, would keep a dropped client alive.
-            store.on_differing_clock(name, partial(_clock_differs, events))
-
-    def new_attempt(self) -> str:
-        """The id of one attempt: never used before, by anyone. Its channel is where hints are sent."""
-        return f"{self.channel}.{next(self._attempts)}"
-
-    def pulse(self) -> Pulse | None:
-        """The pulse of the running event loop, if there is one."""
-        loop = running_loop()
-        if loop is None:
-            return None
-        return self._pulses.get(loop) or self._pulses.setdefault(loop, Pulse(loop))
-
-    # -- the desk of waiting flows ----------------------------------------------------------------------
-
-    def listen(self, command: Acquire) -> Flag:
-        """A flag that is set when there is a hint for the attempt."""
-        self.keeper.start()  # so that a finaliser never has to
-        flag = Flag()
-        self._waiting[command.id] = (command.key, weakref.ref(flag))
-        if self.keeper.retired:  # after: whoever closes looks at the list after that
-            del self._waiting[command.id]
-            raise ClientClosed
-        return flag
-
-    def flag(self, id: str) -> Flag:
-        """A flag that is set when there is a hint for this id, which is no attempt to take anything."""
-        self.keeper.start()
-        flag = Flag()
-        self._flags[id] = weakref.ref(flag)
-        return flag
-
-    def unflag(self, id: str) -> None:
-        """Nobody waits for this any more."""
-        self._flags.pop(id, None)
-
-    def taking(self, command: Acquire) -> None:
-        """The attempt is on its way: closing gives it back, also in the moment before the keeper has it."""
-        self._taking[command.id] = command.key
-
-    def taken(self, command: Acquire) -> None:
-        """The attempt is in the keeper's care, or over."""
-        self._taking.pop(command.id, None)
-
-    @property
-    def listens(self) -> bool:
-        """Whether hints are sent to this client. Not known before it has begun to wait for them."""
-        watch = self._watch
-        return watch is not None and not watch.polls and self.store.capabilities.notifies
-
-    def expect(self, id: str, *, eager: bool) -> bool:
-        """The attempt waits. True if it was sent before hints began to flow: one may have been lost."""
-        self.watched().expect(id, eager=eager)
-        if id not in self._unheard:
-            return False
-        self._unheard.discard(id)
-        return True
-
-    def watched(self) -> Watch:
-        """The watch on this client's channel; opened when it is first needed."""
-        if self._watch is None:
-            with self._watching:
-                if self._over:
-                    raise ClientClosed
-                if self._watch is None:
-                    watch = self.store.watch(self.channel, self._hinted)
-                    self._unheard.update(list(self._waiting))  # all of them, whichever of them opened it
-                    self._watch = watch
-        return self._watch
-
-    def forget(self, id: str) -> None:
-        """The attempt waits no longer. May run in a finaliser, so the watch is told by the keeper."""
-        self._waiting.pop(id, None)
-        self._unheard.discard(id)
-        if self._watch is not None:
-            watch = self._watch
-            self.keeper.soon(lambda: watch.forget(id))
-
-    def give_back(self, command: Abandon) -> None:
-        """Give an attempt up, without waiting for it."""
-        self.keeper.give_back(command)
-
-    def offered(self, key: str) -> None:
-        """A lock was offered to a waiter, which may be dead: the keeper looks at it again."""
-        self.keeper.look_after(key)
-
-    def permits_changed(self, command: Acquire, before: int) -> None:
-        """Say that this attempt changed the number of permits."""
-        self._events.emit("permits_changed", key=command.key, before=before, after=command.permits)
-
-    def long_wait(self, command: Acquire, waited: float, outcome: out.Queued) -> None:
-        """Say that somebody has waited for long, and for whom."""
-        holder = str(outcome.holders[0].label) if outcome.holders else ""
-        self._events.emit(
-            "wait_long",
-            key=command.key,
-            owner=command.label.name,
-            waited=waited,
-            holder=holder,
-            position=outcome.position,
-        )
-
-    def _severed(self, reason: str) -> None:
-        """Everything that was granted by the store has ended with its connection."""
-        self.severings += 1  # first: a grant that is on its way to the keeper sees it
-        self.keeper.soon(lambda: self.keeper.lose_all(reason))
-
-    def hear(self, listener: Callable[[Collection[str] | None], None]) -> Callable[[], None]:
-        """Let somebody hear of every hint, on whatever thread it comes. Returns the way to end that."""
-        with self._hearing:
-            self._listeners += (listener,)
-
-        def end() -> None:
-            with self._hearing:
-                self._listeners = tuple(other for other in self._listeners if other is not listener)
-
-        return end
-
-    def _hinted(self, ids: Collection[str] | None) -> None:
-        for listener in self._listeners:
-            listener(ids)
-        for attempt in [*self._waiting, *self._flags] if ids is None else ids:
-            _key, waiting = self._waiting.get(attempt, ("", self._flags.get(attempt)))
-            flag = None if waiting is None else waiting()
-            if flag is not None:
-                flag.set()
-
-    # -- the end ----------------------------------------------------------------------------------------
-
-    def shut(self, give_back: list[Held], *, quietly: bool) -> None:
-        """Release what is held, leave the queues, and end every thread and connection.
-
-        Whoever still holds something is told, because its work may go on; not when the whole process ends.
-        """
-        ended = [held for held in give_back if (held.end() if quietly else held.lose("its client was closed"))]
-        under_way = self._taking | {attempt: key for attempt, (key, _) in list(self._waiting.items())}
-        farewell: list[LockCommand] = [Release(key=held.key, id=held.id, token=held.token) for held in ended]
-        farewell += [Abandon(key=key, id=attempt, ttl=FAREWELL) for attempt, key in under_way.items()]
-        call = self.lanes["commands"].call  # in this thread: a process that ends can start no other
-        with suppress(HoldfastError):  # it expires by itself, then
-            said = call(farewell) if farewell else []
-            offers = {one.key for one, outcome in zip(farewell, said, strict=False) if outcome.woken}
-            if offers := offers.union(self.keeper.open_offers()):
-                call([Settle(key=key, leaving=True) for key in offers])
-        self.keeper.stop()
-        for lane in self.lanes.values():
-            lane.close()
-        self._hinted(None)  # whoever waits finds the lanes closed
-        with self._watching:
-            self._over = True
-            if self._watch is not None:
-                self._watch.close()
-        self.store.close()
-
-    def shut_soon(self) -> None:
-        """Shut without waiting, from a thread of its own."""
-        with suppress(RuntimeError):  # no thread can be had: what is held ends with its ttl
-            closer = threading.Thread(
-                target=lambda: self.shut(self.keeper.retire(), quietly=False), name="holdfast-closer", daemon=True
-            )
-            start_thread(closer)
+LockT = TypeVar("LockT", bound=BaseLock[Any])
+RwT = TypeVar("RwT", bound=BaseReadWriteLock[Any])
+LeaderT = TypeVar("LeaderT", bound=BaseLeader[Any])
 
 
-class BaseClient:
-    """What `Client` and `AsyncClient` have in common."""
+class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
+    """The words that both clients have, for the colour of lock that each gives out."""
+
+    _lock_type: type[LockT]
+    _rw_type: type[RwT]
+    _leader_type: type[LeaderT]
 
     def __init__(
         self,
@@ -252,125 +51,281 @@ class BaseClient:
         *,
         namespace: str = "default",
         name: str | None = None,
-        retention: Duration = RETENTION / MICROSECONDS,
+        retention: Duration = "7 days",
         store_options: Mapping[str, object] | None = None,
         max_bytes: int = MAX_BYTES,
-        events: Events | None = None,
     ) -> None:
-        if url == "":
-            raise InvalidOption("the store's address is empty: leave it out for the default, or say where the store is")
-        self._url: str | Handle = os.environ.get("HOLDFAST_URL") or DEFAULT_URL if url is None else url
-        self._store_options = dict(store_options or {})
-        self._namespace = checked_key(namespace, what="namespace")
-        self._name = _process_name() if name is None else checked_key(name, what="name")
-        self.retention = round(seconds(retention, what="retention") * MICROSECONDS)
-        if self.retention < MICROSECONDS:
-            raise InvalidOption("retention cannot be less than a second: tokens must not meet their own past")
-        self.max_bytes = checked_count(max_bytes, what="max_bytes")
-        self.events = events or Events()
-        self._lock = threading.Lock()
-        self._works: Works | None = None
-        self._store: Store | None = None
-        self._label: Label | None = None
-        self._closed = False
-        self._open()
-        _clients.add(self)
+        super().__init__(
+            url,
+            namespace=namespace,
+            name=name,
+            retention=retention,
+            store_options=store_options,
+            max_bytes=max_bytes,
+            events=Events(LoggingSink()),
+        )
+
+    def lock(
+        self,
+        key: Key,
+        *,
+        ttl: Duration = 30,
+        wait: Duration | None = None,
+        owner: str | None = None,
+        renew_every: Duration | None = None,
+        max_renew_failures: int = 3,
+        max_stall: Duration | None = None,
+        reentrant: bool = False,
+        on_lost: OnLost | None = None,
+        on_busy: OnBusy = "raise",
+        lock_delay: Duration = 0,
+    ) -> LockT:
+        """A lock that one holder has at a time.
+
+        It is renewed every `renew_every` (a third of `ttl`) while it is held, and given up after
+        `max_renew_failures` in a row, at its local deadline, or when its event loop has been stuck for
+        `max_stall` (ten times `ttl`). `wait=None` waits for ever, `wait=0` tries once. `owner` is who holds it,
+        for people. `on_lost` is called with the lease when it is lost. After an abnormal loss the key stays
+        closed for `lock_delay`. As a decorator, `key` may be a template over the arguments or a function of
+        them, and `on_busy="skip"` lets a call that finds the lock busy return None.
+        """
+        terms = checked_terms(
+            key,
+            kind="item",
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            renew_every=renew_every,
+            max_renew_failures=max_renew_failures,
+            max_stall=max_stall,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            on_busy=on_busy,
+            lock_delay=lock_delay,
+        )
+        return self._lock_type(self, terms)
+
+    def semaphore(
+        self,
+        key: Key,
+        *,
+        permits: int,
+        weight: int = 1,
+        ttl: Duration = 30,
+        wait: Duration | None = None,
+        owner: str | None = None,
+        renew_every: Duration | None = None,
+        max_renew_failures: int = 3,
+        max_stall: Duration | None = None,
+        on_lost: OnLost | None = None,
+        on_busy: OnBusy = "raise",
+        lock_delay: Duration = 0,
+    ) -> LockT:
+        """A number of permits, of which each holder takes `weight`; first come, first served.
+
+        Everyone who uses the key says the same `permits`; the newest caller's number counts, and a change of
+        it is reported. The other options are those of `lock`.
+        """
+        terms = checked_terms(
+            key,
+            kind="semaphore",
+            permits=permits,
+            weight=weight,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            renew_every=renew_every,
+            max_renew_failures=max_renew_failures,
+            max_stall=max_stall,
+            on_lost=on_lost,
+            on_busy=on_busy,
+            lock_delay=lock_delay,
+        )
+        return self._lock_type(self, terms)
+
+    def rwlock(
+        self,
+        key: str,
+        *,
+        ttl: Duration = 30,
+        wait: Duration | None = None,
+        owner: str | None = None,
+        renew_every: Duration | None = None,
+        max_renew_failures: int = 3,
+        max_stall: Duration | None = None,
+        on_lost: OnLost | None = None,
+        on_busy: OnBusy = "raise",
+        lock_delay: Duration = 0,
+    ) -> RwT:
+        """Many readers or one writer, in order of arrival: take `.read()` or `.write()`. Options as those of `lock`."""
+        terms = checked_terms(
+            checked_key(key),
+            kind="rw",
+            permits=ALL,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            renew_every=renew_every,
+            max_renew_failures=max_renew_failures,
+            max_stall=max_stall,
+            on_lost=on_lost,
+            on_busy=on_busy,
+            lock_delay=lock_delay,
+        )
+        return self._rw_type(self, terms)
+
+    def leader(
+        self,
+        name: str,
+        *,
+        ttl: Duration = TERM,
+        owner: str | None = None,
+        on_change: OnChange | None = None,
+        renew_every: Duration | None = None,
+        max_stall: Duration | None = None,
+    ) -> LeaderT:
+        """A candidate for leadership: of all that ask under this name, one leads at a time.
+
+        `on_change` is called with the candidate whenever it begins or ceases to lead.
+        """
+        terms = leader_terms(name, ttl=ttl, owner=owner, renew_every=renew_every, max_stall=max_stall)
+        return self._leader_type(self, terms, on_change)
+
+
+class Client(_Words[Lock, ReadWriteLock, Leader], SyncOnly):
+    """Durable locks for synchronous code.
+
+    `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made. In its
+    place may be a psycopg pool, an SQLAlchemy engine or a redis-py client that you have already: Holdfast opens
+    connections of its own in the same way. `store_options` are what could be in the URL (`{"schema": "locks"}`).
+    Clients in one `namespace` see each other. `name` is who this is, for people. Records that nobody used for
+    `retention` are forgotten. A state, an input of a run or a signal may have up to `max_bytes`.
+
+    >>> with Client("memory://") as hf:
+    ...     with hf.lock("invoice:42", ttl=30, wait=10) as lease:
+    ...         lease.key
+    'invoice:42'
+    """
+
+    _lock_type = Lock
+    _rw_type = ReadWriteLock
+    _leader_type = Leader
 
     @property
-    def url(self) -> str:
-        """The store's address, without any password."""
-        return redacted(str(self._url)) if self._store is None else self._store.url
+    def locks(self) -> Locks:
+        """Who holds what, and who waits."""
+        return Locks(self)
 
     @property
-    def namespace(self) -> str:
-        """The part of the store that this client sees."""
-        return self._namespace
+    def state(self) -> States:
+        """Values that many processes change: `hf.state("seats", initial=3).decrement()`."""
+        return States(self)
 
     @property
-    def works(self) -> Works:
-        """The moving parts; for the locks that are built on this client."""
-        return self._works or self._open()
+    def leases(self) -> Leases:
+        """Leases whose owner is named by the caller, for electing the one process that owns a resource."""
+        return Leases(self)
 
-    def label(self, owner: str | None) -> Label:
-        """Who this is, for people."""
-        if owner is None and self._label is not None:
-            return self._label
-        label = Label(name=owner or self._name, host=_platform.HOST, pid=os.getpid())
-        if owner is None:
-            self._label = label
-        return label
+    @property
+    def run_locks(self) -> RunLocks:
+        """One driver a run, for those who bring their own workflow engine."""
+        return RunLocks(self)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosed
+    @property
+    def runs(self) -> Runs:
+        """Runs of workflows: start, look, signal, cancel, wait for the result; an engine drives them."""
+        return Runs(self)
 
-    def _open(self) -> Works:
-        see_to_left_over()
-        with self._lock:
-            if self._closed:
-                raise ClientClosed
-            if self._works is None:
-                if self._store is None:
-                    store = open_store(self._url, namespace=self._namespace, options=self._store_options)
-                else:
-                    store = self._store.reopen()
-                self._store = store
-                self._works = Works(store, self.events, self.retention, self._name)
-                self.events.emit("store_opened", url=store.url, namespace=self._namespace)
-            return self._works
+    def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> Lease | None:
+        """Take the key for a whole window, or None while somebody has it. Never released early.
 
-    def _shut(self, *, quietly: bool = False) -> None:
-        with self._lock:
-            works, self._works, self._closed = self._works, None, True
-        _clients.discard(self)
-        if works is not None:
-            works.shut(works.keeper.retire(), quietly=quietly)
+        >>> with Client("memory://") as hf:
+        ...     bool(hf.hold("reconciler", ttl=60)), bool(hf.hold("reconciler", ttl=60))
+        (True, False)
+        """
+        return run(hold(self, key, ttl, owner, Lease), self.works.lanes)
 
-    def _forked(self) -> None:
-        """This is a child now: leave everything that is open to the parent, and begin afresh when needed."""
-        if self._works is not None:
-            _left_to_parent.append(self._works)
-        self._works = self._label = None
-        self._lock = threading.Lock()
+    def close(self) -> None:
+        """Release what is held (holds stay for their window), end every thread, close every connection."""
+        self._shut()
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else f"namespace={self._namespace!r}"
-        return f"<{type(self).__name__} {self.url} {state}>"
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
 
-    def __del__(self) -> None:
-        works = getattr(self, "_works", None)
-        if works is not None:
-            works.keeper.soon(works.shut_soon)
-            warnings.warn(
-                f"{self!r} was not closed: use `with`, or call close()", ResourceWarning, stacklevel=2, source=self
-            )
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-def _clock_differs(events: Events, name: str, host: str, pid: int, ahead: float) -> None:
-    """A process on a SQLite file has a clock that differs from the one that stamps the store's files."""
-    events.emit("clock_differs", client=name, host=host, pid=pid, ahead=ahead)
+class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader], AsyncOnly):
+    """Durable locks for asynchronous code. The options are those of `Client`.
 
+    >>> import asyncio
+    >>> async def main() -> str:
+    ...     async with AsyncClient("memory://") as hf:
+    ...         async with hf.lock("invoice:42", ttl=30, wait=10) as lease:
+    ...             return lease.key
+    >>> asyncio.run(main())
+    'invoice:42'
+    """
 
-def _process_name() -> str:
-    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
-    readable = "".join(letter for letter in name.encode(errors="replace").decode() if letter.isprintable())
-    return readable[:100] or "python"
+    _lock_type = AsyncLock
+    _rw_type = AsyncReadWriteLock
+    _leader_type = AsyncLeader
 
+    @property
+    def locks(self) -> AsyncLocks:
+        """Who holds what, and who waits."""
+        return AsyncLocks(self)
 
-_clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
-_left_to_parent: list[Works] = []
+    @property
+    def state(self) -> AsyncStates:
+        """Values that many processes change: `await hf.state("seats", initial=3).decrement()`."""
+        return AsyncStates(self)
 
+    @property
+    def leases(self) -> AsyncLeases:
+        """Leases whose owner is named by the caller, for electing the one process that owns a resource."""
+        return AsyncLeases(self)
 
-def _after_fork() -> None:
-    for client in list(_clients):
-        client._forked()  # noqa: SLF001
+    @property
+    def run_locks(self) -> AsyncRunLocks:
+        """One driver a run, for those who bring their own workflow engine."""
+        return AsyncRunLocks(self)
 
+    @property
+    def runs(self) -> AsyncRuns:
+        """Runs of workflows: start, look, signal, cancel, wait for the result; an engine drives them."""
+        return AsyncRuns(self)
 
-def _at_exit() -> None:
-    for client in list(_clients):
-        with suppress(Exception):
-            client._shut(quietly=True)  # noqa: SLF001
+    async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
+        """Take the key for a whole window, or None while somebody has it. Never released early."""
+        return await run_async(hold(self, key, ttl, owner, AsyncLease), self.works.lanes)
 
+    async def close(self) -> None:
+        """Release what is held (holds stay for their window), end every thread, close every connection."""
+        done = Flag()
 
-_platform.after_fork_in_child(_after_fork)
-atexit.register(_at_exit)
+        def shut() -> None:
+            try:
+                self._shut()
+            finally:
+                done.set()
+
+        # Closing waits for threads; a thread of its own keeps the loop free, and is gone afterwards.
+        closer = threading.Thread(target=shut, name="holdfast-closer", daemon=True)
+        start_thread(closer)
+        await done.wait_async()
+        closer.join()
+
+    async def __aenter__(self) -> Self:
+        require_asyncio()
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-
 import real_servers
 from waiting import eventually
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from waiting import PATIENCE, eventually
 
 from fencing.writers import sqlstate
 from holdfast.errors import InvalidKey, InvalidOption, StaleToken, StoreUnusable
-from waiting import PATIENCE, eventually
 
 T0 = 1_790_000_000_000_000
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]

@@ -4,12 +4,12 @@ import asyncio
 
 import asyncpg
 import pytest
+from waiting import eventually_async
 
 from fencing.suite import T0, Fencing, Guarding
 from fencing.writers import Asyncpg, PooledAsyncpg
 from holdfast.errors import InvalidOption, StaleToken
 from holdfast.fencing import guard, guard_async
-from waiting import eventually_async
 
 
 class TestAsyncpg(Guarding):

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import real_servers
 import redis
 
-import real_servers
 from holdfast.fencing.redis import fence_key
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fencing.md").read_text()

@@ -9,13 +9,13 @@ from pathlib import Path
 import psycopg
 import psycopg.rows
 import pytest
-
 import real_servers
+from waiting import eventually, eventually_async
+
 from fencing.suite import T0, Fencing, Guarding, meanwhile
 from fencing.writers import AsyncPsycopg, PooledPsycopg, Psycopg
 from holdfast.errors import InvalidOption, StaleToken
 from holdfast.fencing import guard, guard_async
-from waiting import eventually, eventually_async
 
 WORKER = Path(__file__).with_name("worker.py")
 HANG = 120

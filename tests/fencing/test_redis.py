@@ -7,16 +7,16 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import real_servers
 import redis
 import redis.asyncio
 from redis.exceptions import DataError, RedisClusterException, RedisError, ResponseError
+from waiting import PATIENCE, eventually
 
-import real_servers
 from holdfast.errors import InvalidDuration, InvalidKey, InvalidOption, StaleToken, StoreUnusable
 from holdfast.fencing import AsyncFencedScript, FencedScript, fenced_set, fenced_set_async
 from holdfast.fencing.redis import fence_key
 from holdfast.testing.ports import HeldPort
-from waiting import PATIENCE, eventually
 
 T0 = 1_790_000_000_000_000
 

@@ -5,10 +5,10 @@ value and fence are as before. Then the cause is taken away and the same write i
 """
 
 import pytest
+import real_servers
 import redis
 from redis.exceptions import RedisError
 
-import real_servers
 from fencing.test_redis import APPEND, T0, Async, Sync
 from holdfast.fencing.redis import fence_key
 

@@ -6,7 +6,7 @@ from .runner import Mutant
 
 HERE = "tests/stores/test_conformance.py::TestMemory::"
 ENGINE = "tests/workflows/test_limits.py::"
-ADMITTING = "rules/admitting.py"
+ADMITTING = "rules/runs/admission.py"
 
 LIMITS = [
     Mutant(
@@ -25,21 +25,21 @@ LIMITS = [
     ),
     Mutant(
         "one more than the limit is let in",
-        "rules/admission.py",
+        "rules/runs/limits.py",
         "else self.admitted >= self.limit.max",
         "else self.admitted > self.limit.max",
         (HERE + "test_over_the_limit_a_start_is_rejected_and_leaves_nothing",),
     ),
     Mutant(
         "any number may wait",
-        "rules/admission.py",
+        "rules/runs/limits.py",
         "self.limit.max_queue is not None and self.queued >= self.limit.max_queue",
         "False",
         (HERE + "test_no_more_wait_than_may_wait",),
     ),
     Mutant(
         "the mildest of several answers counts",
-        "rules/admission.py",
+        "rules/runs/limits.py",
         "first = min(full,",
         "first = max(full,",
         (HERE + "test_of_several_limits_the_strictest_that_is_full_decides",),
@@ -61,28 +61,28 @@ LIMITS = [
     ),
     Mutant(
         "older terms take the place of newer ones",
-        "rules/admission.py",
+        "rules/runs/limits.py",
         "(terms != known and terms.version >= known.version)",
         "terms != known",
         (HERE + "test_terms_of_a_lower_version_change_nothing",),
     ),
     Mutant(
         "a start by other terms is let in",
-        "rules/runs.py",
+        "rules/runs/transitions.py",
         "    if not new.parent and (",
         "    if new.parent and (",
         (HERE + "test_a_start_by_other_terms_than_the_latest_is_told_them",),
     ),
     Mutant(
         "one who waits can be claimed by naming it",
-        "rules/runs.py",
+        "rules/runs/transitions.py",
         ' and run.living and run.status != "queued"]',
         " and run.living]",
         (HERE + "test_one_who_waits_and_is_cancelled_leaves_at_once_and_a_signal_does_not_let_it_in",),
     ),
     Mutant(
         "a signal makes a run due that has an appointment",
-        "rules/run.py",
+        "rules/runs/record.py",
         '    waits = run.status == "suspended" and (',
         '    waits = run.status in ("suspended", "pending") and not run.worker and (',
         (HERE + "test_starts_that_are_too_many_begin_when_the_span_allows",),
@@ -96,21 +96,21 @@ LIMITS = [
     ),
     Mutant(
         "a run that begins again is let in whatever the limit says",
-        "rules/runs.py",
+        "rules/runs/transitions.py",
         "        entrance = enter(book, now, after, again=True)\n",
         "        entrance = enter(book, now, replace(after, places=()), again=True)\n",
         (HERE + "test_one_that_ended_and_may_not_begin_again_stays_as_it_is",),
     ),
     Mutant(
         "of a child that is too many the parent hears nothing",
-        "rules/runs.py",
+        "rules/runs/transitions.py",
         "            limited[new.id] = started.verdict\n",
         "            pass\n",
         (HERE + "test_a_child_that_is_too_many_is_told_to_its_parent",),
     ),
     Mutant(
         "a child that was kept out once is kept out for ever",
-        "workflow/code.py",
+        "workflow/replay.py",
         "        self.taken.pop(new.id, None)  # it may be let in this time\n",
         "",
         (ENGINE + "test_a_child_that_was_kept_out_may_be_started_again_under_its_id[memory-False]",),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .runner import Mutant
 
-TESTS = "tests/test_local_queue.py::"
-LEFT = "tests/test_local_queue_left.py::"
+TESTS = "tests/locks/test_local_queue.py::"
+LEFT = "tests/locks/test_local_queue_left.py::"
 
 
 def queue(name: str, old: str, new: str, *caught_by: str) -> Mutant:
@@ -13,7 +13,7 @@ def queue(name: str, old: str, new: str, *caught_by: str) -> Mutant:
 
 
 def gate(name: str, old: str, new: str, *caught_by: str) -> Mutant:
-    return Mutant(name, "locks/gate.py", old, new, caught_by)
+    return Mutant(name, "locks/process_queue.py", old, new, caught_by)
 
 
 LOCAL_QUEUE = [
@@ -39,7 +39,7 @@ LOCAL_QUEUE = [
         "two of an exclusive lock's callers go to the store",
         "            return not (self.called or self.asking or self.holding)\n",
         "            return not (self.called or self.asking)\n",
-        "tests/test_async_locks.py::test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut[memory]",
+        "tests/locks/test_async_locks.py::test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut[memory]",
     ),
     gate(
         "nobody follows a grant",
@@ -57,7 +57,7 @@ LOCAL_QUEUE = [
         "nobody is called when a turn is over",
         "            queue.remove(turn)\n            called = queue.call()\n",
         "            queue.remove(turn)\n            called: list[Turn] = []\n",
-        "tests/test_async_locks.py::test_tasks_exclude_each_other_and_come_in_order[memory]",
+        "tests/locks/test_async_locks.py::test_tasks_exclude_each_other_and_come_in_order[memory]",
     ),
     queue(
         "who may go overtakes who may not",
@@ -127,10 +127,10 @@ LOCAL_QUEUE = [
     ),
     Mutant(
         "only who opens the watch looks once more",
-        "client.py",
+        "runtime/base.py",
         "                    self._unheard.update(list(self._waiting))",
         "                    self._unheard.update(list(self._waiting)[:1])",
-        ("tests/test_locks.py::test_everyone_who_asked_before_hints_began_to_flow_looks_once_more[memory]",),
+        ("tests/locks/test_locks.py::test_everyone_who_asked_before_hints_began_to_flow_looks_once_more[memory]",),
     ),
     gate(
         "a caller that tries once does not see that a loop is stuck",

@@ -7,8 +7,8 @@ from .table import DEAD, OFFERS, TIME, rule, work
 
 BATCHES = "tests/rules/test_batches.py::"
 HINTS = "tests/stores/test_sqlite_hints.py::"
-KEEPER = "tests/test_keeper.py::"
-FLOWS = "tests/test_flows.py::"
+KEEPER = "tests/runtime/test_heartbeats.py::"
+FLOWS = "tests/runtime/test_flows.py::"
 MEMORY = "tests/stores/test_conformance.py::TestMemory::"
 
 DEAD_WAITERS = [
@@ -152,28 +152,28 @@ OF_CLIENTS = [
     ),
     Mutant(
         "a client that leaves forgets the offers that it has made",
-        "client.py",
+        "runtime/base.py",
         "            if offers := offers.union(self.keeper.open_offers()):\n",
         "            if offers:\n",
         (KEEPER + "test_a_client_that_ends_right_after_a_release_leaves_its_offer_to_the_next_waiters[memory]",),
     ),
     Mutant(
         "a client that leaves forgets the offers that its farewell makes",
-        "client.py",
+        "runtime/base.py",
         "            offers = {one.key for one, outcome in zip(farewell, said, strict=False) if outcome.woken}\n",
         "            offers = set()\n",
         (KEEPER + "test_a_client_that_is_closed_with_its_lock_leaves_the_offer_to_the_next_waiters[memory]",),
     ),
     Mutant(
         "an offer that an abandoned attempt hands on is not looked after",
-        "keeper.py",
+        "runtime/heartbeats.py",
         "                if outcomes[0].woken:\n                    self.look_after(command.key)\n",
         "",
         (KEEPER + "test_an_offer_that_an_abandoned_attempt_hands_on_is_looked_after[memory]",),
     ),
     Mutant(
         "a caller that gives up does not look after the next offer",
-        "flows.py",
+        "runtime/flows.py",
         "    if left.woken:  # it had been offered the lock at this moment, and the next waiter is now\n",
         "    if False:\n",
         (
@@ -183,21 +183,21 @@ OF_CLIENTS = [
     ),
     Mutant(
         "a longer offer is looked at once",
-        "keeper.py",
+        "runtime/heartbeats.py",
         "                        self._look_in(key, outcome.offer_ends_in / MICROSECONDS)\n",
         "                        pass\n",
         (KEEPER + "test_an_offer_that_lasts_longer_than_the_first_is_looked_after_until_its_end[memory]",),
     ),
     Mutant(
         "one further back that polls may sleep through its offer",
-        "flows.py",
+        "runtime/flows.py",
         "offer / LOOKS_PER_OFFER if outcome.position < NEAR else further_back)",
         "offer / LOOKS_PER_OFFER if outcome.position < NEAR else pause)",
         (FLOWS + "test_a_waiter_further_back_that_gets_no_hints_looks_before_an_offer_can_have_run_out",),
     ),
     Mutant(
         "a caller that waits gives a contended record up as soon as a release does",
-        "flows.py",
+        "runtime/flows.py",
         "_send_again(command, error, sent, until, contended_for=CONTENDED_FOR)",
         "_send_again(command, error, sent, until)",
         (FLOWS + "test_a_record_that_others_have_is_asked_for_as_long_as_the_caller_waits[None-30.0]",),
@@ -206,28 +206,28 @@ OF_CLIENTS = [
 OF_SQLITE = [
     Mutant(
         "a full buffer is taken for death",
-        "stores/wakeup.py",
+        "stores/sqlite/hints.py",
         "            except ConnectionRefusedError:\n                return False\n",
         "            except OSError:\n                return False\n",
         (HINTS + "test_a_missing_or_full_socket_is_no_sign_of_death",),
     ),
     Mutant(
         "one that does not listen is passed over",
-        "stores/shared.py",
+        "stores/common.py",
         "holder.place is not None and holder.place.listens",
         "holder.place is not None",
         (HINTS + "test_a_waiter_that_does_not_listen_is_not_passed_over",),
     ),
     Mutant(
         "an offer to a dead process runs its time",
-        "stores/sqlite.py",
+        "stores/sqlite/store.py",
         "                if unheard:\n",
         "                if not unheard:\n",
         (HINTS + "test_an_offer_to_a_dead_process_is_passed_over_at_once_and_the_next_are_hinted",),
     ),
     Mutant(
         "the socket of a dead process is removed at once",
-        "stores/wakeup.py",
+        "stores/sqlite/hints.py",
         "                if time.time() - status.st_mtime < FRESH_SECONDS:\n                    continue\n",
         "",
         (HINTS + "test_the_socket_of_a_dead_process_is_removed_after_a_while",),

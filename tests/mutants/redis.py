@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .redis_belongings import REDIS_BELONGINGS
 from .redis_limits import REDIS_LIMITS
+from .redis_run_locks import REDIS_BELONGINGS
 from .redis_short_runs import REDIS_SHORT_RUNS
 from .redis_swap import REDIS_SWAP
 from .redis_whole import REDIS_WHOLE
@@ -13,7 +13,7 @@ from .runner import Mutant
 SCRIPT = "tests/stores/test_redis_script.py::"
 KEEPS_FIELDS = "test_a_waiter_with_fields_of_a_newer_version_keeps_them_while_it_waits_and_when_it_is_offered_the_lock"
 FAULTS = "tests/stores/test_redis_faults.py::"
-WATCH = "tests/stores/test_redis_watch.py::"
+WATCH = "tests/stores/test_redis_subscribe.py::"
 HEALTH = "tests/stores/test_redis_health.py::"
 PLACES = "tests/stores/test_redis_places.py::"
 NEWER = (
@@ -32,77 +32,77 @@ RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
 REDIS = [
     Mutant(
         "the short way writes tokens as Lua writes numbers",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "shape, token, version, id, command[4], token, now)",
         "shape, tostring(token), version, id, command[4], tostring(token), now)",
         (SCRIPT + "test_the_short_way_writes_every_digit_too[valkey]",),
     ),
     Mutant(
         "two grants of one moment get one token",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "token, version = fence < now and now or fence + 1, before + 1",
         "token, version = math.max(fence, now), before + 1",
         (SCRIPT + "test_the_short_way_writes_every_digit_too[valkey]",),
     ),
     Mutant(
         "the short way is never taken",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "    if owner == id then",
         "    if owner == id and false then",
         (SCRIPT + "test_what_happens_most_takes_the_short_way[valkey]",),
     ),
     Mutant(
         "a hand-over never takes the short way",
-        "stores/redis_queue.lua",
+        "stores/redis/lua/queue.lua",
         "if fence and (owner == id or operation == ACQUIRE) then",
         "if fence and operation == RENEW then",
         (SCRIPT + "test_what_happens_most_takes_the_short_way[valkey]",),
     ),
     Mutant(
         "the short way offers a lock to who has ended",
-        "stores/redis_queue.lua",
+        "stores/redis/lua/queue.lua",
         "waiter and waiter.ends > now and waiter.ends <= now + waiter.ttl",
         "waiter and waiter.ends <= now + waiter.ttl",
         (SCRIPT + "test_a_release_offers_nothing_to_a_waiter_whose_place_has_ended[valkey]",),
     ),
     Mutant(
         "the short way confirms what has run out",
-        "stores/redis_queue.lua",
+        "stores/redis/lua/queue.lua",
         "      and ends > now and ends <= now + ttl",
         "      and ends <= now + ttl",
         ("tests/stores/test_redis_script.py::test_an_offer_that_has_run_out_is_not_confirmed[valkey]",),
     ),
     Mutant(
         "the short way hands over by any token",
-        "stores/redis_queue.lua",
+        "stores/redis/lua/queue.lua",
         "operation == RELEASE and not offered and head and token == command[4]\n",
         "operation == RELEASE and not offered and head\n",
         (SCRIPT + "test_who_has_another_token_hands_nothing_over[valkey]",),
     ),
     Mutant(
         "after a short hand-over nobody knows when the rest of the queue is due",
-        "stores/redis_queue.lua",
+        "stores/redis/lua/queue.lua",
         "        dues[key] = due_at\n",
         "        dues[key] = nil\n",
         (SCRIPT + "test_a_hand_over_keeps_the_index_of_what_is_due[valkey]",),
     ),
     Mutant(
         "the short way of a hand-over overlooks fields of a newer version",
-        "stores/redis_queue.lua",
+        "stores/redis/lua/queue.lua",
         "    if (listens and at + 15 or at) ~= #more + 1 then\n",
         "    if false then\n",
         (SCRIPT + KEEPS_FIELDS + "[valkey]",),
     ),
     Mutant(
         "the short way keeps the place of a waiter that asks again as another kind",
-        "stores/redis_queue.lua",
+        "stores/redis/lua/queue.lua",
         'patience == line[found].ttl\n      and command[5] == "item"\n',
         "patience == line[found].ttl\n",
         (SUITE + "test_a_waiter_that_asks_again_as_another_kind_is_refused_and_keeps_its_place",),
     ),
     Mutant(
         "the short way counts the shape of a new record as a version",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "local token, version = now, 1\n",
         'local token, version = now, shape == "{" and 1 or 2\n',
         (
@@ -112,133 +112,133 @@ REDIS = [
     ),
     Mutant(
         "the short way renews what has ended",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "and ends > now and ends <= now + ttl",
         "and ends <= now + ttl",
         (HISTORY,),
     ),
     Mutant(
         "the short way overlooks fields of a newer version",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         """(label == "" or find(label""",
         """(label or find(label""",
         (SCRIPT + "test_a_damaged_label_is_refused_also_by_the_short_way[valkey]",),
     ),
     Mutant(
         "a new key is not listed",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "  if fresh[key] then",
         "  if fresh[key] and false then",
         ("tests/stores/test_conformance.py::TestValkey::test_pages_come_in_order_and_end",),
     ),
     Mutant(
         "a replica is looked at",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         'if type(reply) == "table" and find(reply.err, "READONLY", 1, true) then',
         "if false then",
         (FAULTS + "test_a_look_at_a_replica_is_refused_whatever_the_way[valkey-short]",),
     ),
     Mutant(
         "a replica that may be written to is used",
-        "stores/redis_link.py",
+        "stores/redis/connection.py",
         'role[0] in (b"slave", b"replica")',
         "not role[0]",
         (FAULTS + "test_a_server_that_becomes_a_replica_refuses_writes_and_looks[valkey]",),
     ),
     Mutant(
         "a forgotten script is an error",
-        "stores/redis_link.py",
+        "stores/redis/connection.py",
         "except redis.exceptions.NoScriptError:",
         "except redis.exceptions.ModuleError:",
         (FAULTS + "test_a_server_that_has_forgotten_the_script_is_told_it_again[valkey]",),
     ),
     Mutant(
         "a lost connection is said to have done nothing",
-        "stores/redis_errors.py",
+        "stores/redis/errors.py",
         """{what or f'the connection to {place} failed'} ({text})", ambiguous=True)""",
         """{what or f'the connection to {place} failed'} ({text})", ambiguous=False)""",
         (FAULTS + "test_a_lost_connection_is_ambiguous[valkey]",),
     ),
     Mutant(
         "a connection goes on after an error in the middle",
-        "stores/redis_link.py",
+        "stores/redis/connection.py",
         "        self.close()\n        if isinstance(error, redis.exceptions.RedisError",
         "        if isinstance(error, redis.exceptions.RedisError",
         (FAULTS + "test_a_lost_connection_is_ambiguous[valkey]",),
     ),
     Mutant(
         "a child of a fork uses its parent's connection",
-        "stores/redis_link.py",
+        "stores/redis/connection.py",
         "if os.getpid() != self._pid:",
         "if os.getpid() == 0:",
         (PLACES + "test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on",),
     ),
     Mutant(
         "the driver retries by itself",
-        "stores/redis_link.py",
+        "stores/redis/connection.py",
         '"timeout", "retry", "retry_on_timeout"',
         '"timeout", "retry_on_timeout"',
         (PLACES + "test_an_existing_client_is_adopted[options0]",),
     ),
     Mutant(
         "a grant is told to nobody",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         '  if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0',
         '  if redis.pcall("ECHO", BASE) == 0',
         (WATCH + "test_a_grant_is_told_by_its_id[valkey]",),
     ),
     Mutant(
         "nobody is told to look after a break",
-        "stores/redis_watch.py",
+        "stores/redis/subscribe.py",
         "                self.hint(None)\n",
         "",
         (WATCH + "test_after_a_cut_everybody_is_told_to_look[valkey]",),
     ),
     Mutant(
         "a dead subscription is waited on for ever",
-        "stores/redis_watch.py",
+        "stores/redis/subscribe.py",
         '                    raise TimeoutError("no answer to PING")\n',
         "                    continue\n",
         (WATCH + "test_a_connection_that_is_dead_at_the_other_end_is_noticed[valkey]",),
     ),
     Mutant(
         "a server that evicts is not reported",
-        "stores/redis_health.py",
+        "stores/redis/health.py",
         "for finding in (_eviction(look), _persistence(look)):",
         "for finding in (_persistence(look),):",
         (HEALTH + "test_a_server_that_may_evict_locks_is_reported_once[valkey-allkeys-lru]",),
     ),
     Mutant(
         "everysec is taken for durable",
-        "stores/redis_health.py",
+        "stores/redis/health.py",
         'return self.append_only == "yes" and self.fsync == "always"',
         'return self.append_only == "yes"',
         (HEALTH + "test_a_persistence_that_is_weaker_than_the_promise_is_reported_once[valkey-everysec]",),
     ),
     Mutant(
         "a namespace may end its own hash tag",
-        "stores/redis_keys.py",
+        "stores/redis/keys.py",
         '{"%": "%25", "{": "%7B", "}": "%7D"}',
         '{"%": "%25"}',
         (SCRIPT + "test_a_namespace_has_one_hash_tag_whatever_is_in_it",),
     ),
     Mutant(
         "entries are added under any fence",
-        "stores/redis_entries.lua",
+        "stores/redis/lua/entries.lua",
         'and found[2] == format("%.0f", id) and (found[3] or "")',
         'and (found[3] or "")',
         (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
     ),
     Mutant(
         "a driver who adds entries is not told of events",
-        "stores/redis_entries.lua",
+        "stores/redis/lua/entries.lua",
         'type(posted) == "number" and posted <= seen and',
         'type(posted) == "number" and',
         (RUN_FAULTS + "test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile[valkey]",),
     ),
     Mutant(
         "a waiter is said to listen before it is subscribed",
-        "stores/redis_watch.py",
+        "stores/redis/subscribe.py",
         "        self.polls = True  # until the server has confirmed the subscription\n",
         "",
         (WATCH + "test_a_waiter_is_said_to_listen_only_while_it_is_subscribed[valkey]",),

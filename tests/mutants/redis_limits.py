@@ -12,7 +12,7 @@ PLACES = (
     LIMITS + "test_every_place_says_what_the_runs_say[valkey-1]",
 )
 NOTHING_LEFT = LIMITS + "test_when_all_runs_have_ended_nothing_of_their_places_is_left[valkey]"
-WRITING, CODEC = "stores/redis_writing.py", "stores/redis_codec.py"
+WRITING, CODEC = "stores/redis/writing.py", "stores/redis/codec.py"
 
 REDIS_LIMITS = [
     Mutant(
@@ -45,7 +45,7 @@ REDIS_LIMITS = [
     ),
     Mutant(
         "a place where others still wait is no longer called crowded",
-        "stores/redis_write.lua",
+        "stores/redis/lua/write.lua",
         '  if not unless or redis.pcall("EXISTS", command[2]) == 0 then',
         "  if true then",
         (LIMITS + "test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms[valkey]",),
@@ -101,7 +101,7 @@ REDIS_LIMITS = [
     ),
     Mutant(
         "one who waits and cannot be read holds all others up",
-        "rules/admitting.py",
+        "rules/runs/admission.py",
         "                with suppress(RecordUnreadable):  # one that is damaged must not hold the others up\n"
         "                    run = book.run(name)\n",
         "                run = book.run(name)\n",
@@ -109,14 +109,14 @@ REDIS_LIMITS = [
     ),
     Mutant(
         "a child that kills its workers ends by half where its parent cannot be read",
-        "rules/runs.py",
+        "rules/runs/transitions.py",
         "        look_at_the_end(book, run)\n",
         "        pass\n",
         (RUN_FAULTS + "test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half[valkey]",),
     ),
     Mutant(
         "a run whose outside lock cannot be read stops every claim",
-        "rules/runs.py",
+        "rules/runs/transitions.py",
         "            if runs:\n                raise\n",
         "            raise\n",
         (RUN_FAULTS + "test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody[valkey]",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .runner import Mutant
 
 HERE = "tests/stores/test_redis_short_runs.py::"
-RUNS = "stores/redis_runs.lua"
+RUNS = "stores/redis/lua/runs.lua"
 TWO_TRIPS = "tests/stores/test_work.py::TestRedis::test_ends_of_runs_that_others_wait_for_are_two_trips[valkey]"
 
 
@@ -20,21 +20,21 @@ def _mutant(name: str, old: str, new: str, *cases: str) -> Mutant:
 REDIS_SHORT_RUNS = [
     Mutant(
         "an end that the form would decline is sent there all the same",
-        "stores/redis_fast.py",
+        "stores/redis/fast_path.py",
         "        if row is not None and row[0] == FINISH and row[1] in ends:\n",
         "        if False:\n",
         (TWO_TRIPS,),
     ),
     Mutant(
         "nothing is remembered of a queue",
-        "stores/redis_source.py",
+        "stores/redis/source.py",
         "answer[:FEW])\n",
         "())\n",
         (TWO_TRIPS,),
     ),
     Mutant(
         "nothing is remembered of runs",
-        "stores/redis_source.py",
+        "stores/redis/source.py",
         "        if run.living and (run.places or run.locks or run.parent):\n",
         "        if False:\n",
         (TWO_TRIPS,),

@@ -7,7 +7,7 @@ from .runner import Mutant
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
 SWAP = "tests/stores/test_redis_swap.py::test_what_somebody_else_has_changed_meanwhile_is_decided_anew"
 SWAPS = "tests/stores/test_redis_swap.py::"
-WRITING = "stores/redis_writing.py"
+WRITING = "stores/redis/writing.py"
 
 
 def _unchecked(name: str, what: str, case: str) -> Mutant:
@@ -83,28 +83,28 @@ REDIS_SWAP = [
     ),
     Mutant(
         "the script writes whatever has changed",
-        "stores/redis_write.lua",
+        "stores/redis/lua/write.lua",
         '  if not same(reply, read) and not (command[1] == "HGETALL" and same_hash(reply, read)) then',
         "  if false then",
         (SWAP,),
     ),
     Mutant(
         "a run is another one where the server tells its fields in another order",
-        "stores/redis_write.lua",
+        "stores/redis/lua/write.lua",
         ' and not (command[1] == "HGETALL" and same_hash(reply, read)) then',
         " then",
         (SWAPS + "test_a_run_whose_fields_are_told_in_another_order_is_the_same_run[valkey]",),
     ),
     Mutant(
         "a hash with as many fields is the same hash",
-        "stores/redis_write.lua",
+        "stores/redis/lua/write.lua",
         "    if values[one[place]] ~= one[place + 1] then\n",
         "    if false then\n",
         (SWAPS + "test_a_run_whose_fields_are_told_in_another_order_is_the_same_run[valkey]",),
     ),
     Mutant(
         "an old decision is written",
-        "stores/redis_write.lua",
+        "stores/redis/lua/write.lua",
         "local STALE = 30000000\n",
         "local STALE = 30000000000\n",
         (SWAPS + "test_a_decision_that_is_half_a_minute_old_is_made_anew[valkey]",),
@@ -118,35 +118,35 @@ REDIS_SWAP = [
     ),
     Mutant(
         "what was written by another is taken for written by this client",
-        "stores/redis_source.py",
+        "stores/redis/source.py",
         "        if failed:\n",
         "        if failed and False:\n",
         (SWAP,),
     ),
     Mutant(
         "bytes that are no text cannot be compared",
-        "stores/redis_source.py",
+        "stores/redis/source.py",
         "    if isinstance(value, bytes):\n        return msgspec.Raw",
         "    if value is NotImplemented:\n        return msgspec.Raw",
         (RUN_FAULTS + "test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it[valkey]",),
     ),
     Mutant(
         "the fast path answers after a declined command on the same lock",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "      declined[key] = true\n",
         "",
         (SWAPS + "test_commands_that_the_fast_path_declines_keep_their_order[valkey]",),
     ),
     Mutant(
         "the fast path answers before a command that is not sent to it",
-        "stores/redis_fast.py",
+        "stores/redis/fast_path.py",
         "            left_out.add(command.key)  # type: ignore[attr-defined]\n",
         "            pass\n",
         (SWAPS + "test_what_goes_to_the_fast_path_waits_for_what_does_not[valkey]",),
     ),
     Mutant(
         "the fast path records before a declined hand-over has told the run",
-        "stores/redis_entries.lua",
+        "stores/redis/lua/entries.lua",
         "if operation == RECORD and not any then",
         "if operation == RECORD then",
         (SWAPS + "test_entries_after_a_hand_over_to_their_run_are_told_of_it[valkey]",),

@@ -11,10 +11,10 @@ RIGHTS = "tests/stores/test_redis_rights.py::"
 GROWTH = "tests/stores/test_redis_growth.py::"
 
 WRONG = "tests/stores/test_redis_whole.py::test_a_wrong_type_in_the_place_of_an_index_leaves_nothing_half_done"
-CROWDS = "tests/stores/test_redis_run_crowds.py::"
+CROWDS = "tests/stores/test_redis_run_load.py::"
 LISTED = GROWTH + "test_every_list_is_what_the_rules_say[valkey-0]"
 PREFIXED = GROWTH + "test_of_very_many_ids_with_a_prefix_the_newest_is_looked_for_by_time_up_to_a_bound"
-LISTS, WRITE = "stores/redis_lists.py", "stores/redis_write.lua"
+LISTS, WRITE = "stores/redis/lists.py", "stores/redis/lua/write.lua"
 
 REDIS_WHOLE = [
     Mutant(
@@ -103,7 +103,7 @@ REDIS_WHOLE = [
     ),
     Mutant(
         "on an old server a try leaves something behind",
-        "stores/redis_rights.lua",
+        "stores/redis/lua/rights.lua",
         '  redis.pcall("DEL", nothing)\n  redis.pcall("ZREM", nothing, nothing)\n',
         "",
         (TEST + "[redis-StartRun]",),
@@ -117,35 +117,35 @@ REDIS_WHOLE = [
     ),
     Mutant(
         "entries that were refused count as recorded",
-        "stores/redis_entries.lua",
+        "stores/redis/lua/entries.lua",
         '            redis.pcall("HSET", run, "last", found[3] or "")\n',
         "",
         (TEST + "[valkey-RecordRun]",),
     ),
     Mutant(
         "on an old server a command of runs begins to write before its rights are known",
-        "stores/redis_rights.lua",
+        "stores/redis/lua/rights.lua",
         "  local refused\n  redis.set_repl",
         "  local refused\n  names = {}\n  redis.set_repl",
         (TEST + "[redis-RecordRun-Park]",),
     ),
     Mutant(
         "a short hand-over writes what is due before its rights are known",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "if dues and next(dues) then",
         "if false then",
         (TEST + "[valkey-Release-to-waiter]",),
     ),
     Mutant(
         "nobody asks for the rights of a user",
-        "stores/redis.py",
+        "stores/redis/store.py",
         "            redis_rights.check_once(self._place, link, self.layout.index)\n",
         "",
         (RIGHTS + "test_a_user_that_lacks_one_command_is_refused_at_connecting_and_told_which[valkey-HDEL]",),
     ),
     Mutant(
         "a link that was lost after a batch stays lost",
-        "stores/redis.py",
+        "stores/redis/store.py",
         "            self._reopen = self._link.lost\n",
         "            self._reopen = False\n",
         (
@@ -155,14 +155,14 @@ REDIS_WHOLE = [
     ),
     Mutant(
         "an error after a part of a batch claims that nothing was done",
-        "stores/redis.py",
+        "stores/redis/store.py",
         "            error.ambiguous = error.ambiguous or source.began",
         "            error.ambiguous = error.ambiguous or (source.began and error.retryable)",
         (FAULTS + "test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_it_is[valkey]",),
     ),
     Mutant(
         "a command that the server refuses takes its neighbours along",
-        "stores/redis_link.py",
+        "stores/redis/connection.py",
         "return StepRefused(reason) if isinstance(reason, StoreUnusable) else self.failed(error)",
         "return self.failed(error)",
         (
@@ -172,14 +172,14 @@ REDIS_WHOLE = [
     ),
     Mutant(
         "a busy server is blamed on others",
-        "stores/redis_errors.py",
+        "stores/redis/errors.py",
         "be another program's or one of Holdfast's own (EVALSHA {_SHAS})",
         "be another program's",
         (FAULTS + "test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed[valkey]",),
     ),
     Mutant(
         "a script that was killed may have been carried out",
-        "stores/redis_errors.py",
+        "stores/redis/errors.py",
         '    "Script killed by user": "KILLED",\n',
         "",
         (FAULTS + "test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed[valkey]",),

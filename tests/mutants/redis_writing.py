@@ -8,9 +8,9 @@ SUITE = "tests/stores/test_conformance.py::TestValkey::"
 RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say[0]"
 RUNS = "tests/stores/test_redis_runs.py::"
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
-CROWDS = "tests/stores/test_redis_run_crowds.py::"
+CROWDS = "tests/stores/test_redis_run_load.py::"
 SCRIPT = "tests/stores/test_redis_script.py::"
-WRITING, CODEC, READING = "stores/redis_writing.py", "stores/redis_codec.py", "stores/redis_reading.py"
+WRITING, CODEC, READING = "stores/redis/writing.py", "stores/redis/codec.py", "stores/redis/reading.py"
 DAMAGED = RUN_FAULTS + "test_whatever_is_damaged_in_a_run_is_refused_and_left_alone"
 INDEXES = RUNS + "test_every_index_says_what_the_runs_say[valkey-0]"
 TOO_LARGE = RUNS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]"
@@ -53,7 +53,7 @@ REDIS_WRITING = [
     ),
     Mutant(
         "two workflows share their idempotency keys",
-        "stores/redis_keys.py",
+        "stores/redis/keys.py",
         '    return f"{workflow.translate(_SLOT_PARTS)}:{key}"',
         '    return f"{workflow}:{key}"',
         (RUNS + "test_no_two_idempotency_keys_share_a_name[valkey]",),
@@ -95,7 +95,7 @@ REDIS_WRITING = [
     ),
     Mutant(
         "values that are not of their kind go to the fast path",
-        "stores/redis_fast.py",
+        "stores/redis/fast_path.py",
         "        if row is not None and _plain(row):\n",
         "        if row is not None:\n",
         (TOO_LARGE,),
@@ -130,7 +130,7 @@ REDIS_WRITING = [
     ),
     Mutant(
         "what is not UTF-8 stops the store",
-        "stores/redis_source.py",
+        "stores/redis/source.py",
         "        except (msgspec.MsgspecError, UnicodeError):  # something in it is no text\n",
         "        except ZeroDivisionError:  # something in it is no text\n",
         (SCRIPT + "test_what_is_no_text_is_refused_by_name_and_left_alone",),
@@ -158,21 +158,21 @@ REDIS_WRITING = [
     ),
     Mutant(
         "a replica is looked at in the long way",
-        "stores/redis_read.lua",
+        "stores/redis/lua/read.lua",
         'if ARGV[3] == "1" then',
         "if false then",
         ("tests/stores/test_redis_faults.py::test_a_look_at_a_replica_is_refused_whatever_the_way[valkey-long]",),
     ),
     Mutant(
         "a grant that took the long way is told to nobody",
-        "stores/redis_write.lua",
+        "stores/redis/lua/write.lua",
         'redis.pcall("PUBLISH", message[1], message[2])',
         'redis.pcall("ECHO", message[2])',
-        ("tests/stores/test_redis_watch.py::test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
+        ("tests/stores/test_redis_subscribe.py::test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
     ),
     Mutant(
         "a name in a command that reads is taken for the time",
-        "stores/redis_read.lua",
+        "stores/redis/lua/read.lua",
         "  else\n    reply = redis.pcall(unpack(command))\n",
         "  else\n"
         "    for n = 2, #command do\n"
@@ -200,7 +200,7 @@ REDIS_WRITING = [
     ),
     Mutant(
         "a command that is too long is found out in the middle",
-        "stores/redis_write.lua",
+        "stores/redis/lua/write.lua",
         "  if #command > MOST then\n",
         "  if false then\n",
         (CROWDS + "test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_write[valkey]",),

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from .mother import NOT_THE_COPY
+from .fork_server import NOT_THE_COPY
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
@@ -49,7 +49,7 @@ class Mother:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("mother.py"))],
+            [sys.executable, "-P", str(Path(__file__).with_name("fork_server.py"))],
             cwd=ROOT,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", **HASTE},
             stdin=subprocess.PIPE,

@@ -4,56 +4,56 @@ from __future__ import annotations
 
 from .runner import Mutant
 
-HERE = "tests/test_on_servers.py::"
+HERE = "tests/locks/test_on_servers.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
 REDIS = "tests/stores/test_redis_faults.py::"
 
 SERVERS = [
     Mutant(
         "PostgreSQL wakes nobody in another process",
-        "stores/postgres_repository.py",
+        "stores/postgresql/repository.py",
         "self._trip((*writing.statements, *notes, *self._transactions.commit))",
         "self._trip((*writing.statements, *self._transactions.commit))",
         (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[postgres]",),
     ),
     Mutant(
         "Redis wakes nobody",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         '  if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0 then -- only a hint\n',
         '  if redis.pcall("ECHO", message) == 0 then\n',
         (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[valkey]",),
     ),
     Mutant(
         "a batch on PostgreSQL waits for a row that somebody has locked",
-        "stores/postgresql_forms.sql",
+        "stores/postgresql/sql/forms.sql",
         "AND o.key = c.command->>1 FOR UPDATE SKIP LOCKED) AS x OFFSET 0",
         "AND o.key = c.command->>1 FOR UPDATE) AS x OFFSET 0",
         ("tests/stores/test_postgres_protocol.py::test_a_form_passes_over_a_row_that_somebody_has",),
     ),
     Mutant(
         "a free key on PostgreSQL gets the next token, whatever the clock says",
-        "stores/postgresql_forms.sql",
+        "stores/postgresql/sql/forms.sql",
         "greatest(f.fence + 1, f.at) AS token",
         "f.fence + 1 AS token",
         (SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]",),
     ),
     Mutant(
         "a key that is new to Redis begins with the token 1",
-        "stores/redis.lua",
+        "stores/redis/lua/locks.lua",
         "      local token, version = now, 1",
         "      local token, version = 1, 1",
         (REDIS + "test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising",),
     ),
     Mutant(
         "PostgreSQL goes by the clocks of its clients",
-        "stores/postgresql.py",
+        "stores/postgresql/store.py",
         "        at = None if self._clock is None else str(self._clock()).encode()\n",
         "        at = str((self._clock or host_clock)()).encode()\n",
         (HERE + "test_the_clock_of_a_client_neither_ends_nor_stretches_a_lease[postgres-1]",),
     ),
     Mutant(
         "Redis goes by the clocks of its clients",
-        "stores/redis.py",
+        "stores/redis/store.py",
         "None if clock is host_clock else clock",
         "clock",
         (HERE + "test_the_clock_of_a_client_neither_ends_nor_stretches_a_lease[valkey-1]",),

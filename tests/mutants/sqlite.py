@@ -10,7 +10,7 @@ LISTS = "tests/stores/test_sqlite_lists.py::"
 
 
 def side(name: str, old: str, new: str, *caught_by: str) -> Mutant:
-    return Mutant(name, "stores/sqlite_side_files.py", old, new, caught_by)
+    return Mutant(name, "stores/sqlite/side_files.py", old, new, caught_by)
 
 
 SQLITE = [
@@ -52,49 +52,49 @@ SQLITE = [
     ),
     Mutant(
         "the sign of life of a socket is given by its path",
-        "stores/wakeup.py",
+        "stores/sqlite/hints.py",
         "os.utime(self._name, dir_fd=folder, follow_symlinks=False)",
         "os.utime(self._folder / self._name)",
         (SIDE + "test_no_owner_and_no_mode_is_changed_by_a_path",),
     ),
     Mutant(
         "the sign of life of a socket goes through a link",
-        "stores/wakeup.py",
+        "stores/sqlite/hints.py",
         "os.utime(self._name, dir_fd=folder, follow_symlinks=False)",
         "os.utime(self._name, dir_fd=folder)",
         (SIDE + "test_the_time_of_a_file_behind_a_link_is_not_changed_and_the_link_is_replaced",),
     ),
     Mutant(
         "a run is listed by an attribute that it had before",
-        "stores/sqlite_runs.py",
+        "stores/sqlite/runs.py",
         "        self._db.executemany(DROP_ATTRIBUTE, [(self._namespace, *row) for row in old - new])\n",
         "",
         (LISTS + "test_runs_are_listed_by_the_attributes_that_they_have_now",),
     ),
     Mutant(
         "a list ends where a source was looked at for the first time",
-        "stores/sqlite_lists.py",
+        "stores/sqlite/lists.py",
         "_length(db, source, rows) < rows:\n                    return",
         "_length(db, source, rows) <= rows:\n                    return",
         (LISTS + "test_whatever_the_filter_the_pages_are_those_of_the_rule",),
     ),
     Mutant(
         "a list by status looks at every run",
-        "stores/sqlite_runs.sql",
+        "stores/sqlite/sql/003_runs.sql",
         "CREATE INDEX runs_status ON runs (namespace, status, created_at, id);",
         "CREATE INDEX runs_status ON runs (namespace, created_at, id, status);",
         (LISTS + "test_a_list_costs_the_same_with_many_more_ended_runs[status-none]",),
     ),
     Mutant(
         "a clock that is behind is not noticed",
-        "stores/sqlite_clock.py",
+        "stores/sqlite/clock.py",
         "not -TOLERANCE <= ahead <= TOLERANCE +",
         "not ahead <= TOLERANCE +",
         (CLOCK + "test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor[-5.0]",),
     ),
     Mutant(
         "a process whose clock differs goes by it",
-        "stores/sqlite_clock.py",
+        "stores/sqlite/clock.py",
         "                if self._differs:\n                    return stamp\n",
         "",
         (
@@ -104,7 +104,7 @@ SQLITE = [
     ),
     Mutant(
         "a clock that was moved is noticed some seconds later",
-        "stores/sqlite_clock.py",
+        "stores/sqlite/clock.py",
         "self._differs or abs(now / MICROSECONDS - elapsed() - self._began) > TOLERANCE",
         'self._differs or self._began == float("-inf")',
         (
@@ -114,14 +114,14 @@ SQLITE = [
     ),
     Mutant(
         "a clock that differs is told of with every write",
-        "stores/sqlite_clock.py",
+        "stores/sqlite/clock.py",
         "            self._known = {one.process for one in found}\n",
         "",
         (CLOCK + "test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor[5.0]",),
     ),
     Mutant(
         "damaged runs of a file hide those behind them",
-        "stores/sqlite_runs.py",
+        "stores/sqlite/runs.py",
         "            while len(found) < limit and (row := rows.fetchone()) is not None:",
         "            for row in rows.fetchmany(limit):",
         ("tests/stores/test_sqlite_damaged.py::test_runs_that_cannot_be_read_keep_no_other_from_being_claimed[1-run]",),

@@ -28,11 +28,11 @@ def rule(name: str, old: str, new: str, *caught_by: str) -> Mutant:
 
 
 def work(name: str, old: str, new: str, *caught_by: str) -> Mutant:
-    return Mutant(name, "rules/working.py", old, new, caught_by)
+    return Mutant(name, "rules/working_record.py", old, new, caught_by)
 
 
 def codec(name: str, old: str, new: str, *caught_by: str) -> Mutant:
-    return Mutant(name, "rules/record.py", old, new, caught_by)
+    return Mutant(name, "rules/lock_record.py", old, new, caught_by)
 
 
 OWNERSHIP = [

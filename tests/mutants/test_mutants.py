@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .above import ABOVE
-from .belongings import BELONGINGS, OF_THE_ENGINE
+from .clients import ABOVE
 from .executor import EXECUTOR
 from .guards import GUARDS
-from .held import HELD
+from .heartbeats import HELD
 from .limits import LIMITS
 from .local_queue import LOCAL_QUEUE
 from .offers import OF_CLIENTS, OF_SQLITE, OF_THE_RULES
@@ -17,6 +16,7 @@ from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
+from .run_locks import BELONGINGS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
 from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, dismiss, run_tests
 from .servers import SERVERS
@@ -25,7 +25,7 @@ from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
 CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *BELONGINGS, *RUN_QUEUES, *OF_TYPES]
-"""Those of the rules. The others need a client, an engine or a server, and are tried by `make prove-mutants`."""
+"""Those of the rules. The others need a client, an engine or a server, and are tried by `make test-mutants`."""
 MUTANTS = [
     *CHEAP,
     *ABOVE,
@@ -83,7 +83,7 @@ def test_an_unchanged_copy_passes_so_a_failure_means_something(tmp_path):
 
 
 def test_a_mutant_that_changes_nothing_of_note_is_not_taken_for_caught(tmp_path):
-    harmless = Mutant("harmless", "rules/working.py", "MAX_TOMBSTONES = 64", "MAX_TOMBSTONES = 65", (SOUND,))
+    harmless = Mutant("harmless", "rules/working_record.py", "MAX_TOMBSTONES = 64", "MAX_TOMBSTONES = 65", (SOUND,))
     assert not caught(harmless, tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_a_mutant_that_changes_nothing_of_note_is_not_taken_for_caught(tmp_path)
 )
 def test_a_mutant_that_proves_nothing_is_an_error(why, old, new, nodes, tmp_path):
     with pytest.raises(Useless, match=why):
-        caught(Mutant("useless", "rules/working.py", old, new, nodes), tmp_path)
+        caught(Mutant("useless", "rules/working_record.py", old, new, nodes), tmp_path)
 
 
 def test_tests_that_reach_the_original_package_are_not_believed(tmp_path):

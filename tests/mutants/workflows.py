@@ -8,7 +8,7 @@ BARRIER = "tests/workflows/test_barrier.py::"
 FLOWS = "tests/workflows/test_workflows.py::"
 OWNERSHIP = "tests/workflows/test_ownership.py::"
 STATE = "tests/workflows/test_run_state.py::"
-MISTAKES = "tests/workflows/test_mistakes.py::"
+MISTAKES = "tests/workflows/test_user_errors.py::"
 ATTEMPTS = "tests/workflows/test_attempts.py::"
 POLLING = "tests/workflows/test_polling.py::"
 ORDER = "tests/workflows/test_order.py::"
@@ -22,7 +22,9 @@ METHODS = "tests/workflows/test_methods.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
 ALL_TASKS = "test_all_tasks_is_refused_in_workflow_code_with_what_to_write_and_works_everywhere_else"
 OF_ANOTHER_ATTEMPT = "test_a_child_with_an_id_below_one_without_is_refused_in_the_next_attempt_with_what_to_do"
-QUERIES = "tests/test_queries.py::test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_client"
+QUERIES = (
+    "tests/runtime/test_queries.py::test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_client"
+)
 BEFORE_ITS_RECORD = "test_a_restarted_run_that_ended_before_its_first_record_still_starts_its_children_anew"
 
 WORKFLOWS = [
@@ -42,7 +44,7 @@ WORKFLOWS = [
     ),
     Mutant(
         "ctx works in the body of a step",
-        "workflow/code.py",
+        "workflow/replay.py",
         "        if current_context.get() is not self.context:\n",
         "        if False:\n",
         (MISTAKES + "test_ctx_in_the_body_of_a_step_is_refused[session]",),
@@ -77,7 +79,7 @@ WORKFLOWS = [
     ),
     Mutant(
         "a step with other arguments gets the recorded result",
-        "workflow/code.py",
+        "workflow/replay.py",
         "        if call.arguments != arguments:\n",
         "        if False:\n",
         (BARRIER + "test_code_that_does_not_follow_its_history_is_told_both_sides",),
@@ -119,14 +121,14 @@ WORKFLOWS = [
     ),
     Mutant(
         "a cancelled run does not reach its children",
-        "workflow/code.py",
+        "workflow/replay.py",
         "        for child in list(self._children):\n            self.cancel_child(child)\n",
         "",
         (FLOWS + "test_cancelling_reaches_children_that_nobody_waits_for[memory]",),
     ),
     Mutant(
         "chance is another in every life",
-        "workflow/code.py",
+        "workflow/replay.py",
         'seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}"',
         'seed=f"{id(self)}"',
         (FLOWS + "test_time_and_chance_are_the_same_in_every_life[memory]",),
@@ -156,28 +158,28 @@ WORKFLOWS = [
     ),
     Mutant(
         "a change of a state is made again although it was recorded",
-        "workflow/slots.py",
+        "workflow/driver_state.py",
         "                self._again(change, answer, lambda: self._send(change, record, entry))\n",
         "                self._again(change, answer, lambda: self._look(change))\n",
         (STATE + "test_a_lost_answer_does_not_change_the_value_twice[memory]",),
     ),
     Mutant(
         "a state is left as it is because of a value that nobody has seen",
-        "workflow/slots.py",
+        "workflow/driver_state.py",
         "        if new is None and not base.fresh:\n",
         "        if False:\n",
         (STATE + "test_to_leave_a_state_as_it_is_is_decided_by_what_it_is_now",),
     ),
     Mutant(
         "a run keeps its turn at a state for ever",
-        "workflow/slots.py",
+        "workflow/driver_state.py",
         "        self._host.later(0, lambda: self._host.turns.leave(address, tip))\n",
         "        del address, tip\n",
         (STATE + "test_each_method_does_what_it_does_outside[memory]",),
     ),
     Mutant(
         "a child has an execution of its own",
-        "workflow/state.py",
+        "workflow/context_state.py",
         '("execution", self._code.run.root, checked_key(key))',
         '("execution", self._code.run.id, checked_key(key))',
         (STATE + "test_a_run_shares_its_execution_with_its_children_and_a_session_with_nobody[memory]",),
@@ -205,7 +207,7 @@ WORKFLOWS = [
     ),
     Mutant(
         "how a child failed in an earlier attempt fails the next one too",
-        "workflow/code.py",
+        "workflow/replay.py",
         '                if event.number <= self.earlier and j.read_end(event.payload).status != "completed":\n',
         "                if False:\n",
         (ATTEMPTS + "test_a_child_that_failed_is_started_anew_with_the_next_attempt[memory-True]",),
@@ -299,7 +301,7 @@ WORKFLOWS = [
     ),
     Mutant(
         "the first attempt of a run below a later attempt does not look for children of other attempts",
-        "workflow/code.py",
+        "workflow/replay.py",
         " or is_marked(self.run.id)\n",
         "\n",
         (ATTEMPTS + OF_ANOTHER_ATTEMPT + "[memory-False]",),
@@ -453,14 +455,14 @@ WORKFLOWS = [
     ),
     Mutant(
         "a run is started although a definition is required",
-        "workflow/starting.py",
+        "workflow/start.py",
         "        elif require_definition:\n",
         "        elif False:\n",
         (BY_NAME + "test_a_start_by_name_before_any_engine_was_up_is_told_or_refused[sqlite-sync_client]",),
     ),
     Mutant(
         "a run is started within a transaction although a definition is required",
-        "workflow/starting.py",
+        "workflow/start.py",
         "            self._check_published(new, known, require_definition=require_definition)\n",
         "            self._check_published(new, known, require_definition=False)\n",
         (
@@ -477,14 +479,14 @@ WORKFLOWS = [
     ),
     Mutant(
         "a run that is there by its key is said to be of an unknown definition",
-        "workflow/starting.py",
+        "workflow/start.py",
         "isinstance(workflow, str) and started.fresh and name",
         "isinstance(workflow, str) and name",
         (BY_NAME + "test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition[sqlite-engine]",),
     ),
     Mutant(
         "a start within a transaction does not say that no worker knows the workflow",
-        "workflow/runs.py",
+        "workflow/client_runs.py",
         "            run(self._asking.look_for_workers_of(started.run), self._client.works.lanes)\n",
         "",
         (NOBODY + "test_a_start_within_a_transaction_says_too_that_no_worker_knows_the_workflow[sqlite-COMMIT]",),
@@ -505,7 +507,7 @@ WORKFLOWS = [
     ),
     Mutant(
         "a retry forgets that the run was restarted",
-        "workflow/asking.py",
+        "workflow/queries.py",
         "restart or (keep == 1 and run.last.startswith(RESTART))",
         "restart",
         (RETRYING + BEFORE_ITS_RECORD + "[cancelled-sqlite]",),
@@ -519,7 +521,7 @@ WORKFLOWS = [
     ),
     Mutant(
         "a run is revived while its child still cleans up",
-        "workflow/asking.py",
+        "workflow/queries.py",
         "        if claim.run.living and claim.run.cancelling and claim.run.parent == run_id:\n",
         "        if False:\n",
         (
@@ -536,7 +538,7 @@ WORKFLOWS = [
     ),
     Mutant(
         "a run is restarted while a child of a failed attempt still cleans up",
-        "workflow/asking.py",
+        "workflow/queries.py",
         "isinstance(entry, j.Left | j.BegunAgain)",
         "isinstance(entry, j.Left)",
         (RETRYING + "test_a_run_is_not_restarted_while_a_child_of_a_failed_attempt_still_cleans_up[memory]",),

@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast.commands import Abandon, Acquire, LockCommand, PassOver, Release, Renew, Transfer
-from holdfast.rules import outcomes as out
+from holdfast.rules import lock_outcomes as out
 from holdfast.rules.invariants import Asked, step_violations, violations
-from holdfast.rules.record import EMPTY, Holder, Label, LockRecord, Waiter
+from holdfast.rules.lock_record import EMPTY, Holder, Label, LockRecord, Waiter
 
-from .desk import SECOND, T0
+from .harness import SECOND, T0
 
 TICK = SECOND
 TTL = 3 * TICK

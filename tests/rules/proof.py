@@ -1,4 +1,4 @@
-"""How hard Hypothesis tries. A normal run is the same every time; `make prove-rules` searches anew and longer."""
+"""How hard Hypothesis tries. A normal run is the same every time; `make test-rules` searches anew and longer."""
 
 from __future__ import annotations
 

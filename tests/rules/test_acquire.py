@@ -3,10 +3,10 @@
 import pytest
 
 from holdfast.rules import lock
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import EMPTY, LockRecord
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import EMPTY, LockRecord
 
-from .desk import HOUR, PATIENCE, SECOND, T0, TTL, Desk
+from .harness import HOUR, PATIENCE, SECOND, T0, TTL, Desk
 
 
 def test_the_first_to_ask_for_a_free_lock_gets_it():

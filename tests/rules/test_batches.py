@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import commands as c
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import EMPTY, Label, LockRecord, decode, encode
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import EMPTY, Label, LockRecord, decode, encode
 
-from .desk import HOUR, SECOND, T0, TTL
+from .harness import HOUR, SECOND, T0, TTL
 
 HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "300"))
 CHUNKS = 4

@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 
 from holdfast.rules import invariants, lock
-from holdfast.rules import outcomes as out
+from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock import OPEN_CALL
-from holdfast.rules.record import Label, LockRecord, Overflow, Waiter
+from holdfast.rules.lock_record import Label, LockRecord, Overflow, Waiter
 
-from .desk import HOUR, OFFER, SECOND, T0, Desk
+from .harness import HOUR, OFFER, SECOND, T0, Desk
 from .test_offers import offered
 
 

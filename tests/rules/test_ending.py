@@ -3,10 +3,10 @@
 import pytest
 
 from holdfast.rules import lock
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import EMPTY, Forced
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import EMPTY, Forced
 
-from .desk import PATIENCE, SECOND, T0, TTL, Desk
+from .harness import PATIENCE, SECOND, T0, TTL, Desk
 
 
 def test_a_renewal_prolongs_to_a_full_ttl_from_now():

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.commands import Renew
-from holdfast.rules import outcomes as out
+from holdfast.rules import lock_outcomes as out
 
 from . import explorer
 from .proof import SEARCHING

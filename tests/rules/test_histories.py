@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from holdfast.rules import lock
-from holdfast.rules import outcomes as out
+from holdfast.rules import lock_outcomes as out
 from holdfast.rules.invariants import Asked, step_violations, violations
 from holdfast.rules.lock import Lock
-from holdfast.rules.record import EMPTY, Label, decode, encode
+from holdfast.rules.lock_record import EMPTY, Label, decode, encode
 
-from .desk import HOUR, SECOND, T0
+from .harness import HOUR, SECOND, T0
 from .model import Model
 from .proof import SEARCHING, histories
 

@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.rules import lock
-from holdfast.rules import outcomes as out
+from holdfast.rules import lock_outcomes as out
 from holdfast.rules.invariants import Asked, step_violations, violations
-from holdfast.rules.record import EMPTY, Forced, Holder, Label, LockRecord, Overflow, Tombstone, Waiter
+from holdfast.rules.lock_record import EMPTY, Forced, Holder, Label, LockRecord, Overflow, Tombstone, Waiter
 from holdfast.rules.stepping import Change
 
-from .desk import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
+from .harness import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
 
 A = Holder("a", Label("a"), token=T0, since=T0, ttl=TTL, expires_at=T0 + TTL)
 B = Holder("b", Label("b"), token=T0 + 1, since=T0, ttl=TTL, expires_at=T0 + TTL)

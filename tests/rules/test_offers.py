@@ -1,10 +1,10 @@
 """What happens between a release and the next holder's first word."""
 
 from holdfast.rules import lock
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import Label, LockRecord, Waiter
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import Label, LockRecord, Waiter
 
-from .desk import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
+from .harness import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
 
 
 def offered(*waiters, **options) -> Desk:

@@ -8,9 +8,19 @@ from hypothesis import strategies as st
 
 from holdfast.errors import RecordUnreadable
 from holdfast.rules import lock
-from holdfast.rules.record import EMPTY, Forced, Holder, Label, LockRecord, Tombstone, Waiter, decode, encode
+from holdfast.rules.lock_record import (
+    EMPTY,
+    Forced,
+    Holder,
+    Label,
+    LockRecord,
+    Tombstone,
+    Waiter,
+    decode,
+    encode,
+)
 
-from .desk import HOUR, SECOND, T0, Desk
+from .harness import HOUR, SECOND, T0, Desk
 from .proof import proven
 
 FULL = {

@@ -3,10 +3,10 @@
 import pytest
 
 from holdfast.rules import lock
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import EMPTY, Forced, LockRecord
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import EMPTY, Forced, LockRecord
 
-from .desk import DAY, HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
+from .harness import DAY, HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
 
 
 def test_a_holder_lives_until_just_before_its_end_and_has_ended_at_it():

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import redis
+from providers import PROVIDERS, Provider, redis_layout
+from tls import make_certificates
 
 from holdfast.stores import open_store
 from holdfast.stores.contract import Connection, Store
-from holdfast.testing.asking import ManualClock
-from providers import PROVIDERS, Provider, redis_layout
-from tls import make_certificates
+from holdfast.testing.builders import ManualClock
 
 
 @pytest.fixture
@@ -90,6 +90,6 @@ def certificates(tmp_path_factory) -> Path:
 @pytest.fixture
 def patient(monkeypatch):
     """Rows that are taken are waited for until they are free, also where the machine is slow."""
-    monkeypatch.setattr("holdfast.stores.postgres_batch.LOOKS_FOR", 20.0)
-    monkeypatch.setattr("holdfast.stores.postgres_batch.PATIENCE", b"5000")
-    monkeypatch.setattr("holdfast.stores.postgres_batch.PAUSES", (0.01,) * 500)
+    monkeypatch.setattr("holdfast.stores.postgresql.batch.LOOKS_FOR", 20.0)
+    monkeypatch.setattr("holdfast.stores.postgresql.batch.PATIENCE", b"5000")
+    monkeypatch.setattr("holdfast.stores.postgresql.batch.PAUSES", (0.01,) * 500)

@@ -10,14 +10,23 @@ from __future__ import annotations
 import json
 import sys
 
-from holdfast import run_commands as r
 from holdfast.commands import ListLocks
+from holdfast.commands import runs as r
 from holdfast.errors import StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.rules.run import Finish, NewRun
-from holdfast.rules.run_outcomes import Recorded
-from holdfast.stores import open_store, postgres_functions, postgres_schema, postgres_upkeep
-from holdfast.testing.asking import acquire, release
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.outcomes import Recorded
+from holdfast.rules.runs.record import Finish, NewRun
+from holdfast.stores import open_store
+from holdfast.stores.postgresql import (
+    functions as postgres_functions,
+)
+from holdfast.stores.postgresql import (
+    maintenance as postgres_upkeep,
+)
+from holdfast.stores.postgresql import (
+    schema as postgres_schema,
+)
+from holdfast.testing.builders import acquire, release
 
 SAID = "another transaction has written first"
 LATER = "another transaction was faster"
@@ -43,7 +52,7 @@ def become(kind: str) -> None:
         if name == "later.sql":
             return str(change)
         text = told(name)
-        assert name != "postgresql_functions.sql" or text.count(SAID) == 1
+        assert name != "functions.sql" or text.count(SAID) == 1
         return text.replace(SAID, later)
 
     postgres_functions.source = postgres_schema.source = source

@@ -12,22 +12,34 @@ from pathlib import Path
 import redis
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.belongings import tell
-from holdfast.rules.outcomes import Outcome
-from holdfast.rules.run import Event, Finish, NewRun, Park
-from holdfast.rules.run_book import RunFilter
+from holdfast.commands import runs as r
+from holdfast.rules.lock_outcomes import Outcome
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.locks import tell
+from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Swap
-from holdfast.stores import redis_rights
-from holdfast.stores.memory_records import MemoryRecords
-from holdfast.stores.memory_runs import MemoryBook
-from holdfast.testing.asking import SECOND, SLOT, START, abandon, acquire, read, release, renew, swap, transfer, wait
-from holdfast.testing.run_stories import RunModel
-from holdfast.testing.stories import Model
-from holdfast.testing.suite.belongings import give, take
+from holdfast.stores.memory.records import MemoryRecords
+from holdfast.stores.memory.runs import MemoryBook
+from holdfast.stores.redis import permissions as redis_rights
+from holdfast.testing.builders import (
+    SECOND,
+    SLOT,
+    START,
+    abandon,
+    acquire,
+    read,
+    release,
+    renew,
+    swap,
+    transfer,
+    wait,
+)
+from holdfast.testing.lock_histories import Model
+from holdfast.testing.run_histories import RunModel
+from holdfast.testing.suite.comparison import unversioned
+from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import signal, start
-from holdfast.testing.suite.telling import unversioned
 from holdfast.testing.tally import CountRun, EndTally, LeaveTally, PokeTally, SeeTally, add
 from stores.runs_asking import claim, lease
 
@@ -248,7 +260,7 @@ class Stage:
         return found | {"keys": keys, of_type: counts}  # a name without a record is passed over
 
 
-SENDERS = ("redis*.lua", "redis_reading.py", "redis_writing.py", "redis_lists.py", "redis_source.py")
+SENDERS = ("redis*.lua", "reading.py", "writing.py", "lists.py", "source.py")
 
 
 def commands_of_the_scripts(operator: redis.Redis) -> set[str]:

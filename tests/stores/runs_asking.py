@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules import run as rule
-from holdfast.rules.run_outcomes import Enlisted, Started
-from holdfast.testing.asking import ME, SECOND
+from holdfast.commands import runs as r
+from holdfast.rules.runs import record as rule
+from holdfast.rules.runs.outcomes import Enlisted, Started
+from holdfast.testing.builders import ME, SECOND
 from holdfast.testing.suite.runs import TYPES, start
 
 

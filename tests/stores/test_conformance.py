@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.testing import StoreConformance
 from providers import PROVIDERS, Provider
+
+from holdfast.testing import StoreConformance
 
 
 def suite_for(provider: Provider) -> type:

@@ -1,19 +1,19 @@
 """The executor over a source of answers is equal to the rules under a mutex: the whole suite, by way of questions."""
 
 import pytest
-
-from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.errors import StoreUnavailable
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.outcomes import Granted
-from holdfast.rules.run import Finish, NewRun, worker_key
-from holdfast.stores.executor import execute
-from holdfast.stores.memory import _Space
-from holdfast.testing import StoreConformance
-from holdfast.testing.asking import ManualClock, acquire
 from providers import PROVIDERS
 from questioned import MemorySource, open_questioned
+
+from holdfast import commands as c
+from holdfast.commands import runs as r
+from holdfast.errors import StoreUnavailable
+from holdfast.rules.lock_outcomes import Granted
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.record import Finish, NewRun, worker_key
+from holdfast.stores.executor import execute
+from holdfast.stores.memory.store import _Space
+from holdfast.testing import StoreConformance
+from holdfast.testing.builders import ManualClock, acquire
 
 MEMORY = PROVIDERS["memory"]
 

@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules import outcomes as out
+from holdfast.commands import runs as r
+from holdfast.rules import lock_outcomes as out
 from holdfast.rules.record_type import RecordStruct, RecordType
-from holdfast.rules.run import Finish, NewRun
-from holdfast.stores import postgres_native, redis_fast
-from holdfast.stores.native import KnownFields
-from holdfast.testing.asking import ME, SECOND, acquire, release
+from holdfast.rules.runs.record import Finish, NewRun
+from holdfast.stores.native_fields import KnownFields
+from holdfast.stores.postgresql import native as postgres_native
+from holdfast.stores.redis import fast_path as redis_fast
+from holdfast.testing.builders import ME, SECOND, acquire, release
 
 
 class Painted(out.Outcome, frozen=True, kw_only=True):

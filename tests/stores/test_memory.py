@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 from holdfast import commands as c
-from holdfast.rules import outcomes as out
-from holdfast.stores import memory
-from holdfast.testing.asking import acquire
+from holdfast.rules import lock_outcomes as out
+from holdfast.stores.memory import store as memory
+from holdfast.testing.builders import acquire
 from stores.forking import in_child
 
 

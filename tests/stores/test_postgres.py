@@ -14,29 +14,38 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from psycopg import sql
-
 import real_servers
-from driving import assert_that_runs_can_be_driven
 from exhausted import no_threads
+from providers import PROVIDERS
+from psycopg import sql
+from run_lifecycle import assert_that_runs_can_be_driven
+from waiting import eventually
+
 from holdfast import Client
 from holdfast import commands as c
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.rules.run import NewRun
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.record import NewRun
 from holdfast.rules.slot import SlotSeen, Swapped
-from holdfast.stores import open_store, postgres_schema, postgres_session, postgres_writing
-from holdfast.stores.postgres_batch import PAUSES
-from holdfast.stores.postgres_functions import VERSION
-from holdfast.stores.postgres_repository import PostgresSource
-from holdfast.stores.postgres_wakeup import Listening
+from holdfast.stores import open_store
+from holdfast.stores.postgresql import (
+    schema as postgres_schema,
+)
+from holdfast.stores.postgresql import (
+    session as postgres_session,
+)
+from holdfast.stores.postgresql import (
+    writing as postgres_writing,
+)
+from holdfast.stores.postgresql.batch import PAUSES
+from holdfast.stores.postgresql.functions import VERSION
+from holdfast.stores.postgresql.listen import Listening
+from holdfast.stores.postgresql.repository import PostgresSource
 from holdfast.testing import StoreConformance
-from holdfast.testing.asking import ME, acquire, read, release, renew, swap, wait
+from holdfast.testing.builders import ME, acquire, read, release, renew, swap, wait
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.tally import LeaveTally, SeeTally, add
-from providers import PROVIDERS
-from waiting import eventually
 
 _names = count(1)
 
@@ -558,7 +567,7 @@ def test_a_schema_of_a_development_version_is_left_alone_with_what_to_do(server,
 def roles(server, schema, opened, admin):
     """The two roles of the SQL that comes with the package, with the schema made by an owner before."""
     opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
-    admin.execute(postgres_schema.script("postgresql_roles.sql", schema).encode())
+    admin.execute(postgres_schema.script("roles.sql", schema).encode())
     for role in ("holdfast_app", "holdfast_reader"):
         admin.execute(f"ALTER ROLE {role} LOGIN PASSWORD 'secret'")
     address = server.url.partition("@")[2]
@@ -780,7 +789,7 @@ def test_a_watch_goes_on_after_its_connection_was_lost(url, opened, admin, liste
 
 
 def test_where_nobody_can_listen_the_head_of_a_queue_looks_from_time_to_time(url, opened, listening, monkeypatch):
-    monkeypatch.setattr("holdfast.stores.postgres_wakeup.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.stores.postgresql.listen.POLL_SECONDS", 0.01)
     store, heard = opened(f"{url}&wakeup=poll"), []
     watch = listening.enter_context(closing(store.watch("b", heard.append)))
     watch.expect("b.1", eager=True)

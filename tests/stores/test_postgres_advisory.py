@@ -8,17 +8,17 @@ import threading
 
 import psycopg
 import pytest
-
 import real_servers
+from providers import PROVIDERS
+from waiting import eventually
+
 from holdfast import Client, LeaseLost
 from holdfast import commands as c
 from holdfast.errors import StoreUnavailable
-from holdfast.rules import outcomes as out
-from holdfast.stores import postgres_anchor
-from holdfast.testing.asking import acquire, renew, wait
+from holdfast.rules import lock_outcomes as out
+from holdfast.stores.postgresql import advisory as postgres_anchor
+from holdfast.testing.builders import acquire, renew, wait
 from holdfast.testing.processes import running
-from providers import PROVIDERS
-from waiting import eventually
 
 HOLDER = """
 from holdfast import Client

@@ -7,23 +7,23 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from providers import PROVIDERS
 
 from holdfast import commands as c
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import StoreContended, StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.run import Finish, NewRun
-from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Census, Recorded, Started
-from holdfast.stores import postgres_batch
-from holdfast.stores.postgres_reading import number_of
-from holdfast.stores.postgres_repository import HASTE
-from holdfast.stores.postgres_session import Session, Statement
-from holdfast.stores.postgres_statements import PATIENCE
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.outcomes import Census, Recorded, Started
+from holdfast.rules.runs.record import Finish, NewRun
+from holdfast.rules.runs.repository import RunFilter
+from holdfast.stores.postgresql import batch as postgres_batch
+from holdfast.stores.postgresql.reading import number_of
+from holdfast.stores.postgresql.repository import HASTE
+from holdfast.stores.postgresql.session import Session, Statement
+from holdfast.stores.postgresql.statements import PATIENCE
 from holdfast.stores.questions import GroupSize
-from holdfast.testing.asking import acquire
-from providers import PROVIDERS
+from holdfast.testing.builders import acquire
 from stores.runs_asking import hire
 
 TERMS = Terms(limits=(Limit(name="tenant", max=10, path="t", on_excess="queue"),), version=1)

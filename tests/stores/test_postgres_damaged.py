@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from providers import PROVIDERS
 
 from holdfast import commands as c
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
-from holdfast.rules.admission import Terms
-from holdfast.rules.run import Event, NewRun
-from holdfast.rules.run_outcomes import Claimed
-from holdfast.testing.asking import acquire
-from providers import PROVIDERS
+from holdfast.rules.runs.limits import Terms
+from holdfast.rules.runs.outcomes import Claimed
+from holdfast.rules.runs.record import Event, NewRun
+from holdfast.testing.builders import acquire
 from stores.runs_asking import hire
 
 

@@ -9,16 +9,16 @@ from urllib.parse import quote
 import psycopg
 import psycopg_pool
 import pytest
-from psycopg import sql
-
 import real_servers
-from driving import assert_that_runs_can_be_driven
+from psycopg import sql
+from run_lifecycle import assert_that_runs_can_be_driven
+
 from holdfast import Client, Context, Engine, workflow
 from holdfast import commands as c
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import StoreContended, StoreUnusable
-from holdfast.rules.run import Event, NewRun
-from holdfast.rules.run_outcomes import RunSeen, Started
+from holdfast.rules.runs.outcomes import RunSeen, Started
+from holdfast.rules.runs.record import Event, NewRun
 
 _names = count(1)
 DEFAULTS = {

@@ -12,16 +12,24 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from psycopg import sql
-
 import real_servers
 from commandline import answer, holdfast
-from driving import assert_that_runs_can_be_driven
+from psycopg import sql
+from run_lifecycle import assert_that_runs_can_be_driven
+
 from holdfast.errors import StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.stores import postgres_functions, postgres_schema, postgresql
-from holdfast.stores.postgres_functions import functions_for
-from holdfast.testing.asking import acquire, release, wait
+from holdfast.rules import lock_outcomes as out
+from holdfast.stores.postgresql import (
+    functions as postgres_functions,
+)
+from holdfast.stores.postgresql import (
+    schema as postgres_schema,
+)
+from holdfast.stores.postgresql import (
+    store as postgresql,
+)
+from holdfast.stores.postgresql.functions import functions_for
+from holdfast.testing.builders import acquire, release, wait
 
 _names = count(1)
 LATER = "another transaction was faster"
@@ -243,7 +251,7 @@ def role(server, url, schema, opened, admin):
     admin.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
     try:
         opened(url).connect()
-        admin.execute(postgres_schema.script("postgresql_roles.sql", schema).encode())
+        admin.execute(postgres_schema.script("roles.sql", schema).encode())
         admin.execute("CREATE ROLE \"an App\" LOGIN PASSWORD 'secret' IN ROLE holdfast_app")
         yield f"postgresql://an%20App:secret@{server.url.partition('@')[2]}?schema={quote(schema, safe='')}"
     finally:
@@ -358,7 +366,7 @@ def test_an_owner_can_run_what_the_command_line_prints(role, opened, admin, sche
     admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
     admin.execute(commanded("schema", "sql")["sql"].encode())
     assert commanded("schema", "list")["own"] == functions_for(schema).digest
-    admin.execute(postgres_schema.script("postgresql_roles.sql", schema).encode())
+    admin.execute(postgres_schema.script("roles.sql", schema).encode())
     assert_that_runs_can_be_driven(opened(role).connect())
 
 

@@ -10,16 +10,16 @@ from itertools import count
 
 import psycopg
 import pytest
-
 import real_servers
+
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.run import Finish, NewRun
-from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import RunPage
+from holdfast.commands import runs as r
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.outcomes import RunPage
+from holdfast.rules.runs.record import Finish, NewRun
+from holdfast.rules.runs.repository import RunFilter
 from holdfast.stores import open_store
-from holdfast.testing.asking import ME
+from holdfast.testing.builders import ME
 from holdfast.testing.suite.runs import record
 from stores.runs_asking import driven, hire
 

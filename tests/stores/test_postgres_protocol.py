@@ -9,19 +9,21 @@ import msgspec
 import psycopg
 import pytest
 from msgspec.structs import replace
+from providers import PROVIDERS
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules import lock, run_outcomes
-from holdfast.rules import outcomes as out
-from holdfast.rules import run as rule
-from holdfast.rules.run import Event, NewRun, Run
-from holdfast.stores import executor, postgres_records
-from holdfast.stores.postgres_repository import OwnTransactions, PostgresSource
-from holdfast.stores.postgres_session import Contended, Outrun
+from holdfast.commands import runs as r
+from holdfast.rules import lock
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs import outcomes as run_outcomes
+from holdfast.rules.runs import record as rule
+from holdfast.rules.runs.record import Event, NewRun, Run
+from holdfast.stores import executor
+from holdfast.stores.postgresql import records as postgres_records
+from holdfast.stores.postgresql.repository import OwnTransactions, PostgresSource
+from holdfast.stores.postgresql.session import Contended, Outrun
 from holdfast.stores.questions import RunById
-from holdfast.testing.asking import ME, ManualClock, acquire, release, renew, wait
-from providers import PROVIDERS
+from holdfast.testing.builders import ME, ManualClock, acquire, release, renew, wait
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from contextlib import closing, contextmanager
 import msgspec
 import psycopg
 import pytest
+from providers import PROVIDERS
+from waiting import eventually
 
 from holdfast import commands as c
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable, StoreContended
-from holdfast.rules import run as rule
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.run import Event, Finish, NewRun, Park
-from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import (
+from holdfast.rules.runs import record as rule
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.outcomes import (
     Claimed,
     Enlisted,
     Posted,
@@ -29,11 +29,11 @@ from holdfast.rules.run_outcomes import (
     TermsDiffer,
     TermsPublished,
 )
+from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Conflict, SlotSeen, Swap, Swapped
-from holdfast.stores import postgres_session
-from holdfast.testing.asking import ME, SLOT, ManualClock, acquire, read, swap, wait
-from providers import PROVIDERS
-from waiting import eventually
+from holdfast.stores.postgresql import session as postgres_session
+from holdfast.testing.builders import ME, SLOT, ManualClock, acquire, read, swap, wait
 
 TYPES = (("order", "order"),)
 ONE_AT_A_TIME = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))

@@ -14,17 +14,19 @@ from contextlib import ExitStack, closing, contextmanager
 import psycopg
 import psycopg_pool
 import pytest
-import sqlalchemy
-
 import real_servers
+import sqlalchemy
+from providers import PROVIDERS
+from waiting import eventually
+
 from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.stores import open_store, postgres_address, postgres_session, redacted
-from holdfast.testing.asking import acquire, release, renew, wait
-from providers import PROVIDERS
-from waiting import eventually
+from holdfast.rules import lock_outcomes as out
+from holdfast.stores import open_store, redacted
+from holdfast.stores.postgresql import address as postgres_address
+from holdfast.stores.postgresql import session as postgres_session
+from holdfast.testing.builders import acquire, release, renew, wait
 
 SERIALIZABLE = b"SELECT set_config('default_transaction_isolation', 'serializable', false)"
 

@@ -16,19 +16,20 @@ import psycopg
 import psycopg.sql
 import psycopg_pool
 import pytest
+import real_servers
 import sqlalchemy
 import sqlalchemy.ext.asyncio
-
-import real_servers
-from holdfast import AsyncClient, Client
-from holdfast.errors import InvalidOption, StoreError, StoreUnusable
-from holdfast.stores import open_store, postgres_session
-from holdfast.testing.asking import acquire
-from holdfast.testing.ports import HeldPort
-from holdfast.testing.processes import running
 from providers import PROVIDERS
 from tls import tunnel
 from waiting import eventually
+
+from holdfast import AsyncClient, Client
+from holdfast.errors import InvalidOption, StoreError, StoreUnusable
+from holdfast.stores import open_store
+from holdfast.stores.postgresql import session as postgres_session
+from holdfast.testing.builders import acquire
+from holdfast.testing.ports import HeldPort
+from holdfast.testing.processes import running
 
 SCHEMA = {"schema": "tests"}
 

@@ -13,19 +13,20 @@ from contextlib import closing
 import psycopg
 import pytest
 import redis
+from providers import PROVIDERS, redis_layout, sqlite_path
+from questioned import MemorySource
 
 from holdfast import commands as c
 from holdfast.errors import RecordUnreadable, StoreContended, StoreUnusable
-from holdfast.stores import postgres_record_statements, sqlite_records
 from holdfast.stores.executor import execute
-from holdfast.stores.memory import _Space
-from holdfast.stores.postgres_repository import PostgresSource
-from holdfast.stores.postgres_statements import placed
-from holdfast.testing.asking import ManualClock
+from holdfast.stores.memory.store import _Space
+from holdfast.stores.postgresql import record_statements as postgres_record_statements
+from holdfast.stores.postgresql.repository import PostgresSource
+from holdfast.stores.postgresql.statements import placed
+from holdfast.stores.sqlite import records as sqlite_records
+from holdfast.testing.builders import ManualClock
 from holdfast.testing.suite.runs import start
 from holdfast.testing.tally import TALLY, Counted, CountRun, LeaveTally, SeeTally, TallySeen, add
-from providers import PROVIDERS, redis_layout, sqlite_path
-from questioned import MemorySource
 
 
 def kinds(outcomes):

@@ -6,25 +6,25 @@ from contextlib import ExitStack
 
 import msgspec
 import pytest
+import real_servers
 import redis
 from msgspec.structs import replace
+from providers import PROVIDERS, redis_layout
 from redis.crc import key_slot
+from waiting import eventually
 
-import real_servers
-from holdfast.rules.record import decode, encode
+from holdfast.rules.lock_record import decode, encode
 from holdfast.stores import open_store
 from holdfast.stores.contract import Clock, Store
-from holdfast.stores.redis_keys import Layout
+from holdfast.stores.redis.keys import Layout
 from holdfast.testing import StoreConformance
-from holdfast.testing.asking import ManualClock, acquire, release
-from holdfast.testing.stories import Model, Storyteller
+from holdfast.testing.builders import ManualClock, acquire, release
+from holdfast.testing.lock_histories import Model, Storyteller
 from holdfast.testing.suite.base import Suite
-from holdfast.testing.suite.belongings import Belongings
-from holdfast.testing.suite.crowds import Crowds
+from holdfast.testing.suite.comparison import unversioned
+from holdfast.testing.suite.concurrency import Crowds
 from holdfast.testing.suite.histories import Histories
-from holdfast.testing.suite.telling import unversioned
-from providers import PROVIDERS, redis_layout
-from waiting import eventually
+from holdfast.testing.suite.run_locks import Belongings
 
 
 class OwnClock(Suite):

@@ -10,24 +10,34 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import redis
-
 import real_servers
+import redis
+from providers import PROVIDERS
+from waiting import eventually
+
 from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.rules.run_outcomes import Started
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.outcomes import Started
 from holdfast.rules.slot import SlotSeen, Swapped
-from holdfast.stores import work
-from holdfast.stores.redis_link import Link
-from holdfast.stores.redis_script import FAST, READ
-from holdfast.stores.redis_source import RedisSource
-from holdfast.testing.asking import ManualClock, abandon, acquire, read, release, renew, swap, transfer, wait
+from holdfast.stores import batch_cost as work
+from holdfast.stores.redis.connection import Link
+from holdfast.stores.redis.scripts import FAST, READ
+from holdfast.stores.redis.source import RedisSource
+from holdfast.testing.builders import (
+    ManualClock,
+    abandon,
+    acquire,
+    read,
+    release,
+    renew,
+    swap,
+    transfer,
+    wait,
+)
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import start
-from providers import PROVIDERS
-from waiting import eventually
 
 KINDS = ["valkey", "redis"]
 QUICK = {"appendonly": "no"}

@@ -6,16 +6,16 @@ import os
 import random
 
 import pytest
-
-from holdfast import run_commands as r
-from holdfast.rules.run import Finish, Park
-from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Recorded, RunPage, RunSeen
-from holdfast.stores import redis_lists
-from holdfast.testing.asking import START
-from holdfast.testing.run_stories import RunModel
-from holdfast.testing.suite.runs import record, start
 from providers import REDISES
+
+from holdfast.commands import runs as r
+from holdfast.rules.runs.outcomes import Recorded, RunPage, RunSeen
+from holdfast.rules.runs.record import Finish, Park
+from holdfast.rules.runs.repository import RunFilter
+from holdfast.stores.redis import lists as redis_lists
+from holdfast.testing.builders import START
+from holdfast.testing.run_histories import RunModel
+from holdfast.testing.suite.runs import record, start
 from stores.runs_asking import ask, claim, driven, hire, lease
 
 BLOCK = 500

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import real_servers
 import redis
 
-import real_servers
-from holdfast.stores import redis_health, redis_rights
-from holdfast.testing.asking import acquire
+from holdfast.stores.redis import health as redis_health
+from holdfast.stores.redis import permissions as redis_rights
+from holdfast.testing.builders import acquire
 
 
 @pytest.fixture(params=["valkey", "redis"])

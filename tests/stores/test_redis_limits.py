@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from providers import REDISES
 
 from holdfast import commands as c
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
-from holdfast.rules.admission import Limit, Place, Terms, group_of
-from holdfast.rules.run import Event, Finish, NewRun, Park
-from holdfast.rules.run_outcomes import (
+from holdfast.rules.runs.limits import Limit, Place, Terms, group_of
+from holdfast.rules.runs.outcomes import (
     Claimed,
     Limited,
     Posted,
@@ -19,11 +19,11 @@ from holdfast.rules.run_outcomes import (
     TermsDiffer,
     TermsPublished,
 )
-from holdfast.testing.asking import SECOND, START
-from holdfast.testing.limit_stories import LimitStoryteller
-from holdfast.testing.run_stories import RunModel
+from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.testing.builders import SECOND, START
+from holdfast.testing.limit_histories import LimitStoryteller
+from holdfast.testing.run_histories import RunModel
 from holdfast.testing.suite.runs import record, start
-from providers import REDISES
 from stores.runs_asking import ask, claim, everything, hire
 
 WEEK = 7 * 24 * 3600

@@ -9,19 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import real_servers
 import redis
 import redis.asyncio
 from redis.cluster import ClusterNode, RedisCluster
-
-import real_servers
-from holdfast import AsyncClient, Client
-from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.stores import open_store
-from holdfast.testing.asking import acquire, release
-from stores.forking import in_child
 from tls import tunnel
 from waiting import eventually
+
+from holdfast import AsyncClient, Client
+from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
+from holdfast.rules import lock_outcomes as out
+from holdfast.stores import open_store
+from holdfast.testing.builders import acquire, release
+from stores.forking import in_child
 
 
 @pytest.fixture

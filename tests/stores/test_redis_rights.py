@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import redis
-
 import real_servers
-from holdfast.errors import StoreUnusable
-from holdfast.stores import redis_rights
-from holdfast.testing.asking import acquire
+import redis
 from providers import REDISES
+
+from holdfast.errors import StoreUnusable
+from holdfast.stores.redis import permissions as redis_rights
+from holdfast.testing.builders import acquire
 from stores.redis_whole import commands_of_the_scripts
 
 

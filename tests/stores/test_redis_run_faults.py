@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import pytest
-import redis
-
 import real_servers
-from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.errors import RecordUnreadable
-from holdfast.rules import run as rule
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.run import Event, Finish, NewRun, Park
-from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Claimed, Posted, Recorded, Refused, Started, TermsPublished
-from holdfast.rules.slot import Swap
-from holdfast.stores.redis_source import RedisSource
-from holdfast.testing.asking import SECOND, SLOT, START, acquire, read, renew, swap
-from holdfast.testing.proxy import Proxy
-from holdfast.testing.suite.belongings import take
-from holdfast.testing.suite.runs import record, signal, start
+import redis
 from providers import REDISES
+from waiting import eventually
+
+from holdfast import commands as c
+from holdfast.commands import runs as r
+from holdfast.errors import RecordUnreadable
+from holdfast.rules.runs import record as rule
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.outcomes import Claimed, Posted, Recorded, Refused, Started, TermsPublished
+from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.repository import RunFilter
+from holdfast.rules.slot import Swap
+from holdfast.stores.redis.source import RedisSource
+from holdfast.testing.builders import SECOND, SLOT, START, acquire, read, renew, swap
+from holdfast.testing.proxy import Proxy
+from holdfast.testing.suite.run_locks import take
+from holdfast.testing.suite.runs import record, signal, start
 from stores.runs_asking import ask, by_the_rules, claim, driven, everything, hire, lease
 from stores.test_redis_faults import last_call, refused, user
-from waiting import eventually
 
 AT_ONCE = START - rule.LONG_AGO
 

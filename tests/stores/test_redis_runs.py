@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from providers import REDISES
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules import run as rule
-from holdfast.rules.run import Event, Finish, NewRun, Park
-from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Claimed, Recorded, Refused, RunPage, RunSeen, Started
+from holdfast.commands import runs as r
+from holdfast.rules.runs import record as rule
+from holdfast.rules.runs.outcomes import Claimed, Recorded, Refused, RunPage, RunSeen, Started
+from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import SlotSeen, Swap
-from holdfast.testing.asking import ME, SECOND, SLOT, START, read, swap
-from holdfast.testing.run_stories import RunModel, RunStoryteller
+from holdfast.testing.builders import ME, SECOND, SLOT, START, read, swap
+from holdfast.testing.run_histories import RunModel, RunStoryteller
 from holdfast.testing.suite.runs import record, signal, start
-from providers import REDISES
 from stores.runs_asking import ask, claim, driven, everything, hire
 
 AT_ONCE = START - rule.LONG_AGO

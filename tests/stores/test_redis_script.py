@@ -6,15 +6,15 @@ import json
 
 import pytest
 import redis
+from providers import PROVIDERS, redis_layout
 
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, RecordUnreadable
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import Label, decode, encode
-from holdfast.stores.redis_keys import Layout
-from holdfast.stores.redis_source import RedisSource
-from holdfast.testing.asking import ME, SECOND, START, acquire, read, release, renew, swap, wait
-from providers import PROVIDERS, redis_layout
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import Label, decode, encode
+from holdfast.stores.redis.keys import Layout
+from holdfast.stores.redis.source import RedisSource
+from holdfast.testing.builders import ME, SECOND, START, acquire, read, release, renew, swap, wait
 from stores.runs_asking import by_the_rules
 
 KINDS = ["valkey", "redis"]

@@ -1,4 +1,4 @@
-"""The native form of a plain start and a plain end on Redis (redis_runs.lua): when it is taken, and that it is equal.
+"""The native form of a plain start and a plain end on Redis (runs.lua): when it is taken, and that it is equal.
 
 Each case is carried out twice, with the native form and without it. Answers and everything that is stored must be the
 same to the letter.
@@ -7,18 +7,18 @@ same to the letter.
 from __future__ import annotations
 
 import pytest
+from providers import REDISES, redis_layout
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.run import Finish, NewRun
-from holdfast.rules.run_outcomes import Recorded, Started
-from holdfast.stores import redis_fast
-from holdfast.stores.redis_source import RedisSource
-from holdfast.testing.asking import START, ManualClock
-from holdfast.testing.suite.belongings import take
+from holdfast.commands import runs as r
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.outcomes import Recorded, Started
+from holdfast.rules.runs.record import Finish, NewRun
+from holdfast.stores.redis import fast_path as redis_fast
+from holdfast.stores.redis.source import RedisSource
+from holdfast.testing.builders import START, ManualClock
+from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import signal, start
-from providers import REDISES, redis_layout
 from stores.runs_asking import ask, by_the_rules, everything, hire
 
 ONE = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))

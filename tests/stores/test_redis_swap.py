@@ -10,20 +10,29 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from providers import REDISES
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules import outcomes as out
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.run import Finish, Park
-from holdfast.rules.run_outcomes import Limited, Posted, Recorded, RunSeen, RunTaken, Started, TermsDiffer, WorkerGone
+from holdfast.commands import runs as r
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.outcomes import (
+    Limited,
+    Posted,
+    Recorded,
+    RunSeen,
+    RunTaken,
+    Started,
+    TermsDiffer,
+    WorkerGone,
+)
+from holdfast.rules.runs.record import Finish, Park
 from holdfast.rules.slot import Conflict
-from holdfast.stores.redis_source import RedisSource
-from holdfast.testing.asking import SECOND, START, acquire, release, renew, swap, transfer
-from holdfast.testing.suite.belongings import take
+from holdfast.stores.redis.source import RedisSource
+from holdfast.testing.builders import SECOND, START, acquire, release, renew, swap, transfer
+from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import record, signal, start
 from holdfast.testing.tally import CountRun, LeaveTally, SeeTally, add
-from providers import REDISES
 from stores.runs_asking import ask, claim, hire
 
 ONE = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))

@@ -12,12 +12,12 @@ import os
 from contextlib import suppress
 
 import pytest
-import redis
-
 import real_servers
-from holdfast.errors import StoreError
-from holdfast.testing.asking import ManualClock
+import redis
 from providers import REDISES
+
+from holdfast.errors import StoreError
+from holdfast.testing.builders import ManualClock
 from stores.redis_whole import CASES, Stage, commands_of_the_scripts
 from stores.test_redis_faults import user
 
@@ -32,7 +32,7 @@ def on(kinds):
 EVERY = on(REDISES)
 """For rights and memory: Redis 6.2 has no `redis.acl_check_cmd`, so the scripts try the commands there instead."""
 NEWEST = on([one for one in REDISES if one.name == "valkey" or os.environ.get("HOLDFAST_HISTORIES")])
-"""For what the scripts do in the same way on every server; on the old Redis it is tested by `make prove-suite`."""
+"""For what the scripts do in the same way on every server; on the old Redis it is tested by `make test-suite`."""
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_a_url_that_makes_no_sense_says_why(url, reason, tmp_path, monkeypatch):
 
 
 def test_a_store_of_another_package_is_found_by_its_entry_point(monkeypatch):
-    point = EntryPoint("carrier", "holdfast.stores.memory:open_memory", stores.GROUP)
+    point = EntryPoint("carrier", "holdfast.stores.memory.store:open_memory", stores.GROUP)
     monkeypatch.setattr(stores, "entry_points", lambda group, name="carrier": [point] if name == "carrier" else [])
     store = open_store("carrier://", namespace="default")
     assert store.capabilities.notifies

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from questioned import MemorySource
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules import outcomes as out
-from holdfast.rules.asks import Ask
-from holdfast.rules.overflow import LISTED
-from holdfast.rules.record import encode
-from holdfast.rules.run import Finish, NewRun, Park, worker_key
-from holdfast.stores import memory
+from holdfast.commands import runs as r
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import encode
+from holdfast.rules.runs.lock_queue import LISTED
+from holdfast.rules.runs.lock_requests import Ask
+from holdfast.rules.runs.record import Finish, NewRun, Park, worker_key
 from holdfast.stores.executor import execute
-from holdfast.testing.asking import ME, acquire, release
-from questioned import MemorySource
+from holdfast.stores.memory import store as memory
+from holdfast.testing.builders import ME, acquire, release
 
 FEW, MANY = 6 * LISTED, 40 * LISTED
 TURNS = 2 * LISTED

@@ -7,15 +7,16 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from providers import sqlite_path
 
 from holdfast import commands as c
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
-from holdfast.rules import outcomes as out
-from holdfast.rules.run import NewRun
-from holdfast.stores import sqlite_limits, sqlite_runs
-from holdfast.testing.asking import ME, SECOND, read, swap
-from providers import sqlite_path
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.record import NewRun
+from holdfast.stores.sqlite import limits as sqlite_limits
+from holdfast.stores.sqlite import runs as sqlite_runs
+from holdfast.testing.builders import ME, SECOND, read, swap
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-
 from commandline import holdfast
-from holdfast import Client, LockTimeout
-from holdfast.stores import sqlite_clock
-from holdfast.testing.faults import SkewedClock
-from holdfast.testing.processes import running
 from providers import sqlite_path
 from waiting import eventually
+
+from holdfast import Client, LockTimeout
+from holdfast.stores.sqlite import clock as sqlite_clock
+from holdfast.testing.faults import SkewedClock
+from holdfast.testing.processes import running
 
 WORKER = """
 import sys
@@ -126,7 +126,7 @@ def test_a_process_that_ends_takes_its_name_along(url, crooked):
 ENGINE = """
 import asyncio, sys
 from holdfast import AsyncClient, Context, Engine, workflow
-from holdfast.stores import sqlite_clock
+from holdfast.stores.sqlite import clock as sqlite_clock
 
 sqlite_clock.LOOK_SECONDS = 0.0
 

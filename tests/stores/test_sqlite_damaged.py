@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
-from holdfast import run_commands as r
+from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
-from holdfast.rules.run import Event, NewRun
-from holdfast.rules.run_outcomes import Claimed
+from holdfast.rules.runs.outcomes import Claimed
+from holdfast.rules.runs.record import Event, NewRun
 from stores.runs_asking import hire
 
 

@@ -20,11 +20,12 @@ import pytest
 
 from holdfast import commands as c
 from holdfast.errors import StoreUnavailable, StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import decode
-from holdfast.stores import open_store, sqlite_file
-from holdfast.stores import sqlite as sqlite_store
-from holdfast.testing.asking import SECOND, acquire, release, renew
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import decode
+from holdfast.stores import open_store
+from holdfast.stores.sqlite import file as sqlite_file
+from holdfast.stores.sqlite import store as sqlite_store
+from holdfast.testing.builders import SECOND, acquire, release, renew
 from holdfast.testing.processes import Process, running
 from stores.forking import in_child
 
@@ -195,7 +196,7 @@ def test_a_place_where_no_file_can_be_says_what_to_do(tmp_path, place, advice):
 
 UNPRIVILEGED = """
 import os
-import holdfast.stores.sqlite  # now: somebody else may not be able to read where Python lives
+import holdfast.stores.sqlite.store  # now: somebody else may not be able to read where Python lives
 os.setgid(65534); os.setuid(65534)
 try:
     open_store(sys.argv[1], namespace="default")

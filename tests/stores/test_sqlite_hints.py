@@ -8,13 +8,13 @@ import threading
 from contextlib import closing, suppress
 
 import pytest
-
-from holdfast.commands import Inspect
-from holdfast.stores import wakeup
-from holdfast.testing.asking import abandon, acquire, release, wait
-from holdfast.testing.processes import running
 from providers import open_files
 from waiting import eventually
+
+from holdfast.commands import Inspect
+from holdfast.stores.sqlite import hints as wakeup
+from holdfast.testing.builders import abandon, acquire, release, wait
+from holdfast.testing.processes import running
 
 
 @pytest.fixture

@@ -12,15 +12,16 @@ from contextlib import closing
 
 import msgspec
 import pytest
+from providers import sqlite_path
 
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules.run import NewRun, Run
-from holdfast.rules.run_book import RunFilter
-from holdfast.rules.run_outcomes import Census, Owned, Recorded, RunPage, Started
-from holdfast.stores import open_store, sqlite_lists
-from holdfast.testing.asking import ME, SECOND
-from providers import sqlite_path
+from holdfast.commands import runs as r
+from holdfast.rules.runs.outcomes import Census, Owned, Recorded, RunPage, Started
+from holdfast.rules.runs.record import NewRun, Run
+from holdfast.rules.runs.repository import RunFilter
+from holdfast.stores import open_store
+from holdfast.stores.sqlite import lists as sqlite_lists
+from holdfast.testing.builders import ME, SECOND
 
 STATUSES = ("queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
 PUT = (

@@ -10,13 +10,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from holdfast.errors import StoreUnusable
-from holdfast.rules import outcomes as out
-from holdfast.stores import wakeup
-from holdfast.testing.asking import acquire, release, wait
+from holdfast.rules import lock_outcomes as out
+from holdfast.stores.sqlite import hints as wakeup
+from holdfast.testing.builders import acquire, release, wait
 from holdfast.testing.processes import running
-from waiting import eventually
 
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 as_root = pytest.mark.skipif(not ROOT, reason="only root can become another user")
@@ -26,7 +26,8 @@ ANN, BOB, TEAM, STAFF = 61_001, 61_002, 62_000, 62_001
 BECOME = """
 import os, fcntl, stat
 from pathlib import Path
-import holdfast.stores.sqlite, holdfast.stores.wakeup  # now: another user may not be able to read where Python lives
+# now: another user may not be able to read where Python lives
+import holdfast.stores.sqlite.store, holdfast.stores.sqlite.hints
 user, group = int(sys.argv[1]), int(sys.argv[2])
 os.setgroups([62000] if user in (61001, 61002) else [])
 os.setgid(group); os.setuid(user)
@@ -376,7 +377,7 @@ def test_an_empty_turn_that_root_left_is_given_to_the_owner_of_the_database(url,
 WATCHED = """
 import os, sys, threading
 from pathlib import Path
-from holdfast.stores import wakeup
+from holdfast.stores.sqlite import hints as wakeup
 changed, touched = [], threading.Event()
 def hook(event, arguments):
     if event in ("os.chmod", "os.chown"):

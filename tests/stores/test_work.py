@@ -6,22 +6,22 @@ from collections import Counter
 
 import msgspec
 import pytest
-
-from holdfast import run_commands as r
-from holdfast.rules.admission import Limit, Place, Terms
-from holdfast.rules.run import Finish, NewRun, worker_key
-from holdfast.rules.run_outcomes import Posted, Started
-from holdfast.stores.executor import execute
-from holdfast.stores.memory import _Space
-from holdfast.stores.postgres_session import Session
-from holdfast.stores.questions import Range
-from holdfast.stores.redis_link import Link
-from holdfast.stores.redis_script import FAST, READ, WRITE
-from holdfast.stores.work import AT_ONCE, BYTES, OF_A_RUN, parts_of, work_of
-from holdfast.testing.asking import acquire
-from holdfast.testing.suite.runs import signal, start
 from providers import PROVIDERS, REDISES
 from questioned import MemorySource
+
+from holdfast.commands import runs as r
+from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.outcomes import Posted, Started
+from holdfast.rules.runs.record import Finish, NewRun, worker_key
+from holdfast.stores.batch_cost import AT_ONCE, BYTES, OF_A_RUN, parts_of, work_of
+from holdfast.stores.executor import execute
+from holdfast.stores.memory.store import _Space
+from holdfast.stores.postgresql.session import Session
+from holdfast.stores.questions import Range
+from holdfast.stores.redis.connection import Link
+from holdfast.stores.redis.scripts import FAST, READ, WRITE
+from holdfast.testing.builders import acquire
+from holdfast.testing.suite.runs import signal, start
 from stores.runs_asking import hire
 
 AT_MOST = AT_ONCE // OF_A_RUN

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from holdfast import commands as c
 from holdfast.errors import HoldfastError, RecordUnreadable
-from holdfast.rules import outcomes as out
-from holdfast.rules.record import EMPTY
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import EMPTY
 from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
 from holdfast.testing import StoreConformance
-from holdfast.testing.suite.callers import Callers
-from holdfast.testing.suite.crowds import Crowds
+from holdfast.testing.suite.clients import Callers
+from holdfast.testing.suite.concurrency import Crowds
 
 
 class Broken:

@@ -16,7 +16,7 @@ from testing import broken
 ROOT = Path(__file__).parents[2]
 LIMIT = 240.0
 FEW_HISTORIES = "20"
-"""Enough for these faults; `make prove-suite` plays more."""
+"""Enough for these faults; `make test-suite` plays more."""
 
 
 @pytest.fixture(scope="module")

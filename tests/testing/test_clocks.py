@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast._platform import host_clock
+from holdfast.platform import host_clock
 from holdfast.stores import open_store
 from holdfast.testing import StoreConformance
-from holdfast.testing.suite.again import Again
 from holdfast.testing.suite.histories import Histories
+from holdfast.testing.suite.resends import Again
 
 
 class Server:

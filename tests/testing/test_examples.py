@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-
-import holdfast.stores.memory
-import holdfast.stores.sqlite  # noqa: F401  (a pytest within this one forgets what it imported first)
 from real_servers import left_out
+
+import holdfast.stores.memory.store
+import holdfast.stores.sqlite.store  # noqa: F401  (a pytest within this one forgets what it imported first)
 
 pytest_plugins = ["pytester"]
 

@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-import holdfast.stores.memory
-import holdfast.stores.sqlite  # noqa: F401  (a pytest within this one forgets what it imported first)
+import holdfast.stores.memory.store
+import holdfast.stores.sqlite.store  # noqa: F401  (a pytest within this one forgets what it imported first)
 
 pytest_plugins = ["pytester"]
 
@@ -39,7 +39,7 @@ def test_pytest_finds_the_plugin_by_itself():
     assert found["holdfast"] == "holdfast.testing.plugin"
 
 
-@pytest.mark.parametrize("module", ["holdfast", "holdfast.api", "holdfast.stores.memory", "holdfast.cli"])
+@pytest.mark.parametrize("module", ["holdfast", "holdfast.client", "holdfast.stores.memory.store", "holdfast.cli"])
 def test_the_package_itself_does_not_import_pytest(module):
     code = f"import sys, {module}; sys.exit('pytest' in sys.modules or 'holdfast.testing' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -374,8 +374,8 @@ def test_writers_that_meet_pause_in_real_time(users_tests):
 def test_afterwards_everything_lives_in_real_time_again(users_tests):
     users_tests(
         """
-        from holdfast import flows, held, keeper
-        from holdfast._platform import elapsed
+        from holdfast.runtime import flows, grant as held, heartbeats as keeper
+        from holdfast.platform import elapsed
 
         def test_virtual(holdfast, holdfast_clock):
             assert flows.elapsed == held.elapsed == keeper.elapsed == holdfast_clock.elapsed
@@ -393,7 +393,7 @@ def test_afterwards_everything_lives_in_real_time_again(users_tests):
 def test_a_store_with_a_clock_of_its_own_is_refused(users_tests, monkeypatch):
     users_tests(
         """
-        from holdfast.stores import memory
+        from holdfast.stores.memory import store as memory
         from msgspec.structs import replace
 
         @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-
 import real_servers
 from drivers import session
+from waiting import PATIENCE, eventually
+
 from holdfast.testing.ports import HeldPort
 from holdfast.testing.proxy import Proxy
-from waiting import PATIENCE, eventually
 
 BLINK = 0.1
 """Seconds in which something that must not happen is given the chance to."""

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
-
 import real_servers
 from drivers import session
+from waiting import eventually
+
 from holdfast.testing import servers
 from holdfast.testing.faults import SkewedClock
 from holdfast.testing.ports import HeldPort
 from holdfast.testing.processes import running
 from holdfast.testing.servers import postgresql
-from waiting import eventually
 
 pytest_plugins = ["pytester"]
 
@@ -143,11 +143,11 @@ def test_nothing_is_left_when_the_process_that_started_it_is_killed(kind, moment
         eventually(lambda: not Path(folder).exists())
 
 
-def test_nothing_is_left_when_its_watcher_is_killed(server):
+def test_nothing_is_left_when_its_supervisor_is_killed(server):
     pids = server.processes
-    os.kill(server._watched._process.pid, signal.SIGKILL)
+    os.kill(server._remote._process.pid, signal.SIGKILL)
     eventually(lambda: gone(pids))
-    with pytest.raises(servers.ServerFailed, match="watcher"):
+    with pytest.raises(servers.ServerFailed, match="supervisor"):
         server.restart()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from providers import PROVIDERS
 
 from holdfast import Engine
-from providers import PROVIDERS
 
 STORES = ("memory", "sqlite", "postgres", "valkey")
 """The old Redis differs in its scripts alone, which the conformance suite compares with the rules."""

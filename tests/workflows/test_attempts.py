@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from inspect_runs import suspended
+from waiting import eventually_async
 
 from holdfast import Retry, StoreUnusable, WorkflowFailed, workflow
 from holdfast.testing import TestEngine
 from holdfast.workflow import worker as worker_module
-from waiting import eventually_async
-from watching import suspended
 
 LONG = Retry(max_attempts=4, initial="1 hour", jitter=False, max_delay="1 hour")
 SHORT = Retry(max_attempts=4, initial="10 ms")

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from holdfast import Context, NonDeterminismError, Retry, WorkflowFailed, current_step, step, workflow
+from holdfast.commands.runs import RecordRun
 from holdfast.errors import StoreUnavailable
-from holdfast.run_commands import RecordRun
 
 
 class HeldRecords:

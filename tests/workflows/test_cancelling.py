@@ -7,11 +7,11 @@ import threading
 from importlib import import_module
 
 import pytest
+from waiting import eventually_async
 
 from holdfast import AsyncClient, Context, Retry, WorkflowFailed, step, workflow
-from holdfast.run_commands import SeeRun
+from holdfast.commands.runs import SeeRun
 from holdfast.testing import TestEngine
-from waiting import eventually_async
 
 
 @step
@@ -288,7 +288,7 @@ def test_a_step_on_the_way_out_that_takes_too_long_is_cancelled_with_the_run():
 
 def test_a_parked_run_is_ended_after_its_half_a_minute_too(played, engine_on, monkeypatch):
     """On a real clock; half a minute is made short."""
-    monkeypatch.setattr(import_module("holdfast.workflow.code"), "GRACE", 300_000)
+    monkeypatch.setattr(import_module("holdfast.workflow.replay"), "GRACE", 300_000)
 
     async def story():
         async with engine_on("memory://", [lingers], park_after=0.02) as engine:

@@ -7,7 +7,9 @@ import sqlite3
 
 import pytest
 
-from holdfast import AsyncClient, Context, failpoints, run_commands, step, workflow
+from holdfast import AsyncClient, Context, step, workflow
+from holdfast.commands import runs as run_commands
+from holdfast.runtime import failpoints
 
 
 @step

@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.commands import Inspect
-from holdfast.rules.asks import attempt_of
-from holdfast.rules.outcomes import Seen
-from holdfast.rules.record import Holder, Label, LockRecord, Overflow, Waiter
-from holdfast.rules.run import LockWait, Run, Stuck
-from holdfast.rules.run_outcomes import Claim, Posted, RunSeen
-from holdfast.run_commands import PostEvent, SeeRun
+from holdfast.commands.runs import PostEvent, SeeRun
+from holdfast.rules.lock_outcomes import Seen
+from holdfast.rules.lock_record import Holder, Label, LockRecord, Overflow, Waiter
+from holdfast.rules.runs.lock_requests import attempt_of
+from holdfast.rules.runs.outcomes import Claim, Posted, RunSeen
+from holdfast.rules.runs.record import LockWait, Run, Stuck
 from holdfast.workflow.deadlock import Found, resolve
 
 ME = Label(name="me")

@@ -8,12 +8,12 @@ import json
 import pickle
 
 import pytest
+from inspect_runs import suspended
+from waiting import eventually_async
 
 from holdfast import Context, Retry, StepFailed, WorkflowFailed, step, workflow
 from holdfast.workflow.failures import failure_of, step_failed
 from holdfast.workflow.journal import Failure
-from waiting import eventually_async
-from watching import suspended
 
 
 class OwnError(KeyError):

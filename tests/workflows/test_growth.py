@@ -10,10 +10,10 @@ import pytest
 
 from holdfast import Client, Context, workflow
 from holdfast import commands as c
-from holdfast import run_commands as r
-from holdfast.rules.run import Park, worker_key
-from holdfast.rules.run_outcomes import Claimed, RunSeen
-from holdfast.testing.asking import ME
+from holdfast.commands import runs as r
+from holdfast.rules.runs.outcomes import Claimed, RunSeen
+from holdfast.rules.runs.record import Park, worker_key
+from holdfast.testing.builders import ME
 from holdfast.workflow import journal as j
 
 SIZES = (1_000, 10_000) if os.environ.get("HOLDFAST_GROWTH") != "full" else (10_000, 100_000)

@@ -8,21 +8,21 @@ import sys
 from typing import Any
 
 import pytest
-
-from holdfast import Client, Context, Engine, workflow
-from holdfast.flows import Wait
-from holdfast.rules.run import WATCHERS, Event
-from holdfast.run_commands import ClaimRuns, PostEvent, RunsOutlook, SeeRun, WatchRun
-from holdfast.workflow import worker as worker_module
-from holdfast.workflow.asking import SELDOM_SECONDS, Asking
 from providers import PROVIDERS
 from waiting import eventually, eventually_async
+
+from holdfast import Client, Context, Engine, workflow
+from holdfast.commands.runs import ClaimRuns, PostEvent, RunsOutlook, SeeRun, WatchRun
+from holdfast.rules.runs.record import WATCHERS, Event
+from holdfast.runtime.flows import Wait
+from holdfast.workflow import worker as worker_module
+from holdfast.workflow.queries import SELDOM_SECONDS, Asking
 
 BURST = """
 import sys
 from holdfast import Client
-from holdfast.rules.run import NewRun
-from holdfast.run_commands import StartRun
+from holdfast.rules.runs.record import NewRun
+from holdfast.commands.runs import StartRun
 
 with Client(sys.argv[1]) as client:
     ids = [f"{'burst' * 10}-{n}" for n in range(400)]

@@ -7,6 +7,7 @@ import pickle
 from dataclasses import dataclass
 
 import pytest
+from waiting import eventually_async
 
 from holdfast import (
     Client,
@@ -24,7 +25,6 @@ from holdfast import (
     WorkflowRateLimitExceededError,
     workflow,
 )
-from waiting import eventually_async
 
 
 @dataclass

@@ -7,12 +7,12 @@ from types import MethodType
 from typing import Any
 
 import pytest
+from inspect_runs import suspended
+from waiting import eventually_async
 
 from holdfast import Context, InvalidWorkflow, Retry, step, workflow
 from holdfast.testing import TestEngine
 from holdfast.workflow import journal
-from waiting import eventually_async
-from watching import suspended
 
 
 class Provider:

@@ -7,11 +7,11 @@ from contextlib import closing
 
 import psycopg
 import pytest
-
 import real_servers
-from holdfast import AsyncClient, Client, Context, RunResultTimeout, workflow
 from providers import PROVIDERS
 from waiting import eventually_async
+
+from holdfast import AsyncClient, Client, Context, RunResultTimeout, workflow
 
 
 @workflow

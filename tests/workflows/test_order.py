@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from inspect_runs import suspended
+from waiting import eventually_async
 
 from holdfast import Context, WorkflowFailed, step, workflow
-from waiting import eventually_async
-from watching import suspended
 
 
 @step

@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 
 import pytest
+from waiting import eventually_async
 
 from holdfast import (
     AsyncClient,
@@ -21,13 +22,12 @@ from holdfast import (
     WorkflowFailed,
     WouldDeadlock,
     current_step,
-    failpoints,
     step,
     workflow,
 )
 from holdfast.commands import ForceRelease
-from holdfast.rules.run import worker_key
-from waiting import eventually_async
+from holdfast.rules.runs.record import worker_key
+from holdfast.runtime import failpoints
 
 
 class Crowd:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from inspect_runs import suspended
+from waiting import eventually_async
 
 from holdfast import Context, InvalidValue, step, workflow
 from holdfast.testing import TestEngine
-from waiting import eventually_async
-from watching import suspended
 
 
 async def by_timeout_of_ctx(ctx):

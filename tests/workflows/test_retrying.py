@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from inspect_runs import each_inside, held, suspended
+from waiting import eventually_async
 
 from holdfast import AsyncClient, Retry, RunLocked, WorkflowFailed, workflow
-from waiting import eventually_async
-from watching import each_inside, held, suspended
 
 
 async def living(engine, run):

@@ -20,8 +20,8 @@ from holdfast import (
     initial_lock_record,
     workflow,
 )
+from holdfast.commands.runs import RecordRun
 from holdfast.errors import StoreUnavailable
-from holdfast.run_commands import RecordRun
 from holdfast.testing import TestEngine
 
 

@@ -7,10 +7,18 @@ from contextlib import asynccontextmanager, closing
 
 import psycopg
 import pytest
-
 import real_servers
-from holdfast import AsyncClient, Client, Concurrency, Context, RunExists, WorkflowDefinitionRequired, workflow
 from providers import PROVIDERS
+
+from holdfast import (
+    AsyncClient,
+    Client,
+    Concurrency,
+    Context,
+    RunExists,
+    WorkflowDefinitionRequired,
+    workflow,
+)
 
 
 @workflow(concurrency=Concurrency(max=1, key="."))

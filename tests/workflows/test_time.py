@@ -7,10 +7,10 @@ import threading
 from datetime import timedelta
 
 import pytest
+from waiting import eventually_async
 
 from holdfast import AsyncClient, Context, Retry, WorkflowFailed, current_step, step, workflow
 from holdfast.testing import TestEngine
-from waiting import eventually_async
 
 
 async def _has_status(hf, run, status):

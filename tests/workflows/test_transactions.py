@@ -7,10 +7,19 @@ import uuid
 
 import psycopg
 import pytest
+import real_servers
 import sqlalchemy
 
-import real_servers
-from holdfast import Client, Context, StepFailed, StoreUnavailable, UnknownRun, WorkflowFailed, current_step, workflow
+from holdfast import (
+    Client,
+    Context,
+    StepFailed,
+    StoreUnavailable,
+    UnknownRun,
+    WorkflowFailed,
+    current_step,
+    workflow,
+)
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import warnings
 from datetime import UTC, datetime
 
 import pytest
+from waiting import PATIENCE
 
 from holdfast import Context, step, workflow
-from waiting import PATIENCE
 
 
 @step

@@ -12,6 +12,7 @@ import attrs
 import msgspec
 import pydantic
 import pytest
+from waiting import eventually_async
 
 from holdfast import (
     AsyncClient,
@@ -26,10 +27,9 @@ from holdfast import (
     workflow,
 )
 from holdfast.commands import ForceRelease
-from holdfast.rules.run import worker_key
-from holdfast.run_commands import SeeRun
+from holdfast.commands.runs import SeeRun
+from holdfast.rules.runs.record import worker_key
 from holdfast.testing import TestEngine
-from waiting import eventually_async
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 

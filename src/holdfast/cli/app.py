@@ -9,11 +9,11 @@ from rich.console import Console
 
 from .demo import Demo
 from .doctor import doctor
-from .ending import App
+from .exit_codes import App
 from .locks import locks
+from .options import Settings, common, pass_settings
 from .runs import runs
 from .schema import schema
-from .settings import Settings, common, pass_settings
 from .state import state
 from .worker import worker
 

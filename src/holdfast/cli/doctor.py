@@ -13,17 +13,17 @@ import click
 from rich.table import Table
 
 from .. import Client, StoreError, StoreNotInstalled
-from .._platform import host_clock
 from ..commands import Listed, ListLocks, Page
-from ..flows import SIGNS_OF_LIFE, Flow, send
-from ..rules.record import LockRecord
-from ..runners import run
+from ..platform import host_clock
+from ..rules.lock_record import LockRecord
+from ..runtime.flows import SIGNS_OF_LIFE, Flow, send
+from ..runtime.runners import run
 from ..stores import redacted
 from ..stores.contract import Finding, Level
-from ..values import MICROSECONDS
-from .ending import FAILED
+from ..validation import MICROSECONDS
+from .exit_codes import FAILED
+from .options import Settings, common, opened, pass_settings
 from .output import console, length, say, shown, tell
-from .settings import Settings, common, opened, pass_settings
 
 EARLIEST = 1_735_689_600 * MICROSECONDS
 """The first of January 2025: a clock that shows less was never set."""

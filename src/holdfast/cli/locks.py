@@ -8,9 +8,9 @@ import click
 
 from .. import Client, HoldfastError, LockInfo
 from ..locks.admin import MAX_REASON
-from .ending import FAILED
+from .exit_codes import FAILED
+from .options import Settings, as_seconds, common, opened, pass_settings
 from .output import console, left, length, lock_document, lock_table, moment, say, shown, tell, who
-from .settings import Settings, as_seconds, common, opened, pass_settings
 from .watch import watch_changes, watch_screen
 
 

@@ -19,16 +19,16 @@ import msgspec
 from rich.table import Table
 
 from .. import Client, HoldfastError, InvalidOption, RunEnded, RunInfo, StoreUnusable
-from ..codec import MAX_BYTES
-from ..rules import run as rule
-from ..rules.run_outcomes import Claim
-from ..runners import run as carry_out
-from ..values import MICROSECONDS, seconds
+from ..rules.runs import record as rule
+from ..rules.runs.outcomes import Claim
+from ..runtime.codec import MAX_BYTES
+from ..runtime.runners import run as carry_out
+from ..validation import MICROSECONDS, seconds
 from ..workflow import journal as j
-from ..workflow.asking import Asking, info
-from .ending import FAILED
+from ..workflow.queries import Asking, info
+from .exit_codes import FAILED
+from .options import Settings, common, opened, pass_settings
 from .output import console, length, moment, say, shown, tell
-from .settings import Settings, common, opened, pass_settings
 
 SHORT = 60
 """Characters of a value in a list."""

@@ -13,11 +13,11 @@ import click
 from .. import InvalidOption
 from ..stores import open_store
 from ..stores.urls import scheme_of
+from .options import Settings, as_seconds, common, pass_settings
 from .output import length, say, tell
-from .settings import Settings, as_seconds, common, pass_settings
 
 if TYPE_CHECKING:
-    from ..stores.postgres_functions import KnownSet
+    from ..stores.postgresql.functions import KnownSet
 
 WEEK = "7 days"
 
@@ -96,7 +96,7 @@ def _upkeep(settings: Settings) -> tuple[str, Any]:
     if scheme_of(settings.address).partition("+")[0] not in ("postgresql", "postgres"):
         raise InvalidOption("only a PostgreSQL store has a schema with functions: give a postgresql:// URL")
     open_store(settings.address, namespace=settings.namespace).close()
-    from ..stores import postgres_upkeep  # noqa: PLC0415  (its driver is there, as the line above shows)
+    from ..stores.postgresql import maintenance as postgres_upkeep  # noqa: PLC0415  (its driver is there, as the line above shows)
 
     return settings.address, postgres_upkeep
 

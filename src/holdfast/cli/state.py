@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import click
 
 from .. import HoldfastError, InvalidValue
-from ..codec import encode_value
+from ..runtime.codec import encode_value
+from .options import Settings, common, opened, pass_settings
 from .output import say, tell
-from .settings import Settings, common, opened, pass_settings
 
 
 class NothingThere(HoldfastError):

@@ -28,9 +28,9 @@ from typing import Any, NoReturn
 import click
 
 from .. import Engine, HoldfastError, Step, StoreError, Workflow
-from .ending import FAILED
+from .exit_codes import FAILED
+from .options import Settings, as_seconds, common_elsewhere, pass_settings
 from .output import harmless, say, tell
-from .settings import Settings, as_seconds, common_elsewhere, pass_settings
 
 LOOK_SECONDS = 5.0
 """How often the store is asked whether it still answers."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from .._platform import FileLock, after_fork_in_child, elapsed
 from ..errors import InvalidOption, StaleToken, StoreUnavailable, StoreUnusable
-from ..values import Duration, seconds
+from ..platform import FileLock, after_fork_in_child, elapsed
+from ..validation import Duration, seconds
 from .tokens import MAX_TOKEN, Fenced, Offer, checked_offer
 
 LOCK_WAIT_SECONDS = 10

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidOption
-from ..values import checked_key
+from ..validation import checked_key
 from .tokens import Fenced, checked_offer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InvalidDuration, InvalidKey, InvalidOption, StaleToken, StoreUnusable
-from ..values import Duration, checked_key, seconds
+from ..validation import Duration, checked_key, seconds
 from .tokens import Fenced, checked_offer
 
 if TYPE_CHECKING:

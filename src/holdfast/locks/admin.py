@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ..client import BaseClient
 from ..commands import Cleanup, ForceRelease, Inspect, ListLocks, Page, Swept
+from ..commands.runs import PostEvent
 from ..errors import InvalidOption
-from ..flows import Flow, Submit, send
-from ..rules import outcomes as out
-from ..rules.asks import asker_of
-from ..rules.record import EMPTY, Holder, LockRecord, Waiter
-from ..rules.run import Event
-from ..run_commands import PostEvent
-from ..runners import run, run_async
-from ..values import MICROSECONDS, checked_key
+from ..rules import lock_outcomes as out
+from ..rules.lock_record import EMPTY, Holder, LockRecord, Waiter
+from ..rules.runs.lock_requests import asker_of
+from ..rules.runs.record import Event
+from ..runtime.base import BaseClient
+from ..runtime.flows import Flow, Submit, send
+from ..runtime.runners import run, run_async
+from ..validation import MICROSECONDS, checked_key
 
 MAX_REASON = 1_000
 

@@ -6,12 +6,12 @@ owner, so a second call within the window gets nothing, also in the same process
 
 from __future__ import annotations
 
-from ..client import BaseClient
 from ..errors import LockTimeout
-from ..flows import Flow
-from ..values import Duration
-from .taking import LeaseT, take
-from .terms import checked_terms
+from ..runtime.base import BaseClient
+from ..runtime.flows import Flow
+from ..validation import Duration
+from .acquire import LeaseT, take
+from .options import checked_terms
 
 
 def hold(client: BaseClient, key: str, ttl: Duration, owner: str | None, kind: type[LeaseT]) -> Flow[LeaseT | None]:

@@ -19,18 +19,18 @@ from typing import Any, Generic, Self, TypeVar
 
 from msgspec.structs import replace
 
-from ..client import BaseClient
 from ..errors import ClientClosed, InvalidOption, LeaseLost, NotHeld, StoreError, StoreUnavailable
-from ..flag import Flag, running_loop
-from ..flows import Flow, Wait
-from ..runners import run, run_async
-from ..usage import AsyncOnly
-from ..values import MICROSECONDS, Duration, checked_key
-from .block import Block, Leaving
-from .gate import Context, current_context
+from ..runtime.base import BaseClient
+from ..runtime.flows import Flow, Wait
+from ..runtime.misuse import AsyncOnly
+from ..runtime.notifier import Flag, running_loop
+from ..runtime.runners import run, run_async
+from ..validation import MICROSECONDS, Duration, checked_key
+from .acquire import take
+from .cancel_scope import Block, Leaving
 from .lease import AsyncLease, BaseLease, Lease
-from .taking import take
-from .terms import RENEWALS, Terms, checked_terms, checked_wait
+from .options import RENEWALS, Terms, checked_terms, checked_wait
+from .process_queue import Context, current_context
 
 TTL = 15
 OnChange = Callable[[Any], object]

@@ -15,21 +15,21 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Self
 
-from .. import flows
-from .._platform import elapsed
-from ..client import BaseClient, Works
 from ..commands import Abandon, Release, Renew, Transfer
 from ..errors import HoldNotReleasable, LeaseLost, StoreUnavailable
-from ..flag import running_loop
-from ..flows import Flow
-from ..held import Held
-from ..keeper import Kept, Pulse
-from ..rules import outcomes as out
-from ..runners import run, run_async
-from ..values import checked_key
-from .gate import gates
+from ..platform import elapsed
+from ..rules import lock_outcomes as out
+from ..runtime import flows
+from ..runtime.base import BaseClient, Works
+from ..runtime.flows import Flow
+from ..runtime.grant import Held
+from ..runtime.heartbeats import Kept, Pulse
+from ..runtime.notifier import running_loop
+from ..runtime.runners import run, run_async
+from ..validation import checked_key
 from .local_queue import Turn
-from .terms import Terms
+from .options import Terms
+from .process_queue import gates
 
 
 class Lost:

@@ -17,11 +17,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from .._platform import elapsed
-from ..flag import Flag
-from ..held import Held
-from ..keeper import Pulse
-from ..rules.record import Kind, Label
+from ..platform import elapsed
+from ..rules.lock_record import Kind, Label
+from ..runtime.grant import Held
+from ..runtime.heartbeats import Pulse
+from ..runtime.notifier import Flag
 
 A_FEW = 4
 """At most so many callers of one process are unanswered by the store, of a lock that can be shared."""

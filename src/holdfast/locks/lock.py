@@ -13,18 +13,18 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from ..client import BaseClient
 from ..errors import LockTimeout, NotHeld, WouldDeadlock
-from ..flows import Flow
-from ..runners import run, run_async
-from ..usage import AsyncOnly, SyncOnly
-from ..values import Duration
-from .block import Block, Leaving
-from .decorating import guarded
-from .gate import Context, current_context
+from ..runtime.base import BaseClient
+from ..runtime.flows import Flow
+from ..runtime.misuse import AsyncOnly, SyncOnly
+from ..runtime.runners import run, run_async
+from ..validation import Duration
+from .acquire import take
+from .cancel_scope import Block, Leaving
+from .decorator import guarded
 from .lease import AsyncLease, BaseLease, Lease
-from .taking import take
-from .terms import Terms, checked_wait
+from .options import Terms, checked_wait
+from .process_queue import Context, current_context
 
 P = ParamSpec("P")
 R = TypeVar("R")

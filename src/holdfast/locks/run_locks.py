@@ -14,21 +14,21 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
-from ..client import BaseClient
 from ..commands import Inspect
+from ..commands.runs import SeeRun
 from ..errors import LeaseLost, LockTimeout, RunLocked, StoreUnavailable
-from ..flows import RESEND_FOR, Flow, Wait, send
-from ..held import Held
-from ..rules import outcomes as out
-from ..rules import run as rule
-from ..rules.run_outcomes import RunSeen
-from ..run_commands import SeeRun
-from ..runners import run, run_async
-from ..values import MICROSECONDS, Duration, checked_key, checked_ttl
+from ..rules import lock_outcomes as out
+from ..rules.runs import record as rule
+from ..rules.runs.outcomes import RunSeen
+from ..runtime.base import BaseClient
+from ..runtime.flows import RESEND_FOR, Flow, Wait, send
+from ..runtime.grant import Held
+from ..runtime.runners import run, run_async
+from ..validation import MICROSECONDS, Duration, checked_key, checked_ttl
+from .acquire import take
 from .lease import AsyncLease, BaseLease, Lease
 from .lock import AsyncLock, BaseLock, Lock
-from .taking import take
-from .terms import RENEWALS, Terms, checked_terms
+from .options import RENEWALS, Terms, checked_terms
 
 TTL = "30 minutes"
 """How long a run stays locked without a heartbeat; the heartbeat is every third of it."""

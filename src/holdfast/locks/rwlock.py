@@ -12,14 +12,14 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec.structs import replace
 
-from ..client import BaseClient
 from ..errors import WouldDeadlock
-from ..flows import Flow
-from ..held import Held
-from .gate import Caller, Context, current_caller
+from ..runtime.base import BaseClient
+from ..runtime.flows import Flow
+from ..runtime.grant import Held
 from .lease import AsyncLease, BaseLease, Lease
 from .lock import AsyncLock, BaseLock, Lock
-from .terms import Terms
+from .options import Terms
+from .process_queue import Caller, Context, current_caller
 
 ALL = 1_000_000
 """The permits of a read-write lock. A part of what is stored: it can never change."""

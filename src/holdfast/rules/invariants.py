@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from . import outcomes as out
+from . import lock_outcomes as out
 from .lock import MAX_TOMBSTONES, MAX_WAITERS, OFFER_LIFE, OPEN_CALL
-from .record import Holder, LockRecord, Tombstone, Waiter
+from .lock_record import Holder, LockRecord, Tombstone, Waiter
 from .stepping import Asked, Change, everyone, floor, identity_of, load, lowered, place_of
 
 __all__ = ["MAX_TOKEN", "Asked", "step_violations", "violations"]

@@ -14,9 +14,9 @@ from typing import Concatenate, ParamSpec
 
 from msgspec.structs import replace
 
-from . import outcomes as out
-from .record import EMPTY, Forced, Holder, Kind, Label, LockRecord, Tombstone, Waiter
-from .working import MAX_TOMBSTONES, OFFER_LIFE, OPEN_CALL, RETENTION, WorkingRecord, next_token
+from . import lock_outcomes as out
+from .lock_record import EMPTY, Forced, Holder, Kind, Label, LockRecord, Tombstone, Waiter
+from .working_record import MAX_TOMBSTONES, OFFER_LIFE, OPEN_CALL, RETENTION, WorkingRecord, next_token
 
 __all__ = [
     "MAX_TOMBSTONES", "MAX_WAITERS", "OFFER_LIFE", "OPEN_CALL", "RETENTION", "Lock", "Step", "abandon", "acquire",

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from .outcomes import Outcome
+from .lock_outcomes import Outcome
 
 RECENT = 1_024
 """How many writes of one writer a slot remembers, at most."""

@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from . import outcomes as out
-from .record import Holder, LockRecord, Tombstone, Waiter
+from . import lock_outcomes as out
+from .lock_record import Holder, LockRecord, Tombstone, Waiter
 
 Mortal = TypeVar("Mortal", Holder, Waiter, Tombstone)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar, cast
 
-from ..client import BaseClient
-from ..codec import decode_value, encode_value
 from ..errors import InvalidOption, InvalidValue
 from ..rules.slot import Address
-from ..runners import run, run_async
-from .chains import Link
-from .transacting import Change, Decide, Decision, look, transact
+from ..runtime.base import BaseClient
+from ..runtime.codec import decode_value, encode_value
+from ..runtime.runners import run, run_async
+from .compare_and_swap import Change, Decide, Decision, look, transact
+from .pending_writes import Link
 
 MAX_RETRIES = 50
 

@@ -13,9 +13,9 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
-from .._platform import host_clock
 from ..errors import InvalidKey, InvalidOption, StoreNotInstalled
-from ..values import checked_key
+from ..platform import host_clock
+from ..validation import checked_key
 from .contract import Clock, Store
 from .urls import redacted, scheme_of, with_options
 
@@ -36,11 +36,11 @@ class _Ours(NamedTuple):
     extra: str = ""
 
 
-_POSTGRES = _Ours("postgresql", "open_postgres", "psycopg", "postgres")
-_REDIS = _Ours("redis", "open_redis", "redis", "redis")
+_POSTGRES = _Ours("postgresql.store", "open_postgres", "psycopg", "postgres")
+_REDIS = _Ours("redis.store", "open_redis", "redis", "redis")
 _OURS = {
-    "memory": _Ours("memory", "open_memory"),
-    "sqlite": _Ours("sqlite", "open_sqlite"),
+    "memory": _Ours("memory.store", "open_memory"),
+    "sqlite": _Ours("sqlite.store", "open_sqlite"),
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
     "redis": _REDIS,

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import RecordUnreadable
 from ..rules.record_type import R, RecordType
-from ..rules.run import worker_key
+from ..rules.runs.record import worker_key
 from .questions import (
     Changes,
     DueRecords,

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from ..commands import Command
-from ..rules.outcomes import Outcome
+from ..rules.lock_outcomes import Outcome
 
 Role = Literal["commands", "heartbeats", "queries"]
 Hint = Callable[[Collection[str] | None], None]

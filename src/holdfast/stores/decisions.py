@@ -22,19 +22,19 @@ from ..commands import (
     SlotCommand,
     Swept,
 )
+from ..commands.runs import RUN_READS, ClaimRuns, RunCommand
 from ..errors import RecordUnreadable
 from ..rules import lock
-from ..rules.asks import asker_of
-from ..rules.belongings import tell
-from ..rules.outcomes import Outcome
-from ..rules.overflow import reader_of
-from ..rules.record import EMPTY, LockRecord
-from ..run_commands import RUN_READS, ClaimRuns, RunCommand
+from ..rules.lock_outcomes import Outcome
+from ..rules.lock_record import EMPTY, LockRecord
+from ..rules.runs.lock_queue import reader_of
+from ..rules.runs.lock_requests import asker_of
+from ..rules.runs.locks import tell
+from .common import at_least_one, by_key, decided, decided_alone, failed, swept
 from .footprint import list_of
 from .questions import Changes, DueLocks, DueRecords, LocksAfter, Occupied, Question, Snapshot, Unanswered
 from .records import by_record, decided_record, is_about_a_record, listed_record, page_size
 from .repository import Repository
-from .shared import at_least_one, by_key, decided, decided_alone, failed, swept
 
 Check = Callable[[Changes], None]
 LOOKS: tuple[type[Command], ...] = (*READS, *RUN_READS)

@@ -15,15 +15,15 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from ..commands import Cleanup, Command, Failed, ListDueRecords, ListLocks, ListRecords, SettleDue
+from ..commands.runs import ClaimRuns, CountRuns, ListRuns
 from ..errors import StoreError, StoreUnavailable
-from ..rules.outcomes import Outcome
-from ..run_commands import ClaimRuns, CountRuns, ListRuns
+from ..rules.lock_outcomes import Outcome
+from .batch_cost import parts_of
+from .common import failed
 from .decisions import LOOKS, Decisions
 from .footprint import followed, footprint, is_written
 from .questions import Changes, CrowdedPlaces, DueRecords, Members, Question, RunsOf, Snapshot
 from .repository import Repository
-from .shared import failed
-from .work import parts_of
 
 SCANS: tuple[type[Command], ...] = (ListLocks, ListRuns, CountRuns)
 """Reads about any number of rows: the store answers them itself, outside of decisions."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .. import run_commands as r
 from ..commands import (
     Cleanup,
     Command,
@@ -19,13 +18,14 @@ from ..commands import (
     SettleDue,
     SlotCommand,
 )
-from ..rules import run as rule
-from ..rules.admission import Place, Terms, group_of
-from ..rules.admitting import FIRST_LOOK
-from ..rules.asks import asker_of
-from ..rules.record import LockRecord
-from ..rules.run import Finish, NewRun, Run
-from ..rules.runs import BURIED_AT_ONCE
+from ..commands import runs as r
+from ..rules.lock_record import LockRecord
+from ..rules.runs import record as rule
+from ..rules.runs.admission import FIRST_LOOK
+from ..rules.runs.limits import Place, Terms, group_of
+from ..rules.runs.lock_requests import asker_of
+from ..rules.runs.record import Finish, NewRun, Run
+from ..rules.runs.transitions import BURIED_AT_ONCE
 from .batch_view import FEW, rounded
 from .questions import (
     Claimable,

@@ -14,12 +14,12 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from ..rules.admission import Limit, Terms
-from ..rules.record import LockRecord
-from ..rules.run import Event, Run, Worker
+from ..rules.lock_record import LockRecord
+from ..rules.runs.limits import Limit, Terms
+from ..rules.runs.record import Event, Run, Worker
 from ..rules.slot import Address, Slot
+from .common import Undecided
 from .records import RecordName, Written
-from .shared import Undecided
 
 
 class Question(msgspec.Struct, frozen=True):

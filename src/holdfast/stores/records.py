@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ..commands import Command, ListedRecord, RecordCommand
 from ..errors import RecordUnreadable
-from ..rules.outcomes import Outcome
+from ..rules.lock_outcomes import Outcome
 from ..rules.record_type import RecordType, StoredRecord, type_named
-from .shared import failed
+from .common import failed
 
 RecordName = tuple[str, str]
 """The name of a record's type, and the record's key."""

@@ -12,14 +12,14 @@ from copy import deepcopy
 
 from ..errors import RecordUnreadable
 from ..rules import lock as lock_rules
-from ..rules.admission import Limit, Place, Terms
-from ..rules.admitting import finish
-from ..rules.record import LockRecord
-from ..rules.run import POISONED, POSTPONED, Event, Finish, Run, Worker, worker_key
-from ..rules.run_book import RunFilter
+from ..rules.lock_record import LockRecord
+from ..rules.runs.admission import finish
+from ..rules.runs.limits import Limit, Place, Terms
+from ..rules.runs.record import POISONED, POSTPONED, Event, Finish, Run, Worker, worker_key
+from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Slot
 from .batch_view import BatchView, rounded
-from .moves import Moves, arrivals, due_runs, members, runs_of
+from .index_moves import Moves, arrivals, due_runs, members, runs_of
 from .questions import (
     Append,
     Changes,

@@ -20,14 +20,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 
-from .. import client as clients
-from .._platform import elapsed as real_elapsed
-from .._platform import host_clock
-from ..client import BaseClient, Works
-from ..flag import running_loop
-from ..keeper import Keeper
-from ..values import MICROSECONDS, Duration, seconds
-from .resting import Nap, Resting, finish
+from ..platform import elapsed as real_elapsed
+from ..platform import host_clock
+from ..runtime import base as clients
+from ..runtime.base import BaseClient, Works
+from ..runtime.heartbeats import Keeper
+from ..runtime.notifier import running_loop
+from ..validation import MICROSECONDS, Duration, seconds
+from .clock_waiters import Nap, Resting, finish
 
 LOOP_PATIENCE = 0.2
 """Real seconds after which an event loop that does not answer is taken for stuck."""

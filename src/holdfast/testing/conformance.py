@@ -13,12 +13,12 @@ The hooks and options are those of `suite.base.Suite`. `HOLDFAST_HISTORIES` is h
 
 from __future__ import annotations
 
-from .suite.again import Again
-from .suite.callers import Callers
+from .suite.clients import Callers
 from .suite.commands import Commands
 from .suite.histories import Histories
 from .suite.paging import Paging
 from .suite.records import Records
+from .suite.resends import Again
 from .suite.run_queues import RunQueues
 from .suite.slots import Slots
 

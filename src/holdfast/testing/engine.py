@@ -12,21 +12,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..client import BaseClient
 from ..commands import Command
+from ..commands.runs import RecordRun, RunsOutlook
 from ..errors import InvalidOption
 from ..events import Events
-from ..held import Held
 from ..observe import LoggingSink
-from ..rules.run_outcomes import Outlook
-from ..run_commands import RecordRun, RunsOutlook
+from ..rules.runs.outcomes import Outlook
+from ..runtime.base import BaseClient
+from ..runtime.grant import Held
 from ..stores import open_store
-from ..values import MAX_TTL_SECONDS, MICROSECONDS, Duration, seconds
+from ..validation import MAX_TTL_SECONDS, MICROSECONDS, Duration, seconds
 from ..workflow.context import StepCall
 from ..workflow.definition import Step, Workflow, step_of
 from ..workflow.driver import Driver
+from ..workflow.driver_host import Answer
 from ..workflow.engine import Engine, at_rest
-from ..workflow.host import Answer
 from ..workflow.worker import Worker
 
 MANY = 1_000

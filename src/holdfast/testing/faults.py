@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
-from .. import client
 from ..commands import Command
 from ..errors import HoldfastError, StoreUnavailable
-from ..rules.outcomes import Outcome
+from ..rules.lock_outcomes import Outcome
+from ..runtime import base as client
 from ..stores import open_store
 from ..stores.contract import Connection, Role, Store
 from .proxy import Proxy

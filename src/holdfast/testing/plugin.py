@@ -16,12 +16,12 @@ import pytest
 
 pytest.register_assert_rewrite("holdfast.testing.suite")
 
-from ..api import AsyncClient, Client  # noqa: E402  (what follows may be rewritten, so it must not come first)
+from ..client import AsyncClient, Client  # noqa: E402  (what follows may be rewritten, so it must not come first)
 from ..stores import open_store, redacted  # noqa: E402
 from ..stores.contract import Store  # noqa: E402
 from .clock import VirtualClock  # noqa: E402
+from .clock_patches import installed  # noqa: E402
 from .faults import clients_open  # noqa: E402
-from .installing import installed  # noqa: E402
 
 DEFAULT_URL = "memory://{test}"
 

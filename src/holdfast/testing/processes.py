@@ -11,7 +11,7 @@ PRELUDE = """
 import sys
 from holdfast import commands as c
 from holdfast.stores import open_store
-from holdfast.testing.asking import *
+from holdfast.testing.builders import *
 def say(*words): print(*words, flush=True)
 """
 

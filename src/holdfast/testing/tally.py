@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from .. import commands as c
-from .. import run_commands as r
-from ..rules.outcomes import Outcome
+from ..commands import runs as r
+from ..rules.lock_outcomes import Outcome
 from ..rules.record_type import RecordStruct, RecordType
-from ..rules.run_book import Book
+from ..rules.runs.repository import Book
 
 REMEMBERED = 4
 """How many requests of a member are remembered, so that a re-send is recognised."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from ..commands.runs import PostEvent, SeeRun
 from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
-from ..flows import Flow, send
-from ..rules.outcomes import Outcome
-from ..rules.run import Event, NewRun, Run, ended_key, workflow_of
-from ..rules.run_outcomes import Posted, Refused, RunSeen
-from ..run_commands import PostEvent, SeeRun
-from .asking import Asking
+from ..rules.lock_outcomes import Outcome
+from ..rules.runs.outcomes import Posted, Refused, RunSeen
+from ..rules.runs.record import Event, NewRun, Run, ended_key, workflow_of
+from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
-from .code import Code
-from .host import Before, Host, Reclaimed
+from .driver_host import Before, Host, Reclaimed
+from .queries import Asking
+from .replay import Code
 
 RETRY_SECONDS = 0.2
 """How long a command about a child waits that found the store away."""

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
-from ..codec import decode_value, encode_value
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
-from ..rules.run import NewRun, Scalar, workflow_of
+from ..rules.runs.record import NewRun, Scalar, workflow_of
 from ..rules.slot import Address
-from ..state.transacting import Decide
-from ..values import Duration, checked_key, seconds
+from ..runtime.codec import decode_value, encode_value
+from ..state.compare_and_swap import Decide
+from ..validation import Duration, checked_key, seconds
 from .attempts import marked
+from .context_locks import Locking
+from .context_state import RunStates
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
-from .locks import Locking
-from .starting import checked_attributes
-from .state import RunStates
+from .start import checked_attributes
 
 if TYPE_CHECKING:
-    from .code import Code
+    from .replay import Code
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741

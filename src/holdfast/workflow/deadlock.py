@@ -16,12 +16,12 @@ from typing import NamedTuple
 import msgspec
 
 from ..commands import Command, Inspect
-from ..rules.asks import asker_of, attempt_of
-from ..rules.outcomes import Outcome, Seen
-from ..rules.record import EMPTY, LockRecord
-from ..rules.run import Event, Run
-from ..rules.run_outcomes import Posted, RunSeen
-from ..run_commands import PostEvent, SeeRun
+from ..commands.runs import PostEvent, SeeRun
+from ..rules.lock_outcomes import Outcome, Seen
+from ..rules.lock_record import EMPTY, LockRecord
+from ..rules.runs.lock_requests import asker_of, attempt_of
+from ..rules.runs.outcomes import Posted, RunSeen
+from ..rules.runs.record import Event, Run
 
 MOST_RUNS = 1_000
 """A circle of more is not looked for."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 import msgspec
 
-from ..codec import hints_of
 from ..errors import InvalidOption, InvalidWorkflow
-from ..rules.run import ANY_VERSION
-from ..values import MICROSECONDS, Duration, checked_count, checked_key, seconds
+from ..rules.runs.record import ANY_VERSION
+from ..runtime.codec import hints_of
+from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
 from .limits import Concurrency, Rate, terms_of
 
 if TYPE_CHECKING:

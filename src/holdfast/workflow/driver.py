@@ -18,26 +18,26 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from .._platform import elapsed
-from ..codec import encode_value
+from ..commands.runs import RecordRun
 from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, StoreUnavailable, WorkflowFailed
-from ..rules.outcomes import Outcome
-from ..rules.run import End, Event, Finish, NewRun, Park, Run, Then, workflow_of
-from ..rules.run_outcomes import Claim, Recorded, Refused
-from ..run_commands import RecordRun
+from ..platform import elapsed
+from ..rules.lock_outcomes import Outcome
+from ..rules.runs.outcomes import Claim, Recorded, Refused
+from ..rules.runs.record import End, Event, Finish, NewRun, Park, Run, Then, workflow_of
+from ..runtime.codec import encode_value
 from . import journal as j
-from .asking import RESTART
 from .children import Barrier, Children
-from .code import OF_LOCKS, Code
 from .context import SlotWork, StepCall
 from .definition import Workflow
+from .driver_host import Host
+from .driver_locks import Holding, Make
+from .driver_state import Slots
 from .failures import failure_of, refusal_in
-from .holding import Holding, Make
-from .host import Host
 from .limits import exceeded
 from .pause import Pause, pause_of
-from .slots import Slots
-from .steps import Steps, Transacted
+from .queries import RESTART
+from .replay import OF_LOCKS, Code
+from .step_runner import Steps, Transacted
 
 RETRY_SECONDS = 0.2
 """How long a record waits that found the store away."""

@@ -13,24 +13,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
-from .._platform import elapsed
-from ..client import BaseClient
+from ..commands.runs import CountRuns
 from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowTypeNotRegisteredError
 from ..events import Events
-from ..flows import Flow, send
 from ..observe import LoggingSink
-from ..rules.run import Scalar, Status
-from ..rules.run_outcomes import Census, Claim, Started
-from ..run_commands import CountRuns
-from ..runners import run_async
+from ..platform import elapsed
+from ..rules.runs.outcomes import Census, Claim, Started
+from ..rules.runs.record import Scalar, Status
+from ..runtime.base import BaseClient
+from ..runtime.flows import Flow, send
+from ..runtime.misuse import AsyncOnly, require_asyncio
+from ..runtime.runners import run_async
 from ..stores import Handle
-from ..usage import AsyncOnly, require_asyncio
-from ..values import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
-from .asking import Asking, RunInfo, checked_timeout, result_of
+from ..validation import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
+from .client_runs import AsyncQuestions
 from .definition import Workflow
 from .driver import Driver
 from .limits import Admission, admission_of, not_begun
-from .runs import AsyncQuestions
+from .queries import Asking, RunInfo, checked_timeout, result_of
 from .worker import Worker
 
 I = TypeVar("I")  # noqa: E741

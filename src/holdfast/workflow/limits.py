@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..codec import decode_value
 from ..errors import (
     InvalidOption,
     WorkflowConcurrencyLimitExceededError,
@@ -17,8 +16,9 @@ from ..errors import (
     WorkflowQueueFullError,
     WorkflowRateLimitExceededError,
 )
-from ..rules.admission import STRICTEST_FIRST, Limit, OnExcess, Place, Terms, Verdict
-from ..values import MICROSECONDS, Duration, checked_count, checked_key, seconds
+from ..rules.runs.limits import STRICTEST_FIRST, Limit, OnExcess, Place, Terms, Verdict
+from ..runtime.codec import decode_value
+from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
 
 _NAME = re.compile(r"[\w .:-]+")
 Key = str | Callable[[Any], Any] | None

@@ -19,20 +19,15 @@ from contextvars import Context as Scope
 from functools import partial
 from typing import Any, TypeVar
 
-from .._platform import elapsed
-from ..client import BaseClient
 from ..commands import Command
+from ..commands.runs import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RecordRun, RunsOutlook, SeeRun
 from ..errors import ClientClosed, HoldfastError, LeaseLost, LockTimeout, StoreError, StoreUnusable
-from ..flows import LONG_READS, Flow
-from ..held import Held
-from ..keeper import Kept
-from ..lane import Lane
+from ..locks.acquire import take
 from ..locks.lease import AsyncLease
-from ..locks.taking import take
-from ..locks.terms import FAILURES, STALLS, checked_terms
-from ..rules.outcomes import Outcome
-from ..rules.run import SUSPECT, NewRun, Park, Run, worker_key
-from ..rules.run_outcomes import (
+from ..locks.options import FAILURES, STALLS, checked_terms
+from ..platform import elapsed
+from ..rules.lock_outcomes import Outcome
+from ..rules.runs.outcomes import (
     Claim,
     Claimed,
     Enlisted,
@@ -43,19 +38,24 @@ from ..rules.run_outcomes import (
     Started,
     WorkerGone,
 )
-from ..run_commands import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RecordRun, RunsOutlook, SeeRun
-from ..runners import run_async
+from ..rules.runs.record import SUSPECT, NewRun, Park, Run, worker_key
+from ..runtime.base import BaseClient
+from ..runtime.batcher import Lane
+from ..runtime.flows import LONG_READS, Flow
+from ..runtime.grant import Held
+from ..runtime.heartbeats import Kept
+from ..runtime.runners import run_async
 from ..stores.contract import Joinable
-from ..values import MICROSECONDS
-from .asking import Asking
+from ..validation import MICROSECONDS
 from .children import reclaim
 from .context import StepCall
 from .definition import Workflow
 from .driver import Driver
-from .host import Answer, Before, Reclaimed
-from .patrol import Patrol
-from .slots import Turns
-from .transacting import transact
+from .driver_host import Answer, Before, Reclaimed
+from .driver_state import Turns
+from .lock_sweeper import Patrol
+from .queries import Asking
+from .transactions import transact
 
 POLL_SECONDS = 1.0
 """How often a worker looks by itself, for what it was not told of."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from .postgresql import Postgres
-from .redislike import Redis, Valkey
+from .redis import Redis, Valkey
+from .remote_process import ServerFailed
 from .server import Server, ServerMissing
-from .watched import ServerFailed
 
 __all__ = [
     "Postgres",

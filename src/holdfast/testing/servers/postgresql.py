@@ -19,8 +19,8 @@ import stat
 import threading
 from pathlib import Path
 
+from .remote_process import Account, RemoteProcess, ServerFailed
 from .server import Server, ServerMissing, missing, reachable, temporary_folder
-from .watched import Account, ServerFailed, Watched
 
 try:
     import pwd
@@ -133,7 +133,7 @@ class _Template:
         self.password = secrets.token_hex(8)
         self.ready = False
         folder = temporary_folder(account)
-        atexit.register(Watched(folder).close)
+        atexit.register(RemoteProcess(folder).close)
         self.data = folder / "data"
         self.programs = source
         if account is not None and not _open_to_all(source):

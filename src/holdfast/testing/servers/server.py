@@ -1,4 +1,4 @@
-"""What all servers of the test kit have in common: a folder, a port, a watcher, and the faults that tests give them.
+"""What all servers of the test kit have in common: a folder, a port, a supervisor, and the faults that tests give them.
 
 A server is started by its class and ended by `close`, which the context managers of the package call. Everything it
 stores is in a temporary folder of its own that goes with it. What is particular to a kind (how it is found, started
@@ -24,8 +24,8 @@ from typing import ClassVar
 
 from ...errors import HoldfastError
 from ..ports import LOCALHOST, HeldPort
-from .watched import LOOK_EVERY, PATIENCE, Account, ServerFailed, Watched
-from .watcher import remove_leftovers
+from .remote_process import LOOK_EVERY, PATIENCE, Account, RemoteProcess, ServerFailed
+from .supervisor import remove_leftovers
 
 PORTS_TO_TRY = 5
 GRACE = 20.0
@@ -64,8 +64,8 @@ class Server:
             self.home.mkdir(mode=0o700)
             if self._account is not None:
                 os.chown(self.home, self._account.user, self._account.group)
-            self._watched = Watched(self.folder)
-            self._closing.callback(self._watched.close)
+            self._remote = RemoteProcess(self.folder)
+            self._closing.callback(self._remote.close)
             self._port = HeldPort()
             self._closing.callback(self._free_port)
             self.program = self._install()
@@ -115,12 +115,12 @@ class Server:
     @property
     def pid(self) -> int | None:
         """The number of the server's first process; None while it is not running."""
-        return self._watched.look().pid
+        return self._remote.look().pid
 
     @property
     def processes(self) -> list[int]:
         """The numbers of all its processes, the first one first."""
-        return self._watched.look().processes
+        return self._remote.look().processes
 
     @property
     def running(self) -> bool:
@@ -129,14 +129,14 @@ class Server:
 
     def stop(self) -> None:
         """End it in order, as an operator would; it is gone when this returns. `restart` brings it back."""
-        self._watched.resume()
-        self._watched.signal(self.ending)
-        if self._watched.wait_until(lambda state: not state.processes, within=GRACE) is None:
+        self._remote.resume()
+        self._remote.signal(self.ending)
+        if self._remote.wait_until(lambda state: not state.processes, within=GRACE) is None:
             self.kill()
 
     def kill(self) -> None:
         """Kill -9 for all its processes at once; they are gone when this returns. `restart` brings it back."""
-        self._watched.kill()
+        self._remote.kill()
 
     def restart(self) -> None:
         """Start it again, on the same port and with the same data. A running one is stopped before."""
@@ -146,11 +146,11 @@ class Server:
 
     def pause(self) -> None:
         """SIGSTOP for all its processes: connections stay open, and nobody answers."""
-        self._watched.pause()
+        self._remote.pause()
 
     def resume(self) -> None:
         """SIGCONT for all its processes."""
-        self._watched.resume()
+        self._remote.resume()
 
     def log(self) -> str:
         """What the server has written about itself."""
@@ -168,7 +168,7 @@ class Server:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def _remove_data(self) -> None:
-        """The watcher has done this, unless somebody has killed it."""
+        """The supervisor has done this, unless somebody has killed it."""
         remove_leftovers(self._pid_file())
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -189,7 +189,7 @@ class Server:
             self._port = HeldPort()
 
     def _start(self) -> None:
-        self._watched.start(
+        self._remote.start(
             self._command(),
             env={**self._env, **self._extra_env},
             log=self.folder / "server.log",
@@ -199,7 +199,7 @@ class Server:
         )
         give_up = time.monotonic() + PATIENCE
         while True:
-            state = self._watched.look()
+            state = self._remote.look()
             if state.pid is None:
                 self.kill()
                 raise ServerFailed(self._complaint(f"ended with {state.code} instead of starting"))
@@ -212,10 +212,10 @@ class Server:
 
     def _run(self, command: list[str]) -> None:
         """Run a program of the server's to its end."""
-        self._watched.start(
+        self._remote.start(
             command, env=self._env, log=self.folder / "server.log", folder=self.home, account=self._account
         )
-        state = self._watched.wait_until(lambda state: not state.processes)
+        state = self._remote.wait_until(lambda state: not state.processes)
         if state is None or state.code != 0:
             self.kill()
             ended = "did not end" if state is None else f"ended with {state.code}"

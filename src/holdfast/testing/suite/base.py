@@ -19,12 +19,12 @@ from typing import ClassVar, TypeVar
 import pytest
 
 from ... import commands as c
-from ...rules import outcomes as out
-from ...rules.outcomes import Outcome
-from ...rules.record import LockRecord
+from ...rules import lock_outcomes as out
+from ...rules.lock_outcomes import Outcome
+from ...rules.lock_record import LockRecord
 from ...stores import open_store
 from ...stores.contract import Clock, Connection, Role, Store
-from ..asking import SECOND, ManualClock
+from ..builders import SECOND, ManualClock
 from ..waiting import PATIENCE, eventually
 
 T = TypeVar("T", bound=Outcome)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ... import commands as c
-from ...rules import outcomes as out
+from ...rules import lock_outcomes as out
 from ...rules.lock import OFFER_LIFE
-from ...rules.record import Holder
-from ..asking import ME, SECOND, abandon, acquire, pass_over, release, renew, transfer, wait
+from ...rules.lock_record import Holder
+from ..builders import ME, SECOND, abandon, acquire, pass_over, release, renew, transfer, wait
 from .base import Suite, about, names
 
 

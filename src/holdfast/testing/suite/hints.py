@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ...rules import outcomes as out
+from ...rules import lock_outcomes as out
 from ...stores.contract import Watch
-from ..asking import acquire, release, wait
+from ..builders import acquire, release, wait
 from ..processes import running
 from .base import Suite
 

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from ... import commands as c
-from ...rules.record import LockRecord
-from ..asking import read
-from ..stories import Model, Storyteller
-from .telling import CHUNKS, Telling
+from ...rules.lock_record import LockRecord
+from ..builders import read
+from ..lock_histories import Model, Storyteller
+from .comparison import CHUNKS, Telling
 
 EVERY_ANSWER = {
     "Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "Transferred", "NotHeld", "TargetHolds",

@@ -8,17 +8,26 @@ from typing import Any
 import pytest
 
 from ... import commands as c
-from ... import run_commands as r
-from ...rules import run as rule
-from ...rules.admission import Limit, OnExcess, Place, Terms
-from ...rules.run import Finish, Run
-from ...rules.run_outcomes import Claimed, Limited, Posted, Recorded, RunSeen, Started, TermsDiffer, TermsPublished
-from ..asking import SECOND
-from ..limit_stories import LimitStoryteller
-from ..run_stories import RunModel
+from ...commands import runs as r
+from ...rules.runs import record as rule
+from ...rules.runs.limits import Limit, OnExcess, Place, Terms
+from ...rules.runs.outcomes import (
+    Claimed,
+    Limited,
+    Posted,
+    Recorded,
+    RunSeen,
+    Started,
+    TermsDiffer,
+    TermsPublished,
+)
+from ...rules.runs.record import Finish, Run
+from ..builders import SECOND
+from ..limit_histories import LimitStoryteller
+from ..run_histories import RunModel
 from .base import ANY_NAMES
+from .comparison import CHUNKS
 from .runs import TYPES, Runs, looks, record, signal, start
-from .telling import CHUNKS
 
 EVERY_ANSWER = {"Limited", "TermsDiffer", "TermsPublished", "Started", "Recorded", "Posted", "Refused", "Claimed"}
 FEWER = 2

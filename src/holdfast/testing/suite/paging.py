@@ -6,8 +6,8 @@ import pytest
 
 from ... import commands as c
 from ...errors import RecordUnreadable
-from ...rules import outcomes as out
-from ..asking import DAY, SECOND, abandon, acquire, release, renew, wait
+from ...rules import lock_outcomes as out
+from ..builders import DAY, SECOND, abandon, acquire, release, renew, wait
 from .base import ANY_NAMES, Suite, names
 
 UNREADABLE = ["", "{", "[]", '{"kind":"thing"}', '{"fence":"x"}', '{"holders":[{"id":1}]}', "\x00"]

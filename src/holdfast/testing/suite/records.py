@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from ... import commands as c
-from ... import run_commands as r
+from ...commands import runs as r
 from ...errors import RecordUnreadable
-from ...rules import outcomes as out
-from ...rules.asks import attempt_of
+from ...rules import lock_outcomes as out
 from ...rules.record_type import MAX_MOMENT
-from ...rules.run_outcomes import RunSeen
-from ..asking import SECOND, acquire, read, swap
-from ..record_stories import RecordModel, RecordStoryteller
+from ...rules.runs.lock_requests import attempt_of
+from ...rules.runs.outcomes import RunSeen
+from ..builders import SECOND, acquire, read, swap
+from ..record_histories import RecordModel, RecordStoryteller
 from ..tally import (
     STICKER,
     TALLY,
@@ -34,11 +34,11 @@ from ..tally import (
 )
 from .base import names
 from .commands import unchecked
-from .crowds import Crowds
+from .comparison import CHUNKS, Telling
+from .concurrency import Crowds
 from .hints import Hints
 from .paging import CANNOT_PLANT, IN_ORDER
 from .runs import start
-from .telling import CHUNKS, Telling
 
 UNREADABLE = ["", "{", "[]", "null", '{"members":7}', '{"members":[{"id":1}]}', '{"ends_at":"soon"}']
 EVERY_ANSWER = {"Counted", "TallyEnded", "TallySeen", "RecordPage", "RecordsDue"}

@@ -8,20 +8,20 @@ from functools import partial
 import pytest
 
 from ... import commands as c
-from ... import run_commands as r
-from ...rules import outcomes as out
-from ...rules import overflow
-from ...rules.asks import Ask
-from ...rules.run import Finish, Park, Run
-from ...rules.run_outcomes import Claimed, Recorded
-from ..asking import acquire, release, wait
-from ..belonging_stories import KEYS, BelongingStoryteller
-from ..run_stories import RunModel
+from ...commands import runs as r
+from ...rules import lock_outcomes as out
+from ...rules.runs import lock_queue as overflow
+from ...rules.runs.lock_requests import Ask
+from ...rules.runs.outcomes import Claimed, Recorded
+from ...rules.runs.record import Finish, Park, Run
+from ..builders import acquire, release, wait
+from ..run_histories import RunModel
+from ..run_lock_histories import KEYS, BelongingStoryteller
 from .base import names
-from .belongings import Belongings, give, take
+from .comparison import CHUNKS
 from .limits import FEWER
+from .run_locks import Belongings, give, take
 from .runs import TYPES, looks
-from .telling import CHUNKS
 
 LISTED = 2
 

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from ... import commands as c
-from ... import run_commands as r
-from ...rules import run as rule
-from ...rules.outcomes import Outcome
-from ...rules.run import Event, Finish, NewRun, Park
-from ...rules.run_book import RunFilter
-from ...rules.run_outcomes import (
+from ...commands import runs as r
+from ...rules.lock_outcomes import Outcome
+from ...rules.runs import record as rule
+from ...rules.runs.outcomes import (
     Census,
     Claimed,
     Enlisted,
@@ -29,11 +27,13 @@ from ...rules.run_outcomes import (
     WorkerGone,
     WorkersSeen,
 )
+from ...rules.runs.record import Event, Finish, NewRun, Park
+from ...rules.runs.repository import RunFilter
 from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
-from ..asking import ME, SECOND, SLOT, read, swap
-from ..run_stories import SLOTS, RunModel, RunStoryteller
+from ..builders import ME, SECOND, SLOT, read, swap
+from ..run_histories import SLOTS, RunModel, RunStoryteller
 from .base import ANY_NAMES, names
-from .telling import CHUNKS, Telling
+from .comparison import CHUNKS, Telling
 
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "Refused", "Posted", "RunSeen", "RunPage", "Census",

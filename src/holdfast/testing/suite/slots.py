@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ... import commands as c
 from ...rules.slot import WRITERS, Address, Conflict, SlotSeen, Swapped
-from ..asking import acquire, read, swap
+from ..builders import acquire, read, swap
 from .base import Suite, names
 from .commands import unchecked
 

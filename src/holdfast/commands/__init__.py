@@ -1,0 +1,75 @@
+"""What a store can be asked, and what it answers.
+
+A command is a frozen value. Its docstring is its specification: what must hold before, what the answers are, and
+what sending it again after a lost reply does. Commands about runs are in `commands.runs`.
+"""
+
+from __future__ import annotations
+
+from .base import PAGE, Command, Failed
+from .locks import (
+    Abandon,
+    Acquire,
+    Cleanup,
+    ForceRelease,
+    Inspect,
+    Listed,
+    ListLocks,
+    LockCommand,
+    Page,
+    PassOver,
+    Release,
+    Renew,
+    Settle,
+    SettleDue,
+    Swept,
+    Transfer,
+    decide_all,
+)
+from .records import (
+    ListDueRecords,
+    ListedRecord,
+    ListRecords,
+    RecordCommand,
+    RecordPage,
+    RecordQuery,
+    RecordsDue,
+)
+from .slots import ReadSlot, SlotCommand, SwapSlot
+
+__all__ = [
+    "PAGE",
+    "READS",
+    "Abandon",
+    "Acquire",
+    "Cleanup",
+    "Command",
+    "Failed",
+    "ForceRelease",
+    "Inspect",
+    "ListDueRecords",
+    "ListLocks",
+    "ListRecords",
+    "Listed",
+    "ListedRecord",
+    "LockCommand",
+    "Page",
+    "PassOver",
+    "ReadSlot",
+    "RecordCommand",
+    "RecordPage",
+    "RecordQuery",
+    "RecordsDue",
+    "Release",
+    "Renew",
+    "Settle",
+    "SettleDue",
+    "SlotCommand",
+    "SwapSlot",
+    "Swept",
+    "Transfer",
+    "decide_all",
+]
+
+READS: tuple[type[Command], ...] = (Inspect, ListLocks, ReadSlot, RecordQuery, ListRecords, ListDueRecords)
+"""Commands that never write: a store may answer them without waiting for a writer's turn."""

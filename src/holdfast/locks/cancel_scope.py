@@ -1,0 +1,94 @@
+"""The inside of a `with`: what happens in it when its lease is lost, and what may leave it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from ..errors import LeaseLost, StoreError
+from ..runtime.grant import Held
+from .lease import AsyncLease
+
+
+class Leaving:
+    """Give a lease back at the end of its block, which the given error leaves.
+
+    A loss is told, unless the block is being torn down. A store that cannot be reached is not: the work is done and
+    was covered, and the keeper goes on giving the lease back.
+    """
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self._error = error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Whether what came of giving it back is kept from the caller."""
+        if isinstance(error, LeaseLost):
+            return self._error is not None and not isinstance(self._error, Exception)
+        return isinstance(error, StoreError)
+
+
+class Cancellable:
+    """A block of a task: cancelled when what it rests on is lost, as `asyncio.timeout` does it."""
+
+    __slots__ = ("_cancelling", "_fired", "_inside", "_task")
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  (we are inside a coroutine)
+        self._task: asyncio.Task[Any] = task
+        self._cancelling = task.cancelling()
+        self._inside = True
+        self._fired = False
+
+    def fire(self) -> None:
+        """Cancel the task, unless it has left the block already."""
+        if self._inside and not self._fired:
+            self._fired = True
+            self._task.cancel()
+
+    def left_by_loss(self, error: BaseException | None) -> bool:
+        """Leave the block. Whether the error is our own cancellation alone; anybody else's stays what it is."""
+        self._inside = False
+        if not self._fired:
+            return False
+        ours_alone = self._task.uncancel() <= self._cancelling
+        return ours_alone and isinstance(error, asyncio.CancelledError)
+
+
+class Block(Cancellable):
+    """The inside of an `async with`, cancelled when its lease is lost."""
+
+    __slots__ = ("_lease", "_loop", "depth")
+
+    def __init__(self, lease: AsyncLease) -> None:
+        super().__init__()
+        self.depth = 0
+        self._loop = self._task.get_loop()
+        self._lease = lease
+        lease._held.when_over(self._alarm)  # noqa: SLF001  (leases and locks are one house)
+
+    def _alarm(self, held: Held) -> None:
+        if held.state != "lost":
+            return
+        try:
+            self._loop.call_soon_threadsafe(self.fire)
+        except RuntimeError:  # the loop is closed, and the block with it
+            return
+
+    def stop(self) -> None:
+        """The lease was ended from outside the block: end the block as if it had been lost."""
+        if asyncio.current_task() is not self._task:
+            self.fire()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave the block; our own cancellation becomes `LeaseLost`."""
+        if self.left_by_loss(error):
+            raise self._lease._loss() from error  # noqa: SLF001

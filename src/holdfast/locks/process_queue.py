@@ -1,0 +1,178 @@
+"""The local gate: callers of one process meet here first, and only a few of them wait in the store.
+
+There is one local queue for each lock that is in use in this process, whatever the thread, the event loop or the
+client: of an exclusive lock one caller at a time goes to the store, of a semaphore or a read-write lock a few. The gate
+never passes a lease on: the next caller goes to the store like anyone else, behind the waiters of other processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from asyncio import current_task
+from contextvars import ContextVar
+
+from ..platform import after_fork_in_child
+from ..runtime.heartbeats import Pulse
+from ..runtime.notifier import running_loop
+from .local_queue import Address, LocalQueue, Turn
+
+Context = object
+"""Who is calling: the running task, or else the thread."""
+
+
+class Caller:
+    """Who asks for locks where no task runs: a thread, in one context of Python's.
+
+    A thread of a pool serves one request after the other, each in a context of its own: two requests are two callers.
+    The context alone would not do: tasks and threads inherit a copy of it, and are callers of their own.
+    """
+
+    __slots__ = ("__weakref__", "holds", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.holds: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+_caller: ContextVar[Caller | None] = ContextVar("holdfast_caller", default=None)
+
+
+def current_context() -> Context:
+    """The running task, or else this thread."""
+    task = current_task(loop) if (loop := running_loop()) is not None else None
+    return task if task is not None else threading.current_thread()
+
+
+def current_caller() -> Context:
+    """The running task, or else this thread in this context. One that holds nothing is made anew, for this context."""
+    context = current_context()
+    if not isinstance(context, threading.Thread):
+        return context
+    caller = _caller.get()
+    if caller is None or caller.thread is not context or not caller.holds:
+        caller = Caller()
+        _caller.set(caller)
+    return caller
+
+
+def _inside(queue: LocalQueue, context: object) -> Turn | None:
+    """The turn of a caller that is inside already."""
+    for turn in queue.inside():
+        if turn.context() is context and not turn.forgotten:
+            return turn
+    return None
+
+
+class Gates:
+    """All the local queues of this process, behind one lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may come in while its thread has it
+        self._queues: dict[Address, LocalQueue] = {}
+        self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
+
+    def enter(self, turn: Turn, *, once: bool = False) -> Turn | None:
+        """Go to the store at once, which opens the turn, or queue up. `once`: a caller that will not wait.
+
+        A caller of an exclusive lock that is inside already is not queued: its earlier turn is returned.
+        """
+        context = turn.context()
+        with self._lock:
+            queue = self._queues.get(turn.address)
+            if queue is None:
+                queue = self._queue(turn)
+            elif context is not None:
+                queue.drop_over()  # who was told of a loss may be here before that turn was ended
+                earlier = _inside(queue, context)
+                if earlier is not None:
+                    return earlier
+            if once:  # it will not look again
+                queue.pass_over(turn, self._pulse)
+            goes = queue.enter(turn, once=once)
+        if goes:
+            turn.open.set()
+        return None
+
+    def goes(self, turn: Turn) -> None:
+        """A caller whose turn was opened goes to the store now."""
+        with self._lock:
+            queue = self._queue(turn)
+            queue.goes(turn)
+            called = queue.call()
+        _open(called)
+
+    def granted(self, turn: Turn) -> None:
+        """The store has granted: others may follow."""
+        with self._lock:
+            queue = self._queue(turn)
+            queue.granted(turn)
+            called = queue.call()
+        _open(called)
+
+    def leave(self, turn: Turn) -> None:
+        """The turn is over, wherever it is. Twice is harmless, and finishes what was interrupted."""
+        with self._lock:
+            queue = self._queues.get(turn.address)
+            if queue is None:
+                return
+            queue.remove(turn)
+            called = queue.call()
+            if not queue:
+                del self._queues[turn.address]
+        _open(called)
+
+    def _queue(self, turn: Turn) -> LocalQueue:
+        queue = self._queues.get(turn.address)
+        if queue is None:
+            queue = self._queues[turn.address] = LocalQueue(turn.address[2])
+        return queue
+
+    def look(self, turn: Turn) -> bool:
+        """Whether a caller that waits may go.
+
+        It looks after what others have left undone: a leaving that was interrupted, an event loop that is stuck.
+        """
+        with self._lock:
+            queue = self._queues.get(turn.address)
+            if queue is None:
+                return True
+            queue.drop_over()
+            queue.pass_over(turn, self._pulse)
+            called = queue.call()
+            waits = turn in queue.waiting
+        _open(called)
+        return not waits
+
+    def in_the_way(self, address: Address) -> list[Turn]:
+        """The callers that hold the lock, then those that ask the store for it."""
+        with self._lock:
+            queue = self._queues.get(address)
+            return [] if queue is None else list(queue.inside())
+
+    def waiting(self, address: Address) -> int:
+        """How many callers wait here."""
+        with self._lock:
+            queue = self._queues.get(address)
+            return 0 if queue is None else len(queue.waiting)
+
+    def _pulse(self, loop: asyncio.AbstractEventLoop) -> Pulse:
+        return self._pulses.get(loop) or self._pulses.setdefault(loop, Pulse(loop))
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def reset(self) -> None:
+        """Forget everything: this is the child of a fork, which holds nothing."""
+        self.__init__()  # type: ignore[misc]
+
+
+def _open(called: list[Turn]) -> None:
+    """Outside of the lock, for it may go on to anybody. Interrupted here, the others find out when they look."""
+    for turn in called:
+        turn.open.set()
+
+
+gates = Gates()
+after_fork_in_child(gates.reset)

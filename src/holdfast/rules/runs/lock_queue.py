@@ -1,0 +1,106 @@
+"""Runs that wait for a lock and are not listed in its record.
+
+A lock's record is read and written whole, so a queue of thousands in it would make every hand-over expensive. The
+record lists the first `LISTED` runs that wait and counts the others in its `overflow`; each of those is a `LockWait` in
+the record of its own run. The store keeps these runs in order as members of the group `queue_group(key)`, by the same
+index that keeps the runs queued at a limit. When the listed runs have been served, the lock takes the next ones from
+there, in the same atomic step.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from ...errors import RecordUnreadable
+from ..lock_record import Label, LockRecord, Overflow, Waiter
+from .lock_requests import attempt_of
+from .record import LockWait, Run, queue_group
+from .repository import Book
+
+LISTED = 32
+"""How many runs are listed among the waiters of a lock's record; also how many are taken from the overflow at once."""
+
+
+class OverflowReader:
+    """How one decision takes the next waiters from the overflow of a lock.
+
+    They leave their runs' records by `save`, together with the write of the lock's record; a decision that fails has
+    taken nothing.
+    """
+
+    def __init__(self, book: Book, key: str) -> None:
+        self.book, self._key = book, key
+        self._taken: dict[tuple[str, int], LockWait] = {}
+
+    def __call__(self, known: Overflow) -> tuple[list[Waiter], Overflow | None]:
+        """The next waiters in their order, and the overflow that is left."""
+        waiting = self._first()
+        taken, rest = waiting[:LISTED], waiting[LISTED:]
+        self._taken |= {(run, wait.number): wait for wait, run in taken}
+        left = None
+        if rest:
+            left = replace(known, count=max(len(rest), known.count - len(taken)), first=rest[0][0].number)
+        return [waiter_of(run, wait) for wait, run in taken], left
+
+    def save(self) -> None:
+        """Write what was taken: from now on the lock's record lists it."""
+        for name in dict.fromkeys(run for run, _ in self._taken):
+            run = self.book.run(name)
+            if run is not None:
+                kept = tuple(
+                    wait for wait in run.waits if wait.key != self._key or (name, wait.number) not in self._taken
+                )
+                self.book.save(replace(run, waits=kept))
+        self._taken.clear()
+
+    def forget(self) -> None:
+        """Take nothing: the decision failed."""
+        self._taken.clear()
+
+    def _first(self) -> list[tuple[LockWait, str]]:
+        """The first waits that were not taken yet, in their order, each with its run: more than `LISTED`, or all.
+
+        A run that cannot be read is passed over, and holds nobody up.
+        """
+        limit = len(self._taken) + LISTED + 1
+        while True:
+            names = self.book.members(queue_group(self._key), queued=True, limit=limit)
+            found: dict[str, Run] = {}
+            for name in names:
+                with suppress(RecordUnreadable):
+                    run = self.book.run(name)
+                    if run is not None:
+                        found[name] = run
+            waits = sorted(
+                ((wait, name) for name, run in found.items() for wait in run.waits if wait.key == self._key),
+                key=lambda item: item[0].number,
+            )[: len(names)]  # a run may wait once more, further back
+            waits = [item for item in waits if (item[1], item[0].number) not in self._taken]
+            if len(waits) > LISTED or len(names) < limit:
+                return waits
+            limit *= 2
+
+
+def reader_of(book: Book, key: str, record: LockRecord) -> OverflowReader | None:
+    """What a decision about this record reads the overflow by; None: it has none."""
+    return None if record.overflow is None else OverflowReader(book, key)
+
+
+def waiter_of(run: str, wait: LockWait) -> Waiter:
+    """A run's place in the queue, as it is listed in the record of the lock."""
+    return Waiter(
+        id=attempt_of(run, wait.ask),
+        label=label_of(run),
+        since=wait.since,
+        ttl=None,
+        expires_at=None,
+        weight=wait.weight,
+        number=wait.number,
+    )
+
+
+def label_of(run: str) -> Label:
+    """How a run is named in the record of a lock."""
+    return Label(name=f"run {run}")

@@ -1,0 +1,150 @@
+"""A book: how a store shows its runs, journals, inboxes, workers and locks within one atomic step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ..lock_record import LockRecord
+from ..record_type import R, RecordType
+from ..slot import Address, Slot
+from .limits import Limit, Place, Terms
+from .record import Event, Run, Scalar, Worker
+
+
+class RunFilter(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Which runs to list. Times are half open: from `since` on, before `until`."""
+
+    statuses: tuple[str, ...] = ()
+    workflow: str = ""
+    prefix: str = ""
+    since: int | None = None
+    until: int | None = None
+    attributes: dict[str, Scalar] = {}
+
+    def fits(self, run: Run) -> bool:
+        """Whether a run is one of them."""
+        return (
+            (not self.statuses or run.status in self.statuses)
+            and (not self.workflow or run.workflow == self.workflow)
+            and run.id.startswith(self.prefix)
+            and (self.since is None or run.created_at >= self.since)
+            and (self.until is None or run.created_at < self.until)
+            and all(same(run.attributes.get(name), value) for name, value in self.attributes.items())
+        )
+
+
+def same(one: Scalar | None, other: Scalar | None) -> bool:
+    """Whether two attributes are equal; True is not 1."""
+    return type(one) is type(other) and one == other
+
+
+class Book(Protocol):
+    """A store's records of runs, within one atomic step."""
+
+    def run(self, id: str) -> Run | None:
+        """One run."""
+
+    def save(self, run: Run) -> None:
+        """Write a run, new or changed."""
+
+    def run_with_key(self, workflow: str, key: str) -> str | None:
+        """The id of the run of this workflow that was started with this idempotency key."""
+
+    def entries(self, run: str, limit: int | None) -> tuple[str, ...]:
+        """The journal, or its first entries."""
+
+    def append(self, run: str, at: int, entries: Sequence[str]) -> None:
+        """Write entries from the place `at` on."""
+
+    def cut(self, run: str, keep: int) -> None:
+        """Remove all entries but the first."""
+
+    def events(self, run: str, after: int) -> tuple[Event, ...]:
+        """The inbox, from after this number on."""
+
+    def event_with_key(self, run: str, key: str) -> int | None:
+        """The number of the event with this key."""
+
+    def post(self, run: str, event: Event) -> None:
+        """Write an event."""
+
+    def unpost(self, run: str, numbers: Iterable[int]) -> None:
+        """Remove events; the numbers of the others stay."""
+
+    def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
+        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+
+    def next_due(self, types: Sequence[str]) -> int | None:
+        """When the first run of these types is due."""
+
+    def owned(self, worker: str, limit: int | None) -> Sequence[Run]:
+        """The runs of a worker, by id."""
+
+    def workers(self) -> Sequence[Worker]:
+        """All workers that are enlisted, the latest last."""
+
+    def enlist(self, worker: Worker) -> None:
+        """Write a worker."""
+
+    def dismiss(self, worker: str) -> None:
+        """Remove a worker."""
+
+    def lock(self, key: str) -> LockRecord | None:
+        """The record of a lock."""
+
+    def put_lock(self, key: str, record: LockRecord) -> None:
+        """Write the record of a lock."""
+
+    def settle(self, key: str, now: int) -> None:
+        """Settle a lock that nobody waits for, and write it if that changed it."""
+
+    def terms(self, workflow: str) -> Terms | None:
+        """The limits of a workflow; None if none were ever published."""
+
+    def put_terms(self, workflow: str, terms: Terms) -> None:
+        """Write the limits of a workflow."""
+
+    def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
+        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+
+    def admitted(self, group: str) -> int:
+        """How many living runs of a group were let in."""
+
+    def queued(self, group: str) -> int:
+        """How many of a group wait."""
+
+    def last_arrival(self, group: str, priority: int) -> int:
+        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+
+    def crowded(self, workflow: str) -> Sequence[Place]:
+        """The places of a workflow where runs wait, in order."""
+
+    def nth_start(self, group: str, n: int) -> int | None:
+        """The n-th latest start that was noted for a group."""
+
+    def starts_after(self, group: str, moment: int) -> int:
+        """How many starts of a group were noted for later."""
+
+    def note_start(self, group: str, at: int, run: str, limit: Limit, now: int) -> None:
+        """Note a start. Of those that are not later than `now` only the latest `limit.max` need be kept."""
+
+    def slot(self, address: Address) -> Slot:
+        """A state slot; empty if it was never written."""
+
+    def put_slot(self, address: Address, slot: Slot) -> None:
+        """Write a state slot."""
+
+    def record(self, type: RecordType[R], key: str) -> R | None:
+        """A record of any type; None: there is none."""
+
+    def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
+        """Write a record of any type; None removes it. Raises for what cannot be stored."""
+
+    def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
+        """The runs that fit, the newest first, those after the cursor."""
+
+    def census(self) -> dict[str, int]:
+        """The number of living runs of each type."""

@@ -1,0 +1,81 @@
+"""Named points just before and just after each commit about a run, at which a test can end the process.
+
+Every command about runs that writes has a name here, and a test that goes through all of the names fails when one was
+never reached. Nothing here costs anything unless a test has asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from ..commands import Command
+from ..commands.runs import (
+    ClaimRuns,
+    DismissWorker,
+    EnlistWorker,
+    PostEvent,
+    PublishTerms,
+    RecordRun,
+    ReviveRun,
+    StartRun,
+    WatchRun,
+)
+from ..rules.runs.record import Finish
+
+When = Literal["before", "after"]
+
+KINDS = (
+    "start", "claim", "record", "record children", "take", "give", "park", "finish", "signal", "cancel", "revive",
+    "watch", "enlist", "dismiss", "publish", "state", "transaction",
+)  # fmt: skip
+NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
+
+_PLAIN: dict[type[Command], str] = {
+    StartRun: "start",
+    ClaimRuns: "claim",
+    ReviveRun: "revive",
+    WatchRun: "watch",
+    EnlistWorker: "enlist",
+    DismissWorker: "dismiss",
+    PublishTerms: "publish",
+}
+
+reached: Callable[[str], None] | None = None
+"""What a test wants to do at each point; it is given the point's name."""
+
+
+def kind_of(command: Command) -> str | None:
+    """The kind of commit that a command is; None if it is none about a run."""
+    if isinstance(command, RecordRun):
+        return _kind_of_record(command)
+    if isinstance(command, PostEvent):
+        return "cancel" if command.event.kind == "cancel" else "signal"
+    return _PLAIN.get(type(command))
+
+
+def _kind_of_record(command: RecordRun) -> str:
+    if command.swap is not None:
+        return "state"
+    if command.then is not None:
+        return "finish" if isinstance(command.then, Finish) else "park"
+    if command.children:
+        return "record children"
+    if command.asks:
+        return "give" if all(ask.give for ask in command.asks) else "take"
+    return "record"
+
+
+def reach(when: When, commands: Sequence[Command]) -> None:
+    """These commands are about to be committed, or have been."""
+    if reached is not None:
+        for command in commands:
+            kind = kind_of(command)
+            if kind is not None:
+                reached(f"{when} {kind}")
+
+
+def reach_transaction(when: When) -> None:
+    """A transaction of the user's with a record in it is about to be committed, or has been."""
+    if reached is not None:
+        reached(f"{when} transaction")

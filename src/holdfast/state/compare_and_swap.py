@@ -1,0 +1,151 @@
+"""Compare-and-swap, without I/O: read, decide, write if nobody was faster, else again with what is there now.
+
+What a decision sees may be a value that is still on its way to the store. It then counts only if the write
+built on it succeeds: an exception, or the wish to leave everything as it is, is believed only
+of a value that was seen in the store after the call began.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from ..commands import ReadSlot, SwapSlot
+from ..errors import AtomicStateConflictError, StoreUnavailable, WouldDeadlock
+from ..rules.slot import Address, Conflict, SlotSeen, Swapped
+from ..runtime.base import Works
+from ..runtime.flows import Flow, Wait, send
+from ..runtime.notifier import Flag
+from ..validation import MICROSECONDS
+from .pending_writes import Chains, Link, chains_of
+
+FIRST_PAUSE = 0.001
+LONGEST_PAUSE = 0.05
+RESERVE_AFTER = 2
+"""After so many conflicts in a row a writer asks for the next write to be its own."""
+RESERVATION = 50_000
+"""Microseconds for which it asks: enough to come back, and what a writer that died costs the others."""
+
+A = TypeVar("A")
+
+
+class Change(NamedTuple):
+    """What is to become of a slot."""
+
+    value: str | None
+
+
+Decision = tuple[Change | None, A]
+"""The change (None: leave it as it is), and the answer for the caller once it is made."""
+Decide = Callable[[Link], Decision[A]]
+
+
+def look(address: Address) -> Flow[Link]:
+    """The value as it is in the store now."""
+    seen, _ = yield from send(ReadSlot(address=address), role="queries")
+    assert isinstance(seen, SlotSeen)  # noqa: S101  (the command's only answer)
+    return Link(seen.last, seen.version, seen.value, fresh=True)
+
+
+def transact(works: Works, address: Address, decide: Decide[A], max_retries: int) -> Flow[A]:
+    """Change a slot by a decision that may be made several times, and return the answer of the one that counts."""
+    if (id(works), address) in _deciding.places:
+        raise WouldDeadlock(
+            f"the state {address[2]!r} is to be changed within its own update(): the two changes would undo each other "
+            "for ever. Compute the new value and return it."
+        )
+    chains = chains_of(works)
+    conflicts = 0
+    base = chains.tip(address)
+    if base is None:
+        found = yield from look(address)
+        base = chains.tip(address) or found
+    while True:
+        try:
+            change, answer = _decide(decide, (id(works), address), base)
+        except Exception:
+            if base.fresh:
+                raise
+            base = yield from look(address)
+            continue
+        if change is None:
+            if base.fresh:
+                return answer
+            base = yield from look(address)
+            continue
+        link = Link(works.new_attempt(), base.version + 1, change.value, fresh=False)
+        if not chains.extend(address, base, link):
+            base = chains.tip(address) or (yield from look(address))
+            continue
+        conflict = yield from _write(chains, address, base, link, reserve=conflicts >= RESERVE_AFTER)
+        if conflict is None:
+            return answer
+        conflicts += 1
+        if conflicts > max_retries:
+            raise AtomicStateConflictError(
+                f"the state {address[2]!r} was changed by others, {conflicts} times, just before it was to be changed "
+                f"here (max_retries={max_retries}). Nothing was written; the call may be repeated. If it happens "
+                "often, make what is computed quicker, or take a lock around it.",
+                key=address[2],
+                retries=max_retries,
+            )
+        if conflict.wait:
+            yield Wait(Flag(), _pause(conflicts, conflict))
+            base = chains.tip(address) or (yield from look(address))
+        else:  # at once: what the conflict showed is as new as anything can be
+            base = chains.tip(address) or Link(conflict.last, conflict.version, conflict.value, fresh=True)
+
+
+class _Deciding(threading.local):
+    """The states for which this thread is computing a new value just now."""
+
+    def __init__(self) -> None:
+        self.places: set[tuple[int, Address]] = set()
+
+
+_deciding = _Deciding()
+
+
+def _decide(decide: Decide[A], place: tuple[int, Address], base: Link) -> Decision[A]:
+    _deciding.places.add(place)
+    try:
+        return decide(base)
+    finally:
+        _deciding.places.discard(place)
+
+
+def _write(chains: Chains, address: Address, base: Link, link: Link, *, reserve: bool) -> Flow[Conflict | None]:
+    """Send a write; None if it was made."""
+    written = False
+    try:
+        command = SwapSlot(
+            address=address,
+            request=link.id,
+            expected=base.id,
+            version=base.version,
+            value=link.value,
+            acked=chains.begin(link.id),
+            reserve=RESERVATION if reserve else 0,
+        )
+        outcome, ambiguous = yield from send(command)
+        written = isinstance(outcome, Swapped)
+    finally:
+        chains.done(address, link, written=written)
+    if written:
+        return None
+    assert isinstance(outcome, Conflict)  # noqa: S101  (the command's only other answer)
+    if ambiguous and not outcome.decided:
+        raise StoreUnavailable(
+            f"the reply to a change of the state {address[2]!r} was lost, and it has been changed so often since that "
+            "it cannot be known whether it was made. Read the state before you repeat the call.",
+            ambiguous=True,
+        )
+    return outcome
+
+
+def _pause(conflicts: int, conflict: Conflict) -> float:
+    """Seconds to leave the next write to the one that has reserved it: random, and longer with each conflict."""
+    longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2**conflicts)
+    return random.uniform(0, min(longest, conflict.wait / MICROSECONDS))

@@ -1,0 +1,242 @@
+"""Locks that live in a state slot: `DurableMutex` and `DurableSemaphore`, for holders that sleep for days.
+
+They are the rules of every other lock with one difference: nothing is handed over. A release or an expiry
+makes a permit free, and only the head of the queue takes it, by its own next try: a run that sleeps must not
+be handed a lease that runs out before it wakes. The caller says who it is and what time it is, so a
+replayed workflow decides the same again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar, overload
+
+import msgspec
+
+from ..errors import InvalidOption, InvalidValue, KindMismatch, QueueFull
+from ..rules import lock_outcomes as out
+from ..rules.lock import Lock
+from ..rules.lock_record import EMPTY, Label, LockRecord, decode, encode
+from ..validation import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
+from .atomic import KEEP, AsyncState, SyncState
+
+MIN_WAITER_SECONDS = 30
+MAX_SKEW = 3_600 * MICROSECONDS
+"""How far apart the clocks of two callers may lie."""
+MAX_EPOCH_SECONDS = 32_503_680_000
+"""The year 3000: a larger number of seconds is a number of milliseconds."""
+
+A = TypeVar("A")
+Slot = SyncState[Any] | AsyncState[Any]
+When = float | datetime
+
+
+class AcquireAttempt(NamedTuple):
+    """What became of a try. Position 0 is next in line; -1 is inside."""
+
+    acquired: bool
+    position: int
+
+
+class _AsGiven:
+    """The waiter_ttl that follows from the lease."""
+
+
+_AS_GIVEN = _AsGiven()
+
+
+def initial_lock_record() -> dict[str, Any]:
+    """The value that a slot for a lock begins with: nobody holds it, nobody waits.
+
+    >>> initial_lock_record()
+    {'kind': 'semaphore', 'holders': [], 'waiters': []}
+    """
+    return {"kind": "semaphore", "holders": [], "waiters": []}
+
+
+class DurableSemaphore:
+    """A number of permits in a state slot, taken by name: first come, first served.
+
+    A granted permit lasts for `lease` unless it is renewed. A waiter keeps its place for `waiter_ttl` after its
+    last try (by default the larger of 30 seconds and the lease; None: for ever).
+
+    >>> from holdfast import Client
+    >>> with Client("memory://") as hf:
+    ...     slot = hf.state("vendor-api:lock", initial=initial_lock_record())
+    ...     limit = DurableSemaphore(permits=1, lease=30)
+    ...     limit.try_acquire(slot, holder_id="a", now=0), limit.try_acquire(slot, holder_id="b", now=1)
+    (AcquireAttempt(acquired=True, position=-1), AcquireAttempt(acquired=False, position=0))
+    """
+
+    def __init__(
+        self, permits: int = 1, *, lease: Duration = 30, waiter_ttl: Duration | _AsGiven | None = _AS_GIVEN
+    ) -> None:
+        self._permits = checked_count(permits, what="permits")
+        self._lease = checked_ttl(lease, what="lease")
+        self._waiter_ttl = waiter_ttl
+        self._kept(self._lease)  # a mistake shows here
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} permits={self._permits} lease={self._lease / MICROSECONDS:g}>"
+
+    @overload
+    def try_acquire(
+        self, slot: SyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None
+    ) -> AcquireAttempt: ...
+    @overload
+    def try_acquire(
+        self, slot: AsyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None
+    ) -> Awaitable[AcquireAttempt]: ...
+    def try_acquire(
+        self, slot: Slot, *, holder_id: str, now: When, lease: Duration | None = None
+    ) -> AcquireAttempt | Awaitable[AcquireAttempt]:
+        """Take a permit, or stand in line. A holder that asks again keeps its permit, for a full lease from now."""
+        me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
+
+        def decide(record: LockRecord, at: int) -> tuple[LockRecord, AcquireAttempt]:
+            lock = Lock(record, at, offers=False)
+            outcome = lock.acquire(
+                id=me,
+                label=Label(name=me),
+                kind="semaphore",
+                permits=self._permits,
+                weight=1,
+                ttl=ttl,
+                queue=True,
+                waiter_ttl=self._kept(ttl),
+            )
+            if isinstance(outcome, out.Mismatch):
+                raise KindMismatch(
+                    f"the state {slot.key!r} holds a lock of kind {outcome.found!r}: use another key",
+                    key=slot.key,
+                    wanted="semaphore",
+                    found=outcome.found,
+                )
+            if isinstance(outcome, out.QueueFull):
+                raise QueueFull(key=slot.key, waiting=outcome.waiting)
+            if isinstance(outcome, out.Queued):
+                return lock.record(), AcquireAttempt(acquired=False, position=outcome.position)
+            assert isinstance(outcome, out.Granted)  # noqa: S101  (weight 1 always fits, and nothing is abandoned here)
+            return lock.record(), AcquireAttempt(acquired=True, position=-1)
+
+        return _on(slot, "try_acquire", moment, decide, AcquireAttempt)
+
+    @overload
+    def release(self, slot: SyncState[Any], *, holder_id: str, now: When) -> None: ...
+    @overload
+    def release(self, slot: AsyncState[Any], *, holder_id: str, now: When) -> Awaitable[None]: ...
+    def release(self, slot: Slot, *, holder_id: str, now: When) -> Awaitable[None] | None:
+        """Give the permit back, or the place in line. Of somebody who has neither: nothing happens."""
+        me, moment = checked_key(holder_id, what="holder_id"), _moment(now)
+
+        def decide(record: LockRecord, at: int) -> tuple[LockRecord, None]:
+            lock = Lock(record, at, offers=False)
+            lock.abandon(id=me, ttl=0)
+            return lock.record(), None
+
+        return _on(slot, "release", moment, decide, None)
+
+    @overload
+    def renew(self, slot: SyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None) -> bool: ...
+    @overload
+    def renew(
+        self, slot: AsyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None
+    ) -> Awaitable[bool]: ...
+    def renew(self, slot: Slot, *, holder_id: str, now: When, lease: Duration | None = None) -> bool | Awaitable[bool]:
+        """Prolong a permit to a full lease from now. False once its lease has passed: then it must be taken anew."""
+        me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
+
+        def decide(record: LockRecord, at: int) -> tuple[LockRecord, bool]:
+            token = next((holder.token for holder in record.holders if holder.id == me), 0)
+            lock = Lock(record, at, offers=False)
+            renewed = isinstance(lock.renew(id=me, token=token, ttl=ttl), out.Renewed)
+            return lock.record() if renewed else record, renewed
+
+        return _on(slot, "renew", moment, decide, bool)
+
+    @overload
+    def inspect(self, slot: SyncState[Any]) -> LockRecord | None: ...
+    @overload
+    def inspect(self, slot: AsyncState[Any]) -> Awaitable[LockRecord | None]: ...
+    def inspect(self, slot: Slot) -> LockRecord | Awaitable[LockRecord | None] | None:
+        """The record as it is stored, None where there is none. Changes nothing."""
+        if isinstance(slot, AsyncState):
+            return _later(slot)
+        value = slot.get()
+        return None if value is None else _record(slot, value)
+
+    def _ttl(self, lease: Duration | None) -> int:
+        return self._lease if lease is None else checked_ttl(lease, what="lease")
+
+    def _kept(self, ttl: int) -> int | None:
+        """For how long a place in line is kept, in microseconds."""
+        if self._waiter_ttl is None:
+            return None
+        if isinstance(self._waiter_ttl, _AsGiven):
+            return max(MIN_WAITER_SECONDS * MICROSECONDS, ttl)
+        return checked_ttl(self._waiter_ttl, what="waiter_ttl")
+
+
+class DurableMutex(DurableSemaphore):
+    """One permit in a state slot: `DurableSemaphore(permits=1)` under the name that says it."""
+
+    def __init__(self, *, lease: Duration = 30, waiter_ttl: Duration | _AsGiven | None = _AS_GIVEN) -> None:
+        super().__init__(permits=1, lease=lease, waiter_ttl=waiter_ttl)
+
+
+async def _later(slot: AsyncState[Any]) -> LockRecord | None:
+    value = await slot.get()
+    return None if value is None else _record(slot, value)
+
+
+def _on(
+    slot: Slot, name: str, moment: int, decide: Callable[[LockRecord, int], tuple[LockRecord, A]], kind: Any
+) -> A | Awaitable[A]:
+    """Decide on the record in a slot; awaitable if the slot is."""
+    if not isinstance(slot, SyncState | AsyncState):
+        raise InvalidOption(f"a slot is what client.state(...) gives, not {type(slot).__name__}")
+    if slot._typed:  # noqa: SLF001  (one house)
+        raise InvalidOption(f"the slot {slot.key!r} of a lock is made without type=: a lock has a form of its own")
+
+    def on_value(value: Any) -> tuple[object, A]:
+        before = EMPTY if value is None else _record(slot, value)
+        after, answer = decide(before, _not_back(before, moment))
+        return (KEEP if after is before else msgspec.json.decode(encode(after))), answer
+
+    decided = slot._decided(on_value)  # noqa: SLF001  (one house)
+    return slot._do(decided) if isinstance(slot, SyncState) else slot._do(name, decided, kind)  # noqa: SLF001
+
+
+def _not_back(record: LockRecord, moment: int) -> int:
+    """What time it is in a slot, where each caller brings a clock of its own: it does not run backwards.
+
+    A caller that is late, or replays what it did before, would otherwise cut the leases of the others. One that
+    lies further apart than clocks do has a wild clock, and is not followed.
+    """
+    ends = [(holder.expires_at, holder.ttl) for holder in record.holders]
+    ends += [(waiter.expires_at, waiter.ttl) for waiter in record.waiters]
+    seen = [expires_at - (ttl or 0) for expires_at, ttl in ends if expires_at is not None]
+    return max([moment, *(at for at in seen if at <= moment + MAX_SKEW)])
+
+
+def _record(slot: Slot, value: Any) -> LockRecord:
+    if not isinstance(value, dict) or (value and not value.keys() & set(LockRecord.__struct_fields__)):
+        raise InvalidValue(
+            f"the state {slot.key!r} holds {type(value).__name__}, not a lock: use another key, or delete it"
+        )
+    return decode(slot.key, msgspec.json.encode(value))
+
+
+def _moment(now: When) -> int:
+    """What time it is, in microseconds."""
+    if isinstance(now, datetime):
+        if now.tzinfo is None:
+            raise InvalidOption("now must say its time zone: datetime.now(UTC), or seconds since 1970")
+        now = now.timestamp()
+    if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now) or now < 0:
+        raise InvalidOption(f"now cannot be {now!r}: give seconds since 1970, or a datetime with its time zone")
+    if now > MAX_EPOCH_SECONDS:
+        raise InvalidOption(f"now={now!r} lies beyond the year 3000: give seconds, not milliseconds")
+    return round(seconds(now) * MICROSECONDS)

@@ -1,0 +1,87 @@
+"""Writes of one process to one slot, each built on the one before it while that is still under way.
+
+A hundred tasks that change one slot need not wait for a commit each: they hand the store a chain of writes in
+one batch. If the first of them finds that another process was faster, the whole chain fails and is tried
+again. Nothing rests on a chain: the store compares every write with what is really there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from ..rules.slot import Address, number_of
+from ..runtime.base import Works
+
+
+class Link(NamedTuple):
+    """A value of a slot, and the write that made it. `fresh`: it was seen in the store since the call began."""
+
+    id: str
+    version: int
+    value: str | None
+    fresh: bool
+
+
+class _Chain:
+    __slots__ = ("tip", "under_way")
+
+    def __init__(self, tip: Link) -> None:
+        self.tip = tip
+        self.under_way = {tip.id}
+
+
+class Chains:
+    """The chains of one client."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may come in while its thread has it
+        self._chains: dict[Address, _Chain] = {}
+        self._unanswered: set[int] = set()
+
+    def tip(self, address: Address) -> Link | None:
+        """The newest value that is on its way to the store, if any is."""
+        with self._lock:
+            chain = self._chains.get(address)
+            return None if chain is None else chain.tip
+
+    def begin(self, id: str) -> int:
+        """A write is about to be sent. Returns the number below which this client has no answer outstanding."""
+        number = number_of(id)
+        with self._lock:
+            self._unanswered.add(number)
+            return min(self._unanswered)
+
+    def extend(self, address: Address, base: Link, link: Link) -> bool:
+        """Put a write behind its base. False if another one has come in between: then look again."""
+        with self._lock:
+            chain = self._chains.get(address)
+            if chain is None:
+                self._chains[address] = _Chain(link)
+                return True
+            if chain.tip.id != base.id:
+                return False
+            chain.tip = link
+            chain.under_way.add(link.id)
+            return True
+
+    def done(self, address: Address, link: Link, *, written: bool) -> None:
+        """A write was answered, or given up. What was built on one that failed will fail too. Twice is harmless."""
+        with self._lock:
+            self._unanswered.discard(number_of(link.id))
+            chain = self._chains.get(address)
+            if chain is None or link.id not in chain.under_way:
+                return
+            chain.under_way.discard(link.id)
+            if not written or not chain.under_way:
+                del self._chains[address]
+
+
+_chains: WeakKeyDictionary[Works, Chains] = WeakKeyDictionary()
+
+
+def chains_of(works: Works) -> Chains:
+    """The chains of a client in this process."""
+    found = _chains.get(works)
+    return found if found is not None else _chains.setdefault(works, Chains())

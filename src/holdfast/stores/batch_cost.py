@@ -1,0 +1,96 @@
+"""How much work a command is for a store, and where a batch is cut so that no step of it takes long.
+
+A step is what a server does in one go: a script on Redis, during which nobody else is served; a statement or a
+transaction on PostgreSQL, which keeps its rows locked. The estimate is made of the command alone, before anything is
+read. One command by itself is one step, however much work it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..commands import Command, LockCommand, ReadSlot, SwapSlot
+from ..commands.runs import (
+    ClaimRuns,
+    DismissWorker,
+    OwnedRuns,
+    PostEvent,
+    PublishTerms,
+    RecordRun,
+    ReviveRun,
+    SeeRun,
+    StartRun,
+)
+from ..rules.runs.record import Finish
+
+AT_ONCE = 1_000
+"""How much work several commands may be together and still be one step: about ten milliseconds of a server's time.
+
+1,000 commands about locks, 250 starts of runs, or one claim of 250 runs.
+"""
+OF_A_LOCK = 1
+"""The work of a command about one lock or one state slot: its record is read and written."""
+OF_A_RUN = 4
+"""The work of starting, ending, claiming or telling one run: its row, its lists, and an entry or an event."""
+OF_ENTRIES = 2
+"""The work of adding a few entries to a journal."""
+OF_A_HISTORY = 50
+"""The work of reading the whole journal and inbox of a run, whose length nobody knows before."""
+BYTES = 2_048
+"""So many bytes that a command brings along are as much work as a lock."""
+
+
+def parts_of(commands: Sequence[Command]) -> Sequence[range]:
+    """The places of the commands that go together: one part after the other, each of `AT_ONCE` or of one command."""
+    if len(commands) <= 1:
+        return (range(len(commands)),) if commands else ()
+    parts, first, total = [], 0, 0
+    for place, command in enumerate(commands):
+        work = work_of(command)
+        if place > first and total + work > AT_ONCE:
+            parts.append(range(first, place))
+            first, total = place, 0
+        total += work
+    parts.append(range(first, len(commands)))
+    return parts
+
+
+def work_of(command: Command) -> int:
+    """An estimate of the work of one command, also of one whose values are not of their kind."""
+    if isinstance(command, LockCommand):
+        return OF_A_LOCK
+    estimate = _ESTIMATES.get(type(command))
+    try:
+        return OF_A_RUN if estimate is None else estimate(command)
+    except (TypeError, ValueError, AttributeError):  # it will fail alone
+        return OF_A_RUN
+
+
+def _record(command: RecordRun) -> int:
+    entries = command.entries
+    work = OF_ENTRIES + len(entries) // 4 + _weight(*entries)
+    if command.children or command.asks or command.then is not None or command.swap is not None:
+        runs = len(command.children) + isinstance(command.then, Finish)
+        locks = len(command.asks) + (command.swap is not None)
+        work += OF_A_RUN * runs + OF_A_LOCK * locks + _weight(*(child.input for child in command.children))
+    return work
+
+
+def _weight(*texts: str) -> int:
+    return sum(map(len, texts)) // BYTES
+
+
+_ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
+    ReadSlot: lambda _: OF_A_LOCK,
+    SwapSlot: lambda command: OF_A_LOCK + _weight(command.value or ""),
+    StartRun: lambda command: OF_A_RUN + _weight(command.new.input),
+    PostEvent: lambda command: OF_A_RUN + _weight(command.event.payload),
+    RecordRun: _record,
+    ClaimRuns: lambda command: OF_A_RUN * max(1, len(command.runs) or int(command.limit)),
+    ReviveRun: lambda _: OF_A_HISTORY,
+    SeeRun: lambda command: OF_A_HISTORY if command.history else OF_A_RUN,
+    PublishTerms: lambda _: AT_ONCE,  # these are about any number of runs
+    DismissWorker: lambda _: AT_ONCE,
+    OwnedRuns: lambda _: AT_ONCE,
+}

@@ -1,0 +1,236 @@
+"""Runs in memory: plain dictionaries, with what is due in order by type."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...rules import lock
+from ...rules.lock_record import LockRecord
+from ...rules.record_type import R, RecordType
+from ...rules.runs.limits import Limit, Place, Terms, group_of
+from ...rules.runs.record import Event, Run, Worker, memberships
+from ...rules.runs.repository import RunFilter
+from ...rules.slot import EMPTY_SLOT, Address, Slot
+from .records import MemoryRecords
+
+
+class MemoryBook:
+    """The runs of one namespace. Used under the mutex of their space."""
+
+    def __init__(
+        self,
+        lock: Callable[[str], LockRecord | None],
+        put_lock: Callable[[str, LockRecord], None],
+        slots: dict[Address, Slot],
+        records: MemoryRecords | None = None,
+    ) -> None:
+        self.lock, self.put_lock, self._slots = lock, put_lock, slots
+        self._records = MemoryRecords() if records is None else records
+        self._runs: dict[str, Run] = {}
+        self._by_key: dict[tuple[str, str], str] = {}
+        self._by_age: list[tuple[int, str]] = []
+        self._due: dict[str, list[tuple[int, str]]] = {}
+        self._owned: dict[str, dict[str, None]] = {}
+        self._journals: dict[str, list[str]] = {}
+        self._inboxes: dict[str, list[Event]] = {}
+        self._workers: dict[str, Worker] = {}
+        self._terms: dict[str, Terms] = {}
+        self._queues: dict[str, list[tuple[int, int, str]]] = {}
+        self._let_in: dict[str, list[tuple[int, str]]] = {}
+        self._starts: dict[str, list[tuple[int, str]]] = {}
+
+    def run(self, id: str) -> Run | None:
+        """One run."""
+        return self._runs.get(id)
+
+    def save(self, run: Run) -> None:
+        """Write a run, new or changed, and keep the orders in which it is found."""
+        before = self._runs.get(run.id)
+        self._runs[run.id] = run
+        if before is None:
+            insort(self._by_age, (run.created_at, run.id))
+            if run.key:
+                self._by_key[run.workflow, run.key] = run.id
+        elif before.due_at is not None:
+            due = self._due[before.type]
+            del due[bisect_left(due, (before.due_at, run.id))]
+        if run.due_at is not None:
+            insort(self._due.setdefault(run.type, []), (run.due_at, run.id))
+        if before is not None and before.worker:
+            self._owned[before.worker].pop(run.id, None)
+        if run.worker:
+            self._owned.setdefault(run.worker, {})[run.id] = None
+        if run.places or run.waits or (before is not None and before.waits):
+            self._count(before, run)
+
+    def _count(self, before: Run | None, run: Run) -> None:
+        """Keep the order of those who wait at a limit or for a lock, and of those who were let in."""
+        for who, adds in ((before, False), (run, True)):
+            for one in () if who is None else memberships(who):
+                if one.queued:
+                    _put(self._queues, one.group, (one.rank, one.arrival, one.run), adds=adds)
+                else:
+                    _put(self._let_in, one.group, (one.arrival, one.run), adds=adds)
+
+    def run_with_key(self, workflow: str, key: str) -> str | None:
+        """The id of the run of this workflow that was started with this idempotency key."""
+        return self._by_key.get((workflow, key))
+
+    def entries(self, run: str, limit: int | None) -> tuple[str, ...]:
+        """The journal, or its first entries."""
+        return tuple(self._journals.get(run, ())[:limit])
+
+    def append(self, run: str, at: int, entries: Sequence[str]) -> None:
+        """Write entries from the place `at` on."""
+        journal = self._journals.setdefault(run, [])
+        journal[at:] = entries
+
+    def cut(self, run: str, keep: int) -> None:
+        """Remove all entries but the first."""
+        del self._journals[run][keep:]
+
+    def events(self, run: str, after: int) -> tuple[Event, ...]:
+        """The inbox, from after this number on."""
+        return tuple(event for event in self._inboxes.get(run, ()) if event.number > after)
+
+    def event_with_key(self, run: str, key: str) -> int | None:
+        """The number of the event with this key."""
+        return next((event.number for event in self._inboxes.get(run, ()) if event.key == key), None)
+
+    def post(self, run: str, event: Event) -> None:
+        """Write an event."""
+        self._inboxes.setdefault(run, []).append(event)
+
+    def unpost(self, run: str, numbers: Iterable[int]) -> None:
+        """Remove events; the numbers of the others stay."""
+        gone = set(numbers)
+        if gone and run in self._inboxes:
+            self._inboxes[run] = [event for event in self._inboxes[run] if event.number not in gone]
+
+    def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
+        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+        due = self._due.get(type, [])
+        timed, end = bisect_left(due, (0, "")), bisect_left(due, (now + 1, ""))
+        return [self._runs[name] for _, name in due[: min(timed, limit)] + due[timed : min(end, timed + limit)]]
+
+    def next_due(self, types: Sequence[str]) -> int | None:
+        """When the first run of these types is due."""
+        return min((due[0][0] for kind in types if (due := self._due.get(kind))), default=None)
+
+    def owned(self, worker: str, limit: int | None) -> Sequence[Run]:
+        """The runs of a worker, by id."""
+        return [self._runs[name] for name in sorted(self._owned.get(worker, ()))[:limit]]
+
+    def workers(self) -> Sequence[Worker]:
+        """All workers that are enlisted, the latest last."""
+        return sorted(self._workers.values(), key=lambda worker: (worker.since, worker.id))
+
+    def enlist(self, worker: Worker) -> None:
+        """Write a worker."""
+        self._workers[worker.id] = worker
+
+    def dismiss(self, worker: str) -> None:
+        """Remove a worker."""
+        self._workers.pop(worker, None)
+
+    def settle(self, key: str, now: int) -> None:
+        """Settle a lock that nobody waits for, and write it if that changed it."""
+        before = self.lock(key)
+        if before is not None and (after := lock.settle(before, now)[0]) is not before:
+            self.put_lock(key, after)
+
+    def terms(self, workflow: str) -> Terms | None:
+        """The limits of a workflow; None if none were ever published."""
+        return self._terms.get(workflow)
+
+    def put_terms(self, workflow: str, terms: Terms) -> None:
+        """Write the limits of a workflow."""
+        self._terms[workflow] = terms
+
+    def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
+        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+        found = self._queues if queued else self._let_in
+        return [member[-1] for member in found.get(group, [])[:limit]]
+
+    def admitted(self, group: str) -> int:
+        """How many living runs of a group were let in."""
+        return len(self._let_in.get(group, ()))
+
+    def queued(self, group: str) -> int:
+        """How many of a group wait."""
+        return len(self._queues.get(group, ()))
+
+    def last_arrival(self, group: str, priority: int) -> int:
+        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+        let_in = self._let_in.get(group)
+        waiting = (arrival for rank, arrival, _ in self._queues.get(group, ()) if rank == -priority)
+        return max(let_in[-1][0] if let_in else 0, *waiting, 0)
+
+    def crowded(self, workflow: str) -> Sequence[Place]:
+        """The places of a workflow where runs wait, in order."""
+        runs = (self._runs[first[0][-1]] for first in self._queues.values())
+        places = {place for run in runs if run.workflow == workflow for place in run.places}
+        return sorted(place for place in places if group_of(workflow, place) in self._queues)
+
+    def nth_start(self, group: str, n: int) -> int | None:
+        """The n-th latest start that was noted for a group."""
+        starts = self._starts.get(group, ())
+        return starts[-n][0] if len(starts) >= n else None
+
+    def starts_after(self, group: str, moment: int) -> int:
+        """How many starts of a group were noted for later."""
+        starts = self._starts.get(group, [])
+        return len(starts) - bisect_left(starts, (moment + 1, ""))
+
+    def note_start(self, group: str, at: int, run: str, limit: Limit, now: int) -> None:
+        """Note a start. Of those that are not later than `now` only the latest are kept."""
+        starts = self._starts.setdefault(group, [])
+        insort(starts, (at, run))
+        past = bisect_left(starts, (now + 1, ""))
+        del starts[: max(0, past - limit.max)]
+
+    def slot(self, address: Address) -> Slot:
+        """A state slot; empty if it was never written."""
+        return self._slots.get(address, EMPTY_SLOT)
+
+    def put_slot(self, address: Address, slot: Slot) -> None:
+        """Write a state slot."""
+        self._slots[address] = slot
+
+    def record(self, type: RecordType[R], key: str) -> R | None:
+        """A record of any type; None: there is none."""
+        return self._records.record(type, key)
+
+    def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
+        """Write a record of any type; None removes it."""
+        self._records.put_record(type, key, record)
+
+    def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
+        """The runs that fit, the newest first, those after the cursor."""
+        start = len(self._by_age) if after is None else bisect_left(self._by_age, tuple(after))
+        found = []
+        for place in range(start - 1, -1, -1):
+            run = self._runs[self._by_age[place][1]]
+            if wanted.fits(run):
+                found.append(run)
+                if len(found) == limit:
+                    break
+        return found
+
+    def census(self) -> dict[str, int]:
+        """The number of living runs of each type."""
+        return dict(Counter(run.type for run in self._runs.values() if run.living))
+
+
+def _put(groups: dict[str, list[Any]], group: str, member: tuple[Any, ...], *, adds: bool) -> None:
+    """Put a member into its group, or take it out; a group of nobody is forgotten."""
+    members = groups.setdefault(group, [])
+    if adds:
+        insort(members, member)
+    else:
+        del members[bisect_left(members, member)]
+        if not members:
+            del groups[group]

@@ -1,0 +1,1 @@
+"""`postgresql://`: many processes on many hosts, by the server's clock."""

@@ -1,0 +1,155 @@
+"""The anchor of `advisory=true`: one session of the process, to which its grants are tied.
+
+The session keeps an advisory lock of a random 64-bit number, and each grant carries the number. While the session lives
+nobody can share that lock; when it ends, by a crash or by the loss of its connection, everyone who meets such a grant
+sees it ended. Two sessions of one number would only delay each other. The holder's side of it: whoever loses the
+anchor has lost the leases, and is told at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from weakref import WeakSet
+
+from ...errors import StoreUnusable
+from ...platform import after_fork_in_child, start_thread
+from .session import Connect, Session, readable
+
+PROOF_SECONDS = 2.0
+"""How often a quiet anchor is asked whether it still holds."""
+JOIN_SECONDS = 5.0
+
+Severed = Callable[[str], None]
+
+log = logging.getLogger("holdfast.stores")
+
+
+class Anchor:
+    """The session of one store, opened when it is first needed and again after it was lost."""
+
+    def __init__(self, connect: Connect, *, timeout: float) -> None:
+        self._connect, self._timeout = connect, timeout
+        self._lock = threading.Lock()
+        self._rope: _Rope | None = None
+        self._tell: list[Severed] = []
+
+    def on_severed(self, tell: Severed) -> None:
+        """Call this, with the reason, whenever the anchor is lost."""
+        self._tell.append(tell)
+
+    def number(self) -> int:
+        """The number of the living session."""
+        with self._lock:
+            if self._rope is None or self._rope.severed:
+                self._rope = _Rope(Session(self._connect, timeout=self._timeout), self._lost)
+            return self._rope.number
+
+    def holds(self, number: int) -> bool:
+        """Whether the session of this number is still the living one."""
+        rope = self._rope
+        return rope is not None and rope.number == number and not rope.severed
+
+    def close(self) -> None:
+        """End the session, and with it whatever is still tied to it."""
+        with self._lock:
+            rope, self._rope = self._rope, None
+        if rope is not None:
+            rope.close()
+
+    def _lost(self, reason: str) -> None:
+        for tell in list(self._tell):
+            try:
+                tell(reason)
+            except Exception:
+                log.exception("what was to be told of a lost connection failed")
+
+
+_ropes: WeakSet[_Rope] = WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    """A child that kept the socket would keep the session of its dead parent alive."""
+    for rope in list(_ropes):
+        with suppress(OSError):
+            os.close(rope.socket)
+    _ropes.clear()
+
+
+after_fork_in_child(_let_go_after_fork)
+
+
+class _Rope:
+    """One session with its number, and the thread that notices its end."""
+
+    def __init__(self, session: Session, lost: Severed) -> None:
+        self.severed = False
+        self._session, self._lost = session, lost
+        try:
+            if session.pooled:
+                raise StoreUnusable(  # noqa: TRY301  (one place closes)
+                    "advisory=true needs a session of its own, and a pooler is in between: give the server's own "
+                    "address as ?listen=postgresql%3A//host:5432/db, or do without it."
+                )
+            self.number = _number(session)
+        except BaseException:
+            session.close()
+            raise
+        self.socket = session.connection.pgconn.socket
+        self._closed = False
+        _ropes.add(self)
+        self._bell, self._ring = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-anchor", daemon=True)
+        try:
+            start_thread(self._thread)
+        except BaseException:  # no thread can be had: nobody would notice the end
+            os.close(self._ring)
+            os.close(self._bell)
+            session.close()
+            raise
+
+    def close(self) -> None:
+        """End the session and its thread."""
+        self._closed = True
+        with suppress(OSError):
+            os.write(self._ring, b".")
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _watch(self) -> None:
+        reason = "the thread that watched over it has ended"
+        try:
+            self._hold_on()
+        except Exception as error:  # whatever it was: the session ends here, and all that is tied to it
+            reason = " ".join(str(error).split())
+        finally:
+            self.severed = True
+            _ropes.discard(self)
+            self._session.close()
+            os.close(self._bell)
+            os.close(self._ring)
+            if not self._closed:
+                self._lost(f"the connection to which it was tied is gone: {reason}")
+
+    def _hold_on(self) -> None:
+        pg = self._session.connection.pgconn
+        while not self._closed:
+            ready = readable((pg.socket, self._bell), PROOF_SECONDS)
+            if self._closed:
+                return
+            if ready:
+                pg.consume_input()
+            else:
+                self._session.ask(b"SELECT 1")
+
+
+def _number(session: Session) -> int:
+    """A number that nobody has, and that nobody can share from now on."""
+    while True:
+        number = secrets.randbits(63)
+        if session.ask(b"SELECT pg_try_advisory_lock($1)", (str(number).encode(),)) == b"t":
+            return number

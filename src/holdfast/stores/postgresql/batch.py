@@ -1,0 +1,339 @@
+"""Batches for PostgreSQL: what goes to the server's own forms, what the rules decide, and what is asked for again.
+
+A row or a limit that another transaction keeps locked is asked for again for some hundredths of a second, and then the
+commands that need it fail: their callers ask again, and all other commands go on meanwhile. A batch that has waited for
+a key which another transaction has inserted is cut into parts that hardly wait, down to the command that meets it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import groupby
+
+from ...commands import Command, Failed, LockCommand, RecordCommand, SlotCommand
+from ...commands.runs import RecordRun, RunCommand, StartRun
+from ...errors import StoreContended, StoreError
+from ...platform import elapsed
+from ...rules.lock_outcomes import Outcome
+from ...rules.runs.record import Finish
+from .. import batch_cost as work
+from .. import executor
+from ..common import failed, flaw
+from ..footprint import footprint
+from ..questions import GroupSize, LockByKey, Question, RecordAt, RunById, SlotAt, TermsOf
+from .contention import kept_locked, table_locked
+from .native import Part, outcomes_of, parts_of, statement_for
+from .reading import busy_name
+from .repository import OwnTransactions, PostgresSource, Transactions
+from .session import BadData, Contended, LacksRights, Missing, Outrun
+from .session_bound import tied
+
+PATIENCE = b"40"
+"""Milliseconds for which one command waits for a row or a limit that another transaction has locked."""
+LOOKS_FOR = 0.06
+"""Seconds for which rows that were taken are looked for again: others may be behind them already."""
+PAUSES = (0.002, 0.005, 0.010, 0.020)
+"""Seconds between looks at the rows that were taken, of all the commands of a batch together."""
+
+STAYS_CROWDED = 8
+"""For how many commands after the last one that met others a lock is left to the rules at once."""
+MOST_CROWDED = 1_000
+
+ROWS = (RunById, LockByKey, RecordAt, SlotAt)
+GROUPS = (GroupSize, TermsOf)
+"""What can be waited for."""
+
+
+class Batch:
+    """What is the same for all batches of one connection."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        *,
+        schema: str,
+        namespace: str,
+        patient: bool = False,
+        mend: Callable[[], bool] = bool,
+    ) -> None:
+        """With `patient`, batches wait for rows and limits that another transaction has locked, too.
+
+        `mend` makes functions that are gone, and tells whether it is of use to try again.
+        """
+        self._transactions, self._schema, self._namespace = transactions, schema, namespace
+        self._patient, self._mend = patient, mend
+        self._source = PostgresSource(transactions, schema=schema, namespace=namespace, mend=self._make_functions)
+        self._mended = False
+        self.hints: list[str] = []
+        """Who is to be told besides those who were granted something."""
+        self._crowded: dict[str, int] = {}
+        self._taken: list[Question] = []
+        """What the last look found locked by others."""
+        self._busy: dict[int, Sequence[Question]] = {}
+        """What each command that was left last needed and did not get, by the command's identity."""
+        self._in_vain: set[Question] = set()
+        """What was waited for, and not had."""
+        self._moving: dict[Question, None] = {}
+        """Groups that were busy and were had within their time: commands that all count wait for these at once."""
+        self._together = False
+        """Whether commands were left that may not need what the trip failed for."""
+        self._whole_table = False
+
+    def run(
+        self, commands: Sequence[Command], at: bytes | None, told: Collection[str] | None, *, session: int | None = None
+    ) -> list[Outcome]:
+        """Answer each command at its own place; grants are tied to the session, if there is one.
+
+        `at` takes the place of the clock; `told` are the channels that the caller tells itself, None: nobody is told.
+        Raises `StoreError` for the batch as a whole.
+        """
+        source = self._source
+        source.at, source.told, source.wrote = at, told, False
+        source.hasty = False
+        self.hints, self._mended, self._whole_table = [], False, False
+        for known in (self._taken, self._busy, self._in_vain):
+            known.clear()
+        try:
+            outcomes = self._patiently([tied(command, session) for command in commands], elapsed() + LOOKS_FOR)
+            source.close()
+            _check_rights(outcomes)
+        except BaseException as error:
+            if isinstance(error, StoreError):  # a part of the batch may have been carried out before
+                error.ambiguous = error.ambiguous or source.wrote
+            with suppress(StoreError):
+                source.close()
+            raise
+        return outcomes
+
+    def _patiently(self, commands: Sequence[Command], until: float) -> list[Outcome]:
+        """Ask again for what was taken, for a while; then that fails.
+
+        No command fails because another one took long: each is looked at once more without waiting, if a trip failed
+        for several at once. That look also tells what it is that a command waited for.
+        """
+        self._together = False
+        outcomes = self._run(commands)
+        for pause in PAUSES:
+            if None not in outcomes or elapsed() >= until:
+                break
+            self._look_again(commands, outcomes, pause)
+        if None in outcomes and (self._together or not self._busy):
+            self._look_again(commands, outcomes, PAUSES[0], waiting=False)
+        stuck = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        for place in stuck:
+            outcomes[place] = Failed(error=self._stuck(commands[place], look=place == stuck[0]))
+        return outcomes  # type: ignore[return-value]  # every place is filled by now
+
+    def _look_again(
+        self, commands: Sequence[Command], outcomes: list[Outcome | None], pause: float, *, waiting: bool = True
+    ) -> None:
+        """Ask again for what was taken: when a row or a group that is in the way is free, or after a pause."""
+        taken = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        awaited = self._next_awaited() if waiting else ()
+        self._taken.clear()
+        self._together = False
+        if not awaited:
+            self._source.close()  # nothing is held meanwhile
+            time.sleep(pause)
+        again = self._run([commands[place] for place in taken], awaited, again=True)
+        for place, outcome in zip(taken, again, strict=True):
+            outcomes[place] = outcome
+
+    def _next_awaited(self) -> Sequence[Question]:
+        """A row to wait for; or a group, with those that are soon free: a command may need several."""
+        for busy in self._taken:
+            if isinstance(busy, ROWS) and busy not in self._in_vain:
+                return (busy,)
+            if isinstance(busy, GROUPS) and busy not in self._in_vain:
+                return (*(one for one in self._moving if one != busy), busy)
+        return ()
+
+    def _run(
+        self, commands: Sequence[Command], awaited: Sequence[Question] = (), *, again: bool = False
+    ) -> list[Outcome | None]:
+        """Answer what can be answered; None for a command whose row is taken. What is `awaited` is waited for."""
+        outcomes: list[Outcome | None] = [None] * len(commands)
+        transactions = self._transactions
+        native = isinstance(transactions, OwnTransactions) and transactions.swift and not again
+        declined: list[int] = []
+        for part in parts_of(commands, self._crowded) if native else [Part(None, list(range(len(commands))), [])]:
+            places = part.places
+            if part.form is not None and isinstance(transactions, OwnTransactions):
+                answers = self._call(transactions, part, [commands[place] for place in places])
+                declined += [place for place, answer in zip(places, answers, strict=True) if answer is None]
+            else:
+                places, declined = sorted([*declined, *places]), []
+                answers = self._by_the_rules([commands[place] for place in places], awaited, again=again)
+            for place, answer in zip(places, answers, strict=True):
+                outcomes[place] = answer
+        left = self._by_the_rules([commands[place] for place in declined], awaited, again=again)
+        for place, answer in zip(declined, left, strict=True):
+            outcomes[place] = answer
+        return outcomes
+
+    def _call(self, transactions: OwnTransactions, part: Part, commands: Sequence[Command]) -> list[Outcome | None]:
+        """Send commands to their form. What that declines, or cannot take, is for the rules."""
+        source, namespace = self._source, self._namespace.encode()
+        source.close()
+        try:
+            statement = statement_for(
+                part, schema=self._schema, namespace=namespace, at=source.at, told=source.told or ()
+            )
+            rows = transactions.call(statement)
+        except Missing as missing:
+            self._make_functions(missing)
+            return self._call(transactions, part, commands)
+        except (BadData, Contended, LacksRights, Outrun, TypeError, ValueError, OverflowError) as error:
+            source.hasty = source.hasty or (isinstance(error, Contended) and len(commands) > 1)  # it has waited
+            return [None] * len(commands)
+        source.wrote = source.wrote or bool(rows)
+        return outcomes_of(part, commands, rows)
+
+    def _make_functions(self, missing: Missing) -> None:
+        """Make functions that are missing, once a batch; nothing that needs them was carried out."""
+        self._source.close()
+        if self._mended or not self._mend():
+            raise missing
+        self._mended = True
+
+    def _by_the_rules(
+        self, commands: Sequence[Command], awaited: Sequence[Question], *, again: bool
+    ) -> list[Outcome | None]:
+        outcomes: list[Outcome | None] = [flaw(command) for command in commands]
+        sound = [place for place, flaw in enumerate(outcomes) if flaw is None]
+        for kind, some in groupby(sound, lambda place: executor.kind_of(commands[place])):
+            neighbours = list(some)
+            wanted = [commands[place] for place in neighbours]
+            for part in work.parts_of(wanted) if kind == "decisions" else ([place] for place in range(len(wanted))):
+                answers = self._decide([wanted[place] for place in part], awaited, again=again)
+                for place, answer in zip((neighbours[place] for place in part), answers, strict=True):
+                    outcomes[place] = answer
+        return outcomes
+
+    def _decide(self, commands: Sequence[Command], awaited: Sequence[Question], *, again: bool) -> list[Outcome | None]:
+        source, alone = self._source, len(commands) == 1 and not again
+        if alone and (row := _row_of(commands[0])) is not None:
+            awaited = (row,)
+        at_once = not (alone or again or awaited) and all(map(_counts, commands))
+        if at_once:
+            awaited = tuple(self._moving)
+        source.patient = self._patient and not source.hasty
+        source.alone, source.awaited = alone, awaited
+        try:
+            outcomes, hints, _ = executor.execute(source, commands, in_halves=False)
+        except Missing as missing:
+            self._make_functions(missing)
+            return self._decide(commands, awaited, again=again)
+        except executor.StepRefused:  # others were faster each time: each half is tried, and answered, by itself
+            source.close()
+            return self._halves(commands)
+        except (BadData, Contended, LacksRights, TypeError, ValueError, OverflowError) as error:
+            source.close()
+            if at_once and awaited and isinstance(error, Contended) and not source.writing:
+                self._moving.clear()  # one of them stands still
+                source.hasty = True
+                return self._by_the_rules(commands, (), again=True)
+            return self._cut(commands, error, awaited)
+        if awaited and isinstance(awaited[-1], GROUPS):
+            if len(self._moving) >= MOST_CROWDED:
+                self._moving.clear()
+            self._moving[awaited[-1]] = None
+        self.hints += hints
+        self._taken += source.occupied
+        for command, outcome in zip(commands, outcomes, strict=True):
+            if outcome is None:
+                self._note_busy(command, source.occupied)
+        for command in commands:
+            if isinstance(command, LockCommand):
+                self._note_crowd(command.key)
+        return outcomes
+
+    def _note_crowd(self, key: str) -> None:
+        """Remember for a few commands that several want a lock: then its form would decline, and cost a trip."""
+        if self._source.is_crowded(key):
+            if len(self._crowded) >= MOST_CROWDED:
+                self._crowded.clear()
+            self._crowded[key] = STAYS_CROWDED
+        elif (left := self._crowded.pop(key, 0) - 1) > 0:
+            self._crowded[key] = left
+
+    def _cut(self, commands: Sequence[Command], error: Exception, awaited: Sequence[Question]) -> list[Outcome | None]:
+        """After an error of a whole batch: in halves, down to the one command that has it."""
+        source = self._source
+        if not isinstance(error, Contended):
+            return [failed(commands[0], error)] if len(commands) == 1 else self._halves(commands)
+        self._together = self._together or len(commands) > 1
+        if awaited and not source.writing:
+            self._in_vain.add(awaited[-1])
+            self._moving.pop(awaited[-1], None)
+            return [None] * len(commands)
+        if len(commands) == 1:
+            if source.writing:
+                self._busy[id(commands[0])] = source.inserted  # any of them
+            self._whole_table = self._whole_table or not (source.writing or source.alone)
+            return [None]
+        patient, source.hasty = source.patient, True
+        if patient and not source.writing:
+            return self._by_the_rules(commands, (), again=True)  # without those that were waited for
+        if not source.writing and len({_table_of(command) for command in commands}) == 1:
+            self._whole_table = True  # of the rows, none is waited for
+            return [None] * len(commands)
+        return self._halves(commands)
+
+    def _halves(self, commands: Sequence[Command]) -> list[Outcome | None]:
+        half = len(commands) // 2
+        parts = commands[:half], commands[half:]
+        return [outcome for part in parts for outcome in self._by_the_rules(part, (), again=False)]
+
+    def _note_busy(self, command: Command, busy: Sequence[Question]) -> None:
+        """Remember what a command needs of all that is busy."""
+        with suppress(Exception):  # values that are not of their kind lead to no name
+            for question in footprint(command, self._source.snapshot):
+                if (name := busy_name(question)) in busy:
+                    self._busy[id(command)] = (name,)
+                    return
+        self._busy[id(command)] = busy[:1]
+
+    def _stuck(self, command: Command, *, look: bool) -> StoreContended:
+        """Why a command failed; `look` says whether to find out which process is in its way."""
+        busy = self._busy.get(id(command), ())
+        if not busy and self._whole_table:
+            return table_locked(self._source.look, self._schema)
+        if not busy and (row := _row_of(command)) is not None:
+            busy = (row,)
+        return kept_locked(
+            command, busy, self._source.look if look else None, schema=self._schema, namespace=self._namespace
+        )
+
+
+def _check_rights(outcomes: Sequence[Outcome]) -> None:
+    """Raise where the role has no right to anything: that is no failure of a single command."""
+    errors = [outcome.error for outcome in outcomes if isinstance(outcome, Failed)]
+    if outcomes and len(errors) == len(outcomes) and all(isinstance(error, LacksRights) for error in errors):
+        raise errors[0]
+
+
+def _table_of(command: Command) -> type[Command]:
+    """Commands of one type mostly need the same tables."""
+    return LockCommand if isinstance(command, LockCommand) else type(command)
+
+
+def _counts(command: Command) -> bool:
+    """Whether a command is probably counted by limits: it starts or ends a run."""
+    if isinstance(command, StartRun):
+        return bool(command.new.places)
+    return isinstance(command, RecordRun) and isinstance(command.then, Finish)
+
+
+def _row_of(command: Command) -> Question | None:
+    """The row that a command is about."""
+    if isinstance(command, RunCommand):
+        name = "" if isinstance(command, StartRun) else getattr(command, "run", "")
+        return RunById(name) if name else None
+    if isinstance(command, LockCommand):
+        return LockByKey(command.key)
+    if isinstance(command, RecordCommand):
+        return RecordAt(command.record_type.name, command.key)
+    return SlotAt(command.address) if isinstance(command, SlotCommand) else None

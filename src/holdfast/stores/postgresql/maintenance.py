@@ -1,0 +1,57 @@
+"""What people do about the tables and functions of a PostgreSQL store: look at them, make them, remove old functions.
+
+For `holdfast schema`. Each call has a session of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from ...errors import StoreUnusable
+from . import schema as postgres_schema
+from .address import connector, options_of, parse, where_of
+from .functions import FunctionSet, KnownSet, functions_for, known_sets
+from .session import Session
+
+
+@contextmanager
+def _session(url: str) -> Iterator[tuple[Session, str]]:
+    place, said = parse(url)
+    options = options_of(said)
+    with closing(Session(connector(place), timeout=options.timeout)) as session:
+        yield session, options.schema
+
+
+def own_set(url: str) -> FunctionSet:
+    """The functions that this release calls."""
+    return functions_for(options_of(parse(url)[1]).schema)
+
+
+def sets_of(url: str) -> tuple[int, list[KnownSet]]:
+    """The version of the tables, and the sets of functions that are there."""
+    with _session(url) as (session, schema):
+        version = postgres_schema.tables_of(session, schema).version
+        if not version:
+            raise StoreUnusable(f"there is no schema {schema!r} in {where_of(parse(url)[0])}")
+        return version, known_sets(session, schema)
+
+
+def install(url: str) -> None:
+    """Make the tables and functions of this release, unless they are there."""
+    with _session(url) as (session, schema):
+        postgres_schema.prepare(session, schema)
+
+
+def statements(url: str) -> str:
+    """What an owner has to run where this role may not make what is missing; empty where nothing is."""
+    with _session(url) as (session, schema):
+        return postgres_schema.statements(session, schema)
+
+
+def prune(url: str, *, unused_for: float, force: bool) -> tuple[list[KnownSet], list[KnownSet]]:
+    """Remove sets that no client has used for so many seconds. Returns which went, and which stay."""
+    with _session(url) as (session, schema):
+        if not postgres_schema.tables_of(session, schema).version:
+            raise StoreUnusable(f"there is no schema {schema!r} in {where_of(parse(url)[0])}")
+        return postgres_schema.prune(session, schema, unused_for=unused_for, force=force)

@@ -1,0 +1,113 @@
+"""Records as the tables of a PostgreSQL store hold them.
+
+A run is a row: what is indexed, and what a record in the server changes, are columns; all its other fields are JSON in
+the column `rest`, so that a new field needs no SQL. Events, workers and terms are JSON beside their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ...errors import RecordUnreadable
+from ...rules.lock_record import LockRecord, decode
+from ...rules.runs.record import Event, Run, Worker
+
+COLUMNS = (
+    "id", "type", "status", "created_at", "due_at", "worker", "fence", "length", "posted", "lives", "deaths", "last",
+    "key", "parent", "started_at", "ended_at", "result", "attributes", "watchers",
+)  # fmt: skip
+"""The fields of a run that are columns; each bears the name of its field."""
+HARMLESS = frozenset({"request", "root", "places", "priority", "arrival", "cancelling", "locks"})
+"""Other fields that a plain record of a run does not look at; its end looks at its places and its locks."""
+SESSION = "session"
+"""The field of a grant that ends with a session (advisory=true)."""
+
+_json = msgspec.json.Encoder()
+_row = msgspec.json.Decoder(dict[str, Any])
+
+
+def row_of(run: Run) -> dict[str, Any]:
+    """A run as its row. JSON goes as text: jsonb would refuse the escape of a NUL."""
+    rest = {name: value for name, value in msgspec.to_builtins(run).items() if name not in COLUMNS}
+    row = {name: getattr(run, name) for name in COLUMNS}
+    row["attributes"] = _json.encode(run.attributes).decode()
+    row["workflow"] = run.workflow
+    row["plain"] = HARMLESS.issuperset(rest)
+    row["rest"] = _json.encode(rest).decode()
+    return row
+
+
+def run_of(text: bytes) -> tuple[str, Run | RecordUnreadable]:
+    """The id of a run, and the run from its row as JSON, or why it cannot be read."""
+    row = _row.decode(text)
+    name: str = row["id"]
+    try:
+        fields = {column: row[column] for column in COLUMNS}
+        return name, msgspec.convert({**row["rest"], **fields}, Run)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        return name, unreadable("run", name, error)
+
+
+def unreadable(what: str, name: str, error: Exception) -> RecordUnreadable:
+    """Why a row cannot be read."""
+    return RecordUnreadable(
+        f"the stored {what} {name!r} cannot be read ({error}). It was left untouched. It may come from a newer "
+        "version, or be damaged: upgrade, or inspect it by hand.",
+        key=name,
+    )
+
+
+def events_of(run: str, rows: Iterable[Sequence[bytes | None]]) -> tuple[Event, ...] | RecordUnreadable:
+    """The events of a run from their rows: number, key and text; or why one of them cannot be read."""
+    events = []
+    for number, key, text in rows:
+        try:
+            fields = {**_row.decode(text or b""), "number": int(number or b"0"), "key": (key or b"").decode()}
+            events.append(msgspec.convert(fields, Event))
+        except msgspec.MsgspecError as error:
+            return unreadable("event of the run", run, error)
+    return tuple(events)
+
+
+def worker_of(name: str, text: bytes) -> Worker:
+    """A worker from its row.
+
+    One that cannot be read is a worker without types: it is never woken for a run, and its lease is judged as any
+    other, so that its runs are set free when it is gone. When it enlists again, its row is written anew.
+    """
+    try:
+        return msgspec.convert({**_row.decode(text), "id": name}, Worker)
+    except msgspec.MsgspecError:
+        return Worker(id=name, name=name, types=(), since=0)
+
+
+def event_text(event: Event) -> str:
+    """What an event's row holds besides its number and its key."""
+    fields = msgspec.to_builtins(event)
+    return _json.encode({name: value for name, value in fields.items() if name not in ("number", "key")}).decode()
+
+
+def lock_of(key: str, text: bytes, severed: Collection[str], now: int) -> LockRecord | RecordUnreadable:
+    """The record of a lock, without the grants and waiters whose sessions have ended; or why it cannot be read."""
+    try:
+        record = decode(key, text)
+    except RecordUnreadable as error:
+        return error
+    for holder in record.holders if severed else ():
+        if holder.id in severed:
+            closed = {}
+            if holder.delay and not holder.offered:
+                closed = {
+                    "closed_until": max(record.closed_until, now + holder.delay),
+                    "closed_for": max(record.closed_for, holder.delay),
+                }
+            others = tuple(one for one in record.holders if one.id != holder.id)
+            record = replace(record, holders=others, version=record.version + 1, **closed)
+    waiters = tuple(one for one in record.waiters if one.id not in severed) if severed else record.waiters
+    if len(waiters) < len(record.waiters):
+        record = replace(record, waiters=waiters, version=record.version + 1)
+    return record

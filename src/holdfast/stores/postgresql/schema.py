@@ -1,0 +1,180 @@
+"""The tables and functions of Holdfast in a PostgreSQL database: made when first needed, in a schema of their own.
+
+Processes that come at the same moment wait for one another at a lock of the server, so that one of them makes the
+schema and the others find it. Older tables are brought up to date in the same way. Newer ones tell which clients may
+still use them (`about.oldest_client`); a client that is older than that is refused. The functions are each client's own
+(functions.py): what is missing of them is made, and those of other releases that may use the tables are left
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import psycopg
+
+from ...errors import StoreError, StoreUnavailable, StoreUnusable
+from .functions import (
+    TABLES,
+    VERSION,
+    FunctionSet,
+    KnownSet,
+    count_of,
+    creation,
+    drop,
+    functions_for,
+    known_sets,
+    note_use,
+    quoted,
+    source,
+)
+from .session import BadData, Contended, LacksRights, Session
+
+OLDEST_SERVER = 130_000
+_PLACE = "holdfast."
+# Not by to_regclass: after waiting for another who made it, that still says what the session had heard before.
+_THERE = (
+    b"SELECT 1::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    b"WHERE n.nspname = $1 AND c.relname = 'about'"
+)
+_OF_DEVELOPMENT = (  # no other application's: it is told to be dropped
+    b"SELECT string_agg(table_name || '.' || column_name, ' ' ORDER BY table_name, ordinal_position) "
+    b"FROM information_schema.columns WHERE table_schema = $1 "
+    b"AND (table_name = 'about' OR table_name = 'locks' AND column_name IN ('namespace', 'key', 'record'))"
+)
+_LOCK = 0x686F6C6466617375
+"""The number under which processes wait for one another; another one than that of the fences."""
+PATIENCE = 30.0
+"""Seconds that the making of a schema may take."""
+
+
+class NotOurs(StoreUnusable):
+    """The schema is somebody else's, or a newer version's."""
+
+
+class Tables(NamedTuple):
+    """Which tables are there."""
+
+    version: int
+    """0 where there are none."""
+    oldest_client: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether this client may use them as they are."""
+        return self.version >= VERSION >= self.oldest_client
+
+
+def script(name: str, schema: str) -> str:
+    """One of the SQL files for the tables and the roles, for this schema."""
+    return source(name).replace(_PLACE, f"{quoted(schema)}.").replace("SCHEMA holdfast", f"SCHEMA {quoted(schema)}")
+
+
+def tables_of(session: Session, schema: str) -> Tables:
+    """The tables that are there. Raises `NotOurs` where they are not Holdfast's."""
+    if session.ask(_THERE, (schema.encode(),)) != b"1":
+        return Tables(0, 0)
+    try:
+        found = session.ask(b"SELECT version || ' ' || oldest_client FROM %b.about" % quoted(schema).encode())
+    except LacksRights:
+        raise
+    except StoreUnusable:
+        found = None
+        if session.ask(_OF_DEVELOPMENT, (schema.encode(),)) == b"about.version locks.namespace locks.key locks.record":
+            raise NotOurs(
+                f"the schema {schema!r} was made by an earlier development version of Holdfast. It was left as it is. "
+                f"Stop its clients, and drop it (DROP SCHEMA {quoted(schema)} CASCADE) or give another ?schema=: it is "
+                "made anew."
+            ) from None
+    numbers = (found or b"").split()
+    if len(numbers) != len(Tables._fields) or not all(number.isdigit() for number in numbers):
+        raise NotOurs(f"the table {schema}.about says no version: this is not a schema of Holdfast's")
+    return Tables(*map(int, numbers))
+
+
+def prepare(session: Session, schema: str) -> None:
+    """Make the tables and functions, or bring the tables up to date, unless all is as it should be."""
+    mine = functions_for(schema)
+    if not _is_ready(session, mine):
+        try:
+            _make(session, mine)
+        except LacksRights as error:
+            raise StoreUnusable(
+                f"the schema {schema!r} lacks tables or functions that this version of Holdfast needs, and this role "
+                f"may not make them ({error}). Nothing was changed. Have an owner of the schema open the store once "
+                "with this version ('holdfast schema install'), or run what 'holdfast schema sql' prints: "
+                "docs/stores/postgresql.md."
+            ) from error
+        except NotOurs:
+            raise
+        except (Contended, BadData, StoreUnusable) as error:
+            raise StoreUnavailable(f"the schema {schema!r} could not be made: {error}") from error
+    note_use(session, mine)
+
+
+def _make(session: Session, mine: FunctionSet) -> None:
+    with _alone(session):
+        if not _is_ready(session, mine):
+            session.run(missing_parts(session, mine.schema), timeout=PATIENCE)
+
+
+def statements(session: Session, schema: str) -> str:
+    """A script for somebody who may make what this client needs; empty where nothing is missing."""
+    if _is_ready(session, functions_for(schema)):
+        return ""
+    alone = f"BEGIN;\nSELECT pg_advisory_xact_lock({_LOCK});"
+    return f"{alone}\n{missing_parts(session, schema)}\nCOMMIT;\n"
+
+
+def missing_parts(session: Session, schema: str) -> str:
+    """The statements that make what this client needs and is not there."""
+    missing = TABLES[tables_of(session, schema).version :]
+    whole = () if session.ask(_SCHEMA_THERE, (schema.encode(),)) else (f"CREATE SCHEMA {quoted(schema)};",)
+    return "\n".join((*whole, *(script(name, schema) for name in missing), creation(functions_for(schema))))
+
+
+_SCHEMA_THERE = b"SELECT 1::text FROM pg_catalog.pg_namespace WHERE nspname = $1"
+
+
+def prune(
+    session: Session, schema: str, *, unused_for: float, force: bool = False
+) -> tuple[list[KnownSet], list[KnownSet]]:
+    """Remove the functions that no client has used for so many seconds. Returns which went, and which stay.
+
+    With `force` also those that were used since. This client's own always stay.
+    """
+    own = functions_for(schema).digest
+    with _alone(session):
+        sets = known_sets(session, schema)
+        gone = [one for one in sets if one.digest != own and (force or one.idle > unused_for)]
+        drop(session, schema, [one.digest for one in gone])
+    return gone, [one for one in sets if one not in gone]
+
+
+@contextmanager
+def _alone(session: Session) -> Iterator[None]:
+    """A transaction in which nobody else makes or removes anything of Holdfast's. Rolled back on any error."""
+    session.run(f"BEGIN; SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock({_LOCK})", timeout=PATIENCE)
+    try:
+        yield
+        session.run("COMMIT", timeout=PATIENCE)
+    except BaseException:
+        with suppress(StoreError, psycopg.Error):
+            session.run("ROLLBACK", timeout=PATIENCE)
+        raise
+
+
+def _is_ready(session: Session, mine: FunctionSet) -> bool:
+    if session.server_version < OLDEST_SERVER:
+        raise StoreUnusable(
+            f"this PostgreSQL is of version {session.server_version // 10_000}; Holdfast needs 13 or newer"
+        )
+    tables = tables_of(session, mine.schema)
+    if tables.oldest_client > VERSION:
+        raise NotOurs(
+            f"the schema {mine.schema!r} was made by a newer Holdfast (version {tables.version}, for clients that know "
+            f"version {tables.oldest_client} at least; this one knows {VERSION}): upgrade here"
+        )
+    return tables.usable and count_of(session, mine) == len(mine.names)

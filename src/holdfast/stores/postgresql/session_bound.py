@@ -1,0 +1,69 @@
+"""Grants and places that end with a session (`advisory=true`): a field which the rules carry and do not know.
+
+A reader of a record leaves out the grants and waiters whose sessions have ended (records.py); here is how the
+field comes into a record, and how it goes when a grant changes its owner.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from msgspec.structs import asdict, replace
+
+from ...commands import Acquire, Command, Transfer
+from ...rules.lock import Lock
+from ...rules.lock_outcomes import Granted, Outcome, Queued, Transferred
+from ...rules.lock_record import Holder, Waiter
+from .records import SESSION
+
+Tied = TypeVar("Tied", Holder, Waiter)
+UNTIED = ("hold", "lease")
+"""A hold is kept for its whole window, and a lease by its owner's name: neither ends with a session."""
+
+
+class TiedAcquire(Acquire, frozen=True, kw_only=True):
+    """An acquire whose grant, or place in the queue, ends with a session."""
+
+    session: int
+
+    def decide(self, lock: Lock) -> Outcome:
+        """Decide, and note the session with the grant or the place."""
+        outcome = super().decide(lock)
+        if isinstance(outcome, Granted | Queued):
+            _note(lock, self.id, self.session)
+        return outcome
+
+
+class UntyingTransfer(Transfer, frozen=True, kw_only=True):
+    """A transfer: the grant of the new holder does not end with the session of the old one."""
+
+    def decide(self, lock: Lock) -> Outcome:
+        """Decide, and forget the session."""
+        outcome = super().decide(lock)
+        if isinstance(outcome, Transferred):
+            _note(lock, self.to_id, None)
+        return outcome
+
+
+def tied(command: Command, session: int | None) -> Command:
+    """The command as it is carried out: with a session, where its grant is to end with it."""
+    if session is not None and type(command) is Acquire and command.kind not in UNTIED:
+        return TiedAcquire(**asdict(command), session=session)
+    return UntyingTransfer(**asdict(command)) if type(command) is Transfer else command
+
+
+def _note(lock: Lock, id: str, session: int | None) -> None:
+    """Note a session with what this attempt holds or waits for; None: forget it."""
+    if (holder := lock.holders.get(id)) is not None:
+        lock.hold(_with_session(holder, session))
+    elif (waiter := lock.waiters.get(id)) is not None:
+        lock.queue(_with_session(waiter, session))
+
+
+def _with_session(one: Tied, session: int | None) -> Tied:
+    if (one.unknown or {}).get(SESSION) == session:
+        return one
+    unknown = {name: value for name, value in (one.unknown or {}).items() if name != SESSION}
+    if session is not None:
+        unknown[SESSION] = session
+    return replace(one, unknown=unknown or None)

@@ -1,0 +1,1 @@
+"""`redis://`, `rediss://`, `valkey://`, `valkeys://`: many processes on many hosts, by the server's clock."""

@@ -1,0 +1,185 @@
+"""The rules over a Redis: what they ask is read by one script, what they decide is written by another.
+
+The second one writes only if everything that was decided on is still as it was read (`write.lua`). Where another
+client was faster, everything is read and decided again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+import redis.exceptions
+
+from ...commands import Command
+from ...errors import RecordUnreadable
+from ...rules.lock_outcomes import Outcome
+from ...rules.runs.record import Run, worker_key
+from ..batch_view import FEW
+from ..common import woken_among
+from ..contract import Clock
+from ..questions import Changes, EnlistedWorkers, LockByKey, Members, Question, RunById, Snapshot
+from ..repository import Repository
+from .connection import Link
+from .keys import Layout
+from .lists import Lists
+from .reading import Commands, Reading, Refused
+from .scripts import READ, WRITE
+from .writing import Known, Writing
+
+MOST_GUESSES = 5_000
+"""How many runs and queues a connection remembers, to read at once what their ends will need."""
+PAUSE = 0.002
+"""Seconds by which the second try after another client was faster is put off, at most; later ones by more."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[int, list[Any]]).decode
+_written = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+class Guesses(Snapshot):
+    """Runs whose end concerns others, and the first of queues, as this connection last saw them."""
+
+    def note(self, run: Run) -> None:
+        """A run was read or written."""
+        if run.living and (run.places or run.locks or run.parent):
+            if len(self._answers) >= MOST_GUESSES:
+                self._answers.clear()
+            self.put(RunById(run.id), run)
+        else:
+            self._answers.pop(RunById(run.id), None)
+
+    def __contains__(self, run: object) -> bool:
+        return type(run) is str and RunById(run) in self._answers
+
+
+class RedisSource:
+    """The records of one namespace, by one connection."""
+
+    def __init__(self, link: Link, layout: Layout, clock: Clock | None) -> None:
+        self._link, self._layout, self._clock = link, layout, clock
+        self._reading = Reading(layout)
+        self._writing = Writing(layout, self._reading)
+        self._lists = Lists(layout, self.ask)
+        self._workers: tuple[str, ...] = ()  # whom it was told of last: their leases are read at once
+        self.guesses: Guesses = Guesses(0)
+        self._known: Known = {}
+        self._plain = False  # whether something that was read for this decision is no text
+        self._tries = 0
+        self.began = False
+        """Whether something of this batch may have been written."""
+        self.unheard: list[str] = []
+        """The attempts whose hints nobody received."""
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self.began, self._tries, self.unheard = False, 0, []
+
+    def ask(self, commands: Commands, *, changing: bool = False) -> tuple[int, list[Any]]:
+        """The time of the server, and what it replies to these commands, all in one step."""
+        arguments = (_pack(commands), self._time(), b"0" if changing else b"1")
+        reply = self._link.call(READ, *arguments)
+        try:
+            return _unpack(reply)
+        except (msgspec.MsgspecError, UnicodeError):  # something in it is no text
+            self._plain = True
+            now, replies = self._link.call(READ, *arguments, b"1")
+            return int(now), [_decoded(reply) for reply in replies]
+
+    def _time(self) -> bytes:
+        return b"" if self._clock is None else b"%d" % self._clock()
+
+    def read(self, questions: Collection[Question], *, changing: Collection[Question]) -> Snapshot:
+        """Read the answers in one step."""
+        wanted = dict.fromkeys(questions)
+        if EnlistedWorkers() in wanted:
+            wanted.update(dict.fromkeys(LockByKey(worker_key(worker)) for worker in self._workers))
+        reading, self._plain = self._reading, False
+        asked = [reading.commands(question) for question in wanted]
+        now, replies = self.ask(list(chain.from_iterable(asked)), changing=bool(changing))
+        snapshot, self._known = Snapshot(now), {}
+        self._writing.begin()
+        left = iter(replies)
+        try:
+            for question, commands in zip(wanted, asked, strict=True):
+                some = list(islice(left, len(commands)))
+                self._known[question] = commands, some
+                answer = reading.answer(question, some)
+                snapshot.put(question, answer)
+                if isinstance(answer, Run):
+                    self.guesses.note(answer)
+                elif isinstance(question, Members) and question.queued and not isinstance(answer, Exception):
+                    self.guesses.put(Members(None, question.group, queued=True), answer[:FEW])
+        except Refused as refused:
+            raise self._link.refused(redis.exceptions.ResponseError(str(refused))) from None
+        if EnlistedWorkers() in wanted:
+            with suppress(RecordUnreadable):
+                self._workers = tuple(worker.id for worker in snapshot.get(EnlistedWorkers()))
+        return snapshot
+
+    def write(self, repository: Repository, hints: Sequence[str], woken: Sequence[str]) -> bool:
+        """Write the changes if everything is unchanged, and tell those who wait."""
+        writes = self._writing.writes(repository, self._known)
+        names = dict.fromkeys(command[2] if command[0] == "UNLESS" else command[0] for command in writes)
+        messages = [
+            (self._layout.channel(channel), "\n".join(ids)) for channel, ids in woken_among((*woken, *hints)).items()
+        ]
+        checks = self._writing.checks(repository, self._known)
+        if self._plain:
+            checks = _packable(checks)
+        payload = _pack((checks, list(names), writes, messages))
+        reply = self._link.call(WRITE, payload, self._time(), b"%d" % repository.now)
+        failed, *heard = _written(reply)
+        if failed:
+            self._tries += 1
+            if self._tries > 1:
+                time.sleep(random.uniform(0, PAUSE * min(self._tries, 10)))
+            return False
+        self.began, self._tries = True, 0
+        for run in repository.changes.runs.values():
+            self.guesses.note(run)
+        self.unheard += [
+            attempt
+            for (_, message), receivers in zip(messages, heard[0], strict=True)
+            if receivers == 0
+            for attempt in message.split("\n")
+        ]
+        return True
+
+    def check(self, changes: Changes) -> None:
+        """Raise for what cannot be stored."""
+        self._writing.check(changes)
+
+    def undo(self) -> None:
+        """Nothing is kept between a read and a write."""
+
+    def scan(self, command: Command) -> Outcome:
+        """Answer a list."""
+        try:
+            return self._lists.answer(command)
+        except Refused as refused:
+            raise self._link.refused(redis.exceptions.ResponseError(str(refused))) from None
+
+
+def _packable(value: Any) -> Any:
+    """The same with bytes written as texts are: the server's Lua knows only these."""
+    if isinstance(value, bytes):
+        return msgspec.Raw(b"\xdb%s%s" % (len(value).to_bytes(4, "big"), value))
+    return [_packable(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _decoded(reply: Any) -> Any:
+    """A plain reply as the others are; what is no text stays as it is, and cannot be read."""
+    if isinstance(reply, list):
+        return [_decoded(part) for part in reply]
+    if isinstance(reply, bytes):
+        try:
+            return reply.decode()
+        except UnicodeDecodeError:
+            return reply
+    return False if reply is None else reply

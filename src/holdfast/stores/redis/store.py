@@ -1,0 +1,209 @@
+"""`redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`: the server's clock, waking by pub/sub.
+
+The usual commands of a batch are one script and one trip (locks.lua). Everything else is decided by the rules in
+Python: one script reads, another one writes if nothing has changed (source.py). What is promised depends on how
+the server keeps its data: health.py looks at that when a server is first used, and says what is missing.
+Options in the URL: `?prefix=holdfast` (what all names begin with), `?cluster=true`, and those of redis-py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from ...commands import Command
+from ...errors import InvalidOption, StoreError, StoreUnusable
+from ...platform import host_clock
+from ...rules.lock_outcomes import Outcome
+from ..batch_cost import parts_of
+from ..common import flaw, offers_to, pass_overs
+from ..contract import Capabilities, Clock, Finding, Hint, Role
+from ..executor import StepRefused, execute
+from ..urls import redacted
+from . import fast_path as redis_fast
+from . import health as redis_health
+from . import permissions as redis_rights
+from .connection import Link, Place, place_of_client, place_of_url, shown
+from .keys import PREFIX, Layout
+from .scripts import FAST
+from .source import RedisSource
+from .subscribe import RedisWatch
+
+if TYPE_CHECKING:
+    from ..contract import Connection, Store, Watch
+
+
+def open_redis(url: str, *, namespace: str, clock: Clock) -> Store:
+    """Open the server or the cluster of the URL. It is reached when the first connection is made."""
+    place, prefix = place_of_url(url)
+    return RedisStore(place, Layout(prefix, namespace), url=redacted(url), clock=clock)
+
+
+def adopt_redis(handle: Any, *, namespace: str, clock: Clock, options: Mapping[str, object] | None = None) -> Store:
+    """Open what a client of redis-py is set up for, by connections of our own. The one option is `prefix`."""
+    ours = dict(options or {})
+    prefix = str(ours.pop("prefix", PREFIX))
+    if ours:
+        raise InvalidOption(
+            f"with a client of redis-py there is the option prefix; {sorted(ours)} are the client's own"
+        )
+    place = place_of_client(handle)
+    return RedisStore(place, Layout(prefix, namespace), url=shown(place), clock=clock)
+
+
+class RedisStore:
+    """The records of one namespace in one server or cluster."""
+
+    swift: Literal[True] = True
+
+    def __init__(self, place: Place, layout: Layout, *, url: str, clock: Clock) -> None:
+        self.url = url
+        self.identity = f"{place.name}#{layout.base}"
+        self.layout = layout
+        self._place, self._clock = place, clock
+        self._now: Clock | None = None if clock is host_clock else clock
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self.identity}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can promise; whether it is durable has to be asked, once a process and server."""
+        look = redis_health.known(self._place)
+        if look is None and not self._closed:
+            try:
+                link = self._link()
+                look = redis_health.known(self._place)
+                link.close()
+            except StoreError:
+                look = None
+        durable = look is not None and look.durable
+        return Capabilities(durable=durable, shared=True, server_clock=self._now is None, notifies=True, workflows=True)
+
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (the server makes nobody wait for a turn)
+        """Open a connection of its own."""
+        return RedisConnection(self._link(), self.layout, self._now, cluster=self._place.cluster)
+
+    def watch(self, channel: str, on_hint: Hint) -> Watch:
+        """Subscribe to hints, from a thread with a connection of its own."""
+        self._check_open()
+        return RedisWatch(self._place, self.layout, channel, on_hint)
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Look at the server's role, its settings and its clock."""
+        return redis_health.diagnose(self._place, self.layout)
+
+    def reopen(self) -> Store:
+        """The same, for the child of a fork."""
+        return RedisStore(self._place, self.layout, url=self.url, clock=self._clock)
+
+    def close(self) -> None:
+        """Open no more connections. There is nothing that they share."""
+        self._closed = True
+
+    def _link(self) -> Link:
+        self._check_open()
+        link = Link(self._place, self.layout.index)
+        try:
+            redis_health.look_once(self._place, link)
+            redis_rights.check_once(self._place, link, self.layout.index)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnusable(f"the store {self.url} is closed: open a new one")
+
+
+class RedisConnection:
+    """One connection, used by one thread at a time."""
+
+    def __init__(self, link: Link, layout: Layout, now: Clock | None, *, cluster: bool) -> None:
+        self._link, self._now, self._cluster = link, now, cluster
+        self._source = RedisSource(link, layout, now)
+        self._reopen = False  # whether the link was lost after a batch had been carried out
+        self.moments: list[int] = []
+        """When each command of the last batch was decided, by the server's clock."""
+
+    def execute(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Carry the batch out: what is simple by the fast path, in one trip, and the rest by the rules."""
+        source = self._source
+        if self._reopen:
+            self._link.open()
+            self._reopen = False
+        source.begin()
+        outcomes: list[Outcome | None] = []
+        self.moments = []
+        try:
+            parts = parts_of(commands)
+            for part in parts:
+                self._execute(commands if len(parts) == 1 else commands[part.start : part.stop], outcomes)
+        except StoreError as error:
+            error.ambiguous = error.ambiguous or source.began  # an earlier trip of this batch has done its part
+            raise
+        if source.unheard and not self._cluster:
+            self._pass_over(commands, outcomes)
+        return outcomes  # type: ignore[return-value]  # nothing is ever occupied here
+
+    def _execute(self, commands: Sequence[Command], outcomes: list[Outcome | None]) -> None:
+        """Carry out what is not too much for one script, and add the outcomes and the moments of the decisions."""
+        asked, before = redis_fast.asked(commands, self._source.guesses), len(outcomes)
+        outcomes += [None] * len(commands)
+        self.moments += [0] * len(commands)
+        if asked is not None:
+            with suppress(StepRefused):  # nothing was done: the rules find the command that is refused
+                self._try_fast(commands, asked, outcomes, before)
+        rest = []
+        for place, command in enumerate(commands):
+            if outcomes[before + place] is None:
+                outcomes[before + place] = wrong = flaw(command)
+                rest += [place] if wrong is None else []
+        if rest:
+            answers, _, moments = execute(self._source, [commands[place] for place in rest])
+            for place, answer, moment in zip(rest, answers, moments, strict=True):
+                outcomes[before + place], self.moments[before + place] = answer, moment
+
+    def _pass_over(self, commands: Sequence[Command], outcomes: Sequence[Any]) -> None:
+        """End the offers to processes that are gone, so that nobody waits for them. The commands have been carried out.
+
+        A node of a cluster does not know who listens at the other nodes, so there they end by themselves.
+        """
+        unheard = self._source.unheard
+        looks = offers_to(unheard, commands, outcomes)
+        try:
+            if looks:
+                seen = [outcome for outcome in execute(self._source, looks).outcomes if outcome is not None]
+                execute(self._source, pass_overs(unheard, looks, seen))
+        except StoreError:  # they end by themselves
+            self._reopen = self._link.lost
+
+    def _try_fast(
+        self, commands: Sequence[Command], asked: redis_fast.Asked, outcomes: list[Outcome | None], first: int
+    ) -> None:
+        """Put in what the script answers, from the place `first` on; what it declines, or is not asked, stays open."""
+        if self._now is None:
+            answer = self._link.call(FAST, asked.payload)
+        else:
+            answer = self._link.call(FAST, asked.payload, b"%d" % self._now())
+        try:
+            reply = redis_fast.read_reply(answer)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise self._link.failed(error) from error
+        self.moments[first:] = [reply.now] * len(commands)
+        for place, row in zip(asked.places, reply.answers, strict=True):
+            outcomes[first + place] = outcome = redis_fast.outcome_of(commands[place], row, reply)
+            if outcome is not None:
+                self._source.began = True
+        if reply.unheard:
+            self._source.unheard += reply.unheard
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reopen = False
+        self._link.close()

@@ -1,0 +1,120 @@
+"""How a process hears from Redis that one of its attempts was granted: a subscription, from a thread of its own.
+
+The script publishes the ids of those it has granted something, on a channel for each client. The thread sends nothing
+while it waits, but for a rare PING by which a connection that is dead at the other end is noticed. Whenever the
+subscription begins, and begins anew after a fault, every waiter is told to look again: something may have been missed.
+While there is no subscription, waiters poll, and their records do not say that they listen. Hints may be lost; nobody's
+safety rests on them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+from contextlib import suppress
+
+from ...platform import start_thread
+from ..contract import Hint
+from ..local_hints import Hinting
+from .connection import Place, Wire
+from .keys import Layout
+
+PING_SECONDS = 12.0
+"""How long nothing is heard before the server is asked whether it is still there."""
+ANSWER_SECONDS = 5.0
+"""How long it may take to answer that."""
+RETRY_SECONDS = (0.05, 5.0)
+"""The first pause after a fault, and the longest one; each is jittered."""
+JOIN_SECONDS = 5.0
+
+log = logging.getLogger("holdfast.stores")
+
+
+class RedisWatch(Hinting):
+    """A running subscription to the hints of one channel."""
+
+    def __init__(self, place: Place, layout: Layout, channel: str, on_hint: Hint) -> None:
+        super().__init__(on_hint)
+        self.polls = True  # until the server has confirmed the subscription
+        self._place = place
+        self._index, self._channel = layout.index, layout.channel(channel)
+        self._pid = os.getpid()
+        self._connection: Wire | None = None
+        self._swapping = threading.Lock()
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
+        try:
+            start_thread(self._thread)
+        except RuntimeError as error:  # who waits then asks again from time to time
+            self._thread = None
+            log.warning("no thread could be started to listen for wake-up hints (%s): waiting takes longer", error)
+
+    def expect(self, id: str, *, eager: bool) -> None:
+        """Nothing to prepare: the server tells."""
+
+    def forget(self, id: str) -> None:
+        """Nothing to undo."""
+
+    def close(self) -> None:
+        """End the subscription, its thread and its connection."""
+        self._closed.set()
+        if os.getpid() != self._pid:  # the thread is the parent's, and so is what it listens on
+            return
+        with self._swapping:
+            connection = self._connection
+            listening = None if connection is None else connection._sock  # noqa: SLF001  (the driver cannot interrupt)
+        if listening is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(listening, socket.SHUT_RDWR)  # below TLS, which another thread is using
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        pause = RETRY_SECONDS[0]
+        while not self._closed.is_set():
+            try:
+                connection = self._subscribe()
+                pause = RETRY_SECONDS[0]
+                self.polls = False
+                self.hint(None)
+                self._listen(connection)
+            except Exception as error:  # whatever it was: the way back is to begin anew
+                if not self._closed.is_set():
+                    log.debug("listening on %s was interrupted (%s)", self._place.name, error)
+            finally:
+                self.polls = True
+                self._drop()
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, RETRY_SECONDS[1])
+
+    def _subscribe(self) -> Wire:
+        connection = self._place.open(self._index, protocol=2)
+        with self._swapping:
+            self._connection = connection
+        if not self._closed.is_set():  # whoever closed may have looked too early
+            connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+            connection.read_response(disable_decoding=True)
+        return connection
+
+    def _listen(self, connection: Wire) -> None:
+        asked = False
+        while not self._closed.is_set():
+            if not connection.can_read(timeout=ANSWER_SECONDS if asked else PING_SECONDS):
+                if asked:
+                    raise TimeoutError("no answer to PING")
+                connection.send_command("PING", check_health=False)
+                asked = True
+                continue
+            message = connection.read_response(disable_decoding=True)
+            asked = False
+            if isinstance(message, list) and message[0] == b"message":
+                self.hint(message[2].decode(errors="replace").split("\n"))
+
+    def _drop(self) -> None:
+        with self._swapping:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.disconnect()

@@ -1,0 +1,347 @@
+"""Changes as commands of Redis, and what must still be as it was read when they are carried out.
+
+Names are added to indexes before the records, and removed after everything else: a name without a record is passed
+over, a record without a name would never be found. A server whose memory is full refuses the first addition, and then
+nothing has been written yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from ...rules.lock_record import encode
+from ...rules.runs.limits import group_of
+from ...rules.runs.record import Run, memberships
+from .. import questions as q
+from ..repository import Repository
+from .codec import (
+    changed_fields,
+    check_record,
+    check_run,
+    check_slot,
+    check_terms,
+    check_texts,
+    fields_of,
+    queue_member,
+    read_event,
+    read_worker,
+    score,
+    slot_fields,
+    text,
+)
+from .keys import Layout, run_key_name
+from .reading import Command, Commands, Reading, Replies
+
+AT_ONCE = 1_000
+"""How many values one command carries, at most: the server's Lua takes about 8,000."""
+REMEMBERED = 7 * 24 * 3600 * 1000
+"""Milliseconds: the span of a limit on starts may be made longer by so much."""
+
+Known = dict[q.Question, tuple[Commands, Replies]]
+"""What was read: the commands of each question, and the replies from which its answer was made."""
+Check = tuple[Command, Any]
+"""A command, and what it must still answer."""
+COMPARED: tuple[type[q.Question], ...] = (
+    q.EnlistedWorkers,
+    q.RunByKey,
+    q.LockByKey,
+    q.RecordAt,
+    q.TermsOf,
+    q.SlotAt,
+    q.GroupSize,
+    q.CrowdedPlaces,
+    q.RunsOf,
+    q.Members,
+    q.LatestArrivals,
+    q.LatestStarts,
+)
+"""What is asked again, as it was read, when a decision is written.
+
+Journals and inboxes change with their runs; what is due, and lists of locks, are only hints.
+"""
+
+
+class Writing:
+    """How changes to one namespace are written."""
+
+    def __init__(self, layout: Layout, reading: Reading) -> None:
+        self._layout, self._reading = layout, reading
+        self._fields: dict[str, tuple[Run, dict[str, str]]] = {}  # runs that were checked, as they are stored
+        self._ways: dict[type[q.Question], Callable[[Any, Known, int], Iterable[Check]]] = {
+            q.RunById: self._check_run,
+            q.StartsToCome: self._check_starts_to_come,
+            **dict.fromkeys(COMPARED, self._check_as_asked),
+        }
+
+    def begin(self) -> None:
+        """Decisions are made anew."""
+        self._fields.clear()
+
+    def check(self, changes: q.Changes) -> None:
+        """Raise for what could not be stored, or not be read again."""
+        for run in changes.runs.values():
+            check_run(run, self._fields_of(run))
+        for key, record in changes.locks.items():
+            text(key)
+            if record is not None:
+                check_record(record)
+        for worker in changes.workers.values():
+            if worker is not None:
+                read_worker(text(worker))
+        for terms in changes.terms.values():
+            check_terms(terms)
+        for post in chain.from_iterable(changes.inboxes.values()):
+            if isinstance(post, q.Post):
+                read_event(text(post.event))
+        for step in chain.from_iterable(changes.journals.values()):
+            if isinstance(step, q.Append):
+                check_texts(*step.entries)
+        for address, slot in changes.slots.items():
+            check_slot(address, slot)
+        for kind, key in changes.records:
+            check_texts(kind, key)
+        for start in changes.starts:
+            score(start.at + start.limit.per)
+
+    def _fields_of(self, run: Run) -> dict[str, str]:
+        known = self._fields.get(run.id)
+        if known is None or known[0] is not run:
+            known = self._fields[run.id] = run, fields_of(run)
+        return known[1]
+
+    # -- what must be unchanged -----------------------------------------------------------------------------
+
+    def checks(self, repository: Repository, known: Known) -> list[Check]:
+        """What the decisions rest on: commands, and what they must still answer."""
+        moved = _moves_runs(repository)
+        lists = _longest(known)
+        found: list[Check] = []
+        for question in repository.asked:
+            if isinstance(question, q.EnlistedWorkers) and not moved:
+                continue  # it was only asked whom to tell
+            if isinstance(question, q.LockByKey) and not moved and _is_lease(question.key, repository):
+                continue  # likewise
+            way = self._ways.get(type(question))
+            if way is not None:
+                found += way(lists.get(question, question), known, repository.now)
+        return found
+
+    def _check_as_asked(self, question: q.Question, known: Known, _: int) -> Iterable[Check]:
+        return zip(*known[question], strict=True)
+
+    def _check_run(self, question: q.RunById, known: Known, now: int) -> Iterable[Check]:
+        fields, length, posted = known[question][1]
+        if fields or length or posted:
+            return self._check_as_asked(question, known, now)
+        layout, name = self._layout, question.id
+        return ((["EXISTS", layout.run(name), layout.journal(name), layout.inbox(name)], 0),)
+
+    def _check_starts_to_come(self, question: q.StartsToCome, known: Known, now: int) -> Iterable[Check]:
+        (count,) = known[question][1]
+        return ((["ZCOUNT", self._layout.starts(question.group), f"({now}", "+inf"], count),)
+
+    # -- what is written ------------------------------------------------------------------------------------
+
+    def writes(self, repository: Repository, known: Known) -> list[Command]:
+        """The commands that make the changes, in their order."""
+        changes, layout = repository.changes, self._layout
+        additions: list[Command] = []
+        records: list[Command] = []
+        removals: list[Command] = []
+        for before, after in repository.changed():
+            self._index(before, after, additions, removals)
+            self._count(before, after, additions, removals)
+            stored = known[q.RunById(after.id)][1][0] if before is not None else ()
+            old = dict(zip(stored[::2], stored[1::2], strict=True))
+            put, gone = changed_fields(old, self._fields_of(after))
+            if put:
+                records.append(["HSET", layout.run(after.id), *put])
+            if gone:
+                removals.append(["HDEL", layout.run(after.id), *gone])
+        self._starts(changes, known, additions)
+        self._strays(changes, additions, removals)
+        self._records(changes, additions, records, removals)
+        self._locks(repository, additions, records, removals)
+        for (workflow, key), run in changes.keys.items():
+            additions.append(["HSET", layout.by_key, run_key_name(workflow, key), run])
+        for workflow, terms in changes.terms.items():
+            records.append(["HSET", layout.terms, workflow, text(terms)])
+        for address, slot in changes.slots.items():
+            records.append(["HSET", layout.slot(address), *slot_fields(slot)])
+        for name, worker in changes.workers.items():
+            if worker is None:
+                removals.append(["HDEL", layout.workers, name])
+            else:
+                records.append(["HSET", layout.workers, name, text(worker)])
+        return [*additions, *self._lists(changes), *records, *removals]
+
+    def _index(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
+        """The sorted sets in which a run is found."""
+        layout = self._layout
+        created, name = score(after.created_at), after.id
+        if before is None:
+            additions += [["ZADD", layout.by_age, created, name], ["ZADD", layout.by_id, "0", name]]
+        if before is None or before.type != after.type:
+            additions.append(["SADD", layout.types, after.type])
+        old, new = sets_of(layout, before), sets_of(layout, after)
+        for place, how in new.items():
+            if place not in old or old[place] != how:
+                additions.append(["SADD", place, name] if how is None else ["ZADD", place, how, name])
+        for place, how in old.items():
+            if place not in new:
+                removals.append(["SREM" if how is None else "ZREM", place, name])
+
+    def _count(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
+        """The sets by which limits count a run."""
+        layout = self._layout
+        old, new = _counted(layout, before), _counted(layout, after)
+        for (name, member), how in new.items():
+            if old.get((name, member)) != how:
+                additions.append(["ZADD", name, how, member])
+        for name, member in old:
+            if (name, member) not in new:
+                removals.append(["ZREM", name, member])
+        for run in (before, after):
+            if run is not None and run.status == "queued":
+                for place in run.places:
+                    crowded, mark = layout.crowded(run.workflow), text(place)
+                    if run is after:
+                        additions.append(["SADD", crowded, mark])
+                    else:
+                        queue = layout.queue(group_of(run.workflow, place))
+                        removals.append(["UNLESS", queue, "SREM", crowded, mark])
+
+    def _starts(self, changes: q.Changes, known: Known, additions: list[Command]) -> None:
+        """Starts that limits count. Of those that are past only the latest can count, and in the end none."""
+        for number, start in enumerate(changes.starts):
+            name = self._layout.starts(start.group)
+            member = f"{changes.runs[start.run].fence} {number} {start.run}"  # a run that is revived starts once more
+            noted = changes.starts[: number + 1]
+            to_come = known[q.StartsToCome(start.group)][1][0]
+            to_come += sum(one.group == start.group and one.at > one.now for one in noted)
+            left = (max(start.at, start.now) - start.now + start.limit.per) // 1000 + 1 + REMEMBERED
+            additions.append(["ZADD", name, score(start.at), member])
+            additions.append(["ZREMRANGEBYRANK", name, "0", str(-(start.limit.max + to_come) - 1)])
+            additions.append(["PEXPIRE", name, str(left)])
+
+    def _strays(self, changes: q.Changes, additions: list[Command], removals: list[Command]) -> None:
+        """Names of runs that are not there go; those of runs that cannot be read are put off."""
+        for stray, until in changes.strays.items():
+            name = self._reading.commands(stray.list)[0][1]
+            member = stray.item
+            if isinstance(stray.list, q.Members):
+                member = queue_member(*stray.item) if stray.list.queued else stray.item[-1]
+            elif not isinstance(stray.list, q.RunsOf):
+                member = stray.item[-1]
+            if until is None:
+                removals.append(["ZREM", name, member])
+            else:
+                additions.append(["ZADD", name, score(until), member])
+
+    def _records(
+        self, changes: q.Changes, additions: list[Command], records: list[Command], removals: list[Command]
+    ) -> None:
+        """Records of any type, with the sorted sets by which they are found."""
+        layout, texts = self._layout, list[str]()
+        for (kind, key), (_, stored) in changes.records.items():
+            index, due, name = layout.record_keys(kind), layout.due_records(kind), layout.record(kind, key)
+            if stored is None:
+                removals += [["ZREM", index, key], ["ZREM", due, key], ["DEL", name]]
+                continue
+            additions.append(["ZADD", index, "0", key])
+            if stored.due_at is None:
+                removals.append(["ZREM", due, key])
+            else:
+                additions.append(["ZADD", due, score(stored.due_at), key])
+            texts += [name, stored.text]
+        records += [["MSET", *some] for some in _chunks(texts)]
+
+    def _locks(
+        self, repository: Repository, additions: list[Command], records: list[Command], removals: list[Command]
+    ) -> None:
+        layout, texts = self._layout, []
+        for key, record in repository.changes.locks.items():
+            if record is None:
+                removals += [["ZREM", layout.index, key], ["ZREM", layout.due, key], ["DEL", layout.lock(key)]]
+                continue
+            additions.append(["ZADD", layout.index, "0", key])
+            if record.due_at is None:
+                removals.append(["ZREM", layout.due, key])
+            else:
+                additions.append(["ZADD", layout.due, score(record.due_at), key])
+            texts += [layout.lock(key), encode(record).decode()]
+        records += [["MSET", *some] for some in _chunks(texts)]
+
+    def _lists(self, changes: q.Changes) -> Iterator[Command]:
+        """Journals and inboxes."""
+        layout = self._layout
+        for run, steps in changes.journals.items():
+            for step in steps:
+                if isinstance(step, q.Cut):
+                    yield ["LTRIM", layout.journal(run), "0", str(step.keep - 1)]
+                else:
+                    yield from (["RPUSH", layout.journal(run), *some] for some in _chunks(step.entries))
+        for run, posts in changes.inboxes.items():
+            for post in posts:
+                if isinstance(post, q.Post):
+                    yield ["RPUSH", layout.inbox(run), text(post.event)]
+                    if post.event.key:
+                        yield ["HSET", layout.inbox_keys(run), post.event.key, str(post.event.number)]
+                else:
+                    yield from (["LSET", layout.inbox(run), str(number - 1), ""] for number in sorted(post.numbers))
+                    yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))
+
+
+def _moves_runs(repository: Repository) -> bool:
+    """Whether a worker comes or goes, or a run is given to one or taken from one."""
+    if repository.changes.workers:
+        return True
+    return any((before.worker if before is not None else "") != after.worker for before, after in repository.changed())
+
+
+def _is_lease(key: str, repository: Repository) -> bool:
+    return key.startswith("worker/") and key not in repository.changes.locks
+
+
+def _longest(known: Known) -> dict[q.Question, q.Range]:
+    """The ordered lists that were read, each as the longest beginning of it."""
+    found: dict[q.Question, q.Range] = {}
+    for question in known:
+        if isinstance(question, q.Range):
+            other = found.setdefault(question.stem, question)
+            if other.limit is not None and (question.limit is None or question.limit > other.limit):
+                found[question.stem] = question
+    return found
+
+
+def sets_of(layout: Layout, run: Run | None) -> dict[str, str | None]:
+    """The sets that a run is in, each with its score; None: a set without scores."""
+    if run is None:
+        return {}
+    created = score(run.created_at)
+    found: dict[str, str | None] = {layout.with_status(run.status, run.workflow): created}
+    found |= {layout.with_attribute(name, value): created for name, value in run.attributes.items()}
+    if run.due_at is not None:
+        found[layout.due_runs(run.type)] = score(run.due_at)
+    if run.worker:
+        found[layout.runs_of(run.worker)] = "0"
+    if run.living:
+        found[layout.living(run.type)] = None
+    return found
+
+
+def _counted(layout: Layout, run: Run | None) -> dict[tuple[str, str], str]:
+    found = {}
+    for one in () if run is None else memberships(run):
+        if one.queued:
+            found[layout.queue(one.group), queue_member(one.rank, one.arrival, one.run)] = "0"
+        else:
+            found[layout.admitted(one.group), one.run] = score(one.arrival)
+    return found
+
+
+def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(values), AT_ONCE):
+        yield values[first : first + AT_ONCE]

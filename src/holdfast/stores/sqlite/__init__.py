@@ -1,0 +1,1 @@
+"""`sqlite:///file.db`: many processes on one file of one host."""

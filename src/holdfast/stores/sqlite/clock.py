@@ -1,0 +1,144 @@
+"""The time of a SQLite store: every process brings a clock of its own, and all of them share the one that stamps files.
+
+A process compares the two when it opens the store, every few seconds while it writes, and whenever its own clock has
+moved otherwise than time passes. While its own is off by more than a second it goes by the time stamps: so it takes no
+lease away from others, and loses none of its own. It also puts that into the table `clocks`, and emits an event. The
+others read that table and emit the event too, so that every log, and `holdfast doctor`, names the process whose clock
+is wrong. A process whose clock is right writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from ...platform import HOST, elapsed, host_clock
+from ...validation import MICROSECONDS
+from ..contract import Clock
+from .write_turns import Turn
+
+TOLERANCE = 1.0
+"""Seconds by which a clock may be off."""
+COARSE = 2.0
+"""Seconds by which a time stamp may be old, on file systems that keep whole seconds only."""
+LOOK_SECONDS = 5.0
+"""How seldom a process compares its clock."""
+FORGOTTEN_AFTER = 600 * MICROSECONDS
+"""A report that was not repeated for this long is ignored: its process is dead."""
+
+REPORT = "INSERT OR REPLACE INTO clocks (process, name, host, pid, ahead, at) VALUES (?, ?, ?, ?, ?, ?)"
+WITHDRAW = "DELETE FROM clocks WHERE process = ? OR at < ?"
+DIFFERING = "SELECT process, name, host, pid, ahead FROM clocks WHERE at >= ? ORDER BY name, host, pid, process"
+
+
+class Differing(NamedTuple):
+    """A process whose clock is so many seconds ahead of the store's host, or behind it with a minus."""
+
+    process: str
+    name: str
+    host: str
+    pid: int
+    ahead: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.host}, process {self.pid}): {abs(self.ahead):.1f} s {_side(self.ahead)}"
+
+
+def _side(ahead: float) -> str:
+    return "ahead" if ahead > 0 else "behind"
+
+
+Tell = Callable[[Differing], None]
+
+
+class Clocks:
+    """The clock of this process beside those of the others, for one store."""
+
+    def __init__(self, clock: Clock, turn: Turn) -> None:
+        self._clock = clock
+        self._turn: Turn | None = turn
+        self._process = secrets.token_hex(8)
+        self._name = ""
+        self._tell: Tell | None = None
+        self.reported = False
+        self._known: set[str] = set()
+        self.news: list[Differing] = []
+        # A clock that a test moves is meant to differ.
+        self._compares = clock is host_clock and os.utime in os.supports_fd
+        self.look_at = 0.0 if self._compares else float("inf")
+        self._differs = False
+        self._began = float("-inf")  # the moment, by this process's clock, when `elapsed` was 0; as last compared
+
+    def now(self) -> int:
+        """The time of the store. It is that of this process's clock, unless that differs."""
+        now = self._clock()
+        if self._compares and (self._differs or abs(now / MICROSECONDS - elapsed() - self._began) > TOLERANCE):
+            with suppress(OSError):
+                before, (stamp, _) = self._differs, self._compared()
+                if self._differs != before:
+                    self.look_at = 0.0  # reported after this write
+                if self._differs:
+                    return stamp
+        return now
+
+    def on_differing(self, name: str, tell: Tell) -> None:
+        """Call this once for every process whose clock begins to differ; `name` is what this one is called."""
+        self._name, self._tell = name, tell
+
+    def look(self, db: sqlite3.Connection) -> None:
+        """Compare, and queue an event for each newly reported process. In the writer's turn, not in a transaction."""
+        self.look_at = time.monotonic() + LOOK_SECONDS
+        with suppress(OSError):
+            stamp, ahead = self._compared()
+            if self._differs or self.reported:
+                self._report(db, stamp, ahead)
+            found = [Differing(*row) for row in db.execute(DIFFERING, (stamp - FORGOTTEN_AFTER,))]
+            self.news += [one for one in found if one.process not in self._known]
+            self._known = {one.process for one in found}
+
+    def tell(self) -> None:
+        """Tell of those whose clock began to differ. Not in anybody's turn: it may take long."""
+        while self.news:
+            one = self.news.pop()
+            if self._tell is not None:
+                self._tell(one)
+
+    def withdraw(self, db: sqlite3.Connection) -> None:
+        """Delete the entry of this process. In the writer's turn."""
+        if self.reported:
+            self.reported = False
+            db.execute(WITHDRAW, (self._process, 0))
+
+    def close(self) -> None:
+        """Compare no more."""
+        self._compares, self._turn = False, None
+
+    def _report(self, db: sqlite3.Connection, stamp: int, ahead: float) -> None:
+        self.reported = self._differs
+        if self.reported:
+            db.execute(REPORT, (self._process, self._name, HOST, os.getpid(), ahead, stamp))
+        else:
+            db.execute(WITHDRAW, (self._process, stamp - FORGOTTEN_AFTER))
+
+    def _compared(self) -> tuple[int, float]:
+        """The time that files are stamped with, and by how many seconds this process's clock is ahead of it."""
+        turn = self._turn
+        if turn is None:
+            raise OSError("the store is closed")
+        before = self._clock()
+        stamp = turn.stamp()
+        after = self._clock()
+        ahead = (before - stamp if stamp < before else min(0, after - stamp)) / MICROSECONDS
+        self._differs = not -TOLERANCE <= ahead <= TOLERANCE + (0.0 if stamp % MICROSECONDS else COARSE)
+        self._began = after / MICROSECONDS - elapsed()
+        return stamp, ahead
+
+
+def differing(db: sqlite3.Connection, now: int) -> list[Differing]:
+    """The processes whose clocks differ, for callers that only read."""
+    return [Differing(*row) for row in db.execute(DIFFERING, (now - FORGOTTEN_AFTER,))]

@@ -1,0 +1,125 @@
+"""Limits inside one SQLite transaction: the terms of workflows, the places of living runs, the starts of a span."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ...rules.runs.limits import Limit, Place, Terms
+from ...rules.runs.record import Run, memberships
+
+TERMS = "SELECT terms FROM terms WHERE namespace = ? AND workflow = ?"
+PUT_TERMS = "INSERT OR REPLACE INTO terms (namespace, workflow, terms) VALUES (?, ?, ?)"
+ENTER = (
+    "INSERT INTO places (namespace, party, queued, rank, arrival, run, workflow, place) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+GO = "DELETE FROM places WHERE namespace = ? AND party = ? AND queued = ? AND rank = ? AND arrival = ? AND run = ?"
+MEMBERS = "SELECT run FROM places WHERE namespace = ? AND party = ? AND queued = ? ORDER BY rank, arrival, run LIMIT ?"
+COUNT = "SELECT count(*) FROM places WHERE namespace = ? AND party = ? AND queued = ?"
+ARRIVAL = "SELECT max(arrival) FROM places WHERE namespace = ? AND party = ? AND queued = ? AND rank = ?"
+CROWDED = "SELECT DISTINCT place FROM places WHERE namespace = ? AND workflow = ? AND queued = 1"
+NTH_START = "SELECT at FROM starts WHERE namespace = ? AND party = ? ORDER BY at DESC, run DESC LIMIT 1 OFFSET ?"
+STARTS_AFTER = "SELECT count(*) FROM starts WHERE namespace = ? AND party = ? AND at > ?"
+NOTE_START = "INSERT INTO starts (namespace, party, at, run, gone_at) VALUES (?, ?, ?, ?, ?)"
+FORGET_STARTS = (
+    "DELETE FROM starts WHERE namespace = ? AND party = ? AND at <= ? AND number NOT IN (SELECT number FROM starts "
+    "WHERE namespace = ? AND party = ? AND at <= ? ORDER BY at DESC, run DESC, number DESC LIMIT ?)"
+)
+FORGET_OLD_STARTS = "DELETE FROM starts WHERE namespace = ? AND gone_at < ?"
+FORGOTTEN_AFTER = 7 * 86_400 * 1_000_000
+"""How long after the end of its span a start is kept, should the span be made longer."""
+ALL = -1
+
+_encoder = msgspec.json.Encoder()
+_terms = msgspec.json.Decoder(Terms)
+_place = msgspec.json.Decoder(Place)
+
+
+class SqliteLimits:
+    """The part of a book that is about limits. Runs are written by `flush`, and their places with them."""
+
+    def __init__(self, db: sqlite3.Connection, namespace: str) -> None:
+        self._db, self._namespace = db, namespace
+        self._terms: dict[str, Terms | None] = {}
+        self.changed = False
+
+    def flush(self) -> None:
+        """Write what has changed; what is looked for next is found in the tables."""
+        raise NotImplementedError
+
+    def _count(self, before: Run | None, run: Run) -> None:
+        """Keep the rows of those who wait at a limit, and of those who were let in."""
+        old, new = [] if before is None else _places(before), _places(run)
+        if old != new:
+            self.changed = True
+            self._db.executemany(GO, [(self._namespace, *row[:-2]) for row in old])
+            self._db.executemany(ENTER, [(self._namespace, *row) for row in new])
+
+    def terms(self, workflow: str) -> Terms | None:
+        """The limits of a workflow; None if none were ever published."""
+        if workflow not in self._terms:
+            found = self._db.execute(TERMS, (self._namespace, workflow)).fetchone()
+            self._terms[workflow] = None if found is None else _terms.decode(found[0])
+        return self._terms[workflow]
+
+    def put_terms(self, workflow: str, terms: Terms) -> None:
+        """Write the limits of a workflow."""
+        self.changed = True
+        self._terms[workflow] = terms
+        self._db.execute(PUT_TERMS, (self._namespace, workflow, _encoder.encode(terms).decode()))
+
+    def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
+        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+        self.flush()
+        values = (self._namespace, group, queued, ALL if limit is None else limit)
+        return [row[0] for row in self._db.execute(MEMBERS, values).fetchall()]
+
+    def admitted(self, group: str) -> int:
+        """How many living runs of a group were let in."""
+        return self._number(COUNT, group, 0)
+
+    def queued(self, group: str) -> int:
+        """How many of a group wait."""
+        return self._number(COUNT, group, 1)
+
+    def last_arrival(self, group: str, priority: int) -> int:
+        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+        return max(self._number(ARRIVAL, group, 0, 0), self._number(ARRIVAL, group, 1, -priority))
+
+    def crowded(self, workflow: str) -> Sequence[Place]:
+        """The places of a workflow where runs wait, in order."""
+        self.flush()
+        rows = self._db.execute(CROWDED, (self._namespace, workflow))
+        return sorted(_place.decode(row[0]) for row in rows)
+
+    def nth_start(self, group: str, n: int) -> int | None:
+        """The n-th latest start that was noted for a group."""
+        found = self._db.execute(NTH_START, (self._namespace, group, n - 1)).fetchone()
+        return None if found is None else found[0]
+
+    def starts_after(self, group: str, moment: int) -> int:
+        """How many starts of a group were noted for later."""
+        return self._number(STARTS_AFTER, group, moment)
+
+    def note_start(self, group: str, at: int, run: str, limit: Limit, now: int) -> None:
+        """Note a start. Of those that are not later than `now` only the latest are kept; long ago is forgotten."""
+        self.changed = True
+        self._db.execute(NOTE_START, (self._namespace, group, at, run, at + limit.per + FORGOTTEN_AFTER))
+        counted = (self._namespace, group, now)
+        self._db.execute(FORGET_STARTS, (*counted, *counted, limit.max))
+        self._db.execute(FORGET_OLD_STARTS, (self._namespace, now))
+
+    def _number(self, query: str, *values: str | int) -> int:
+        self.flush()
+        return int(self._db.execute(query, (self._namespace, *values)).fetchone()[0] or 0)
+
+
+def _places(run: Run) -> list[tuple[Any, ...]]:
+    """The rows of a living run at its limits and in the queues of locks."""
+    return [
+        (one.group, one.queued, one.rank, one.arrival, one.run, one.workflow, _encoder.encode(one.place or ()).decode())
+        for one in memberships(run)
+    ]

@@ -1,0 +1,290 @@
+"""Random histories of runs: the stories on a plain book, and somebody who makes up commands that often make sense."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from .. import commands as c
+from ..commands import runs as r
+from ..rules.lock_outcomes import Granted, Outcome
+from ..rules.lock_record import EMPTY, LockRecord
+from ..rules.runs import record as rule
+from ..rules.runs.lock_queue import reader_of
+from ..rules.runs.locks import tell
+from ..rules.runs.outcomes import Claimed, Posted, Recorded, Refused, Started
+from ..rules.runs.record import Event, Finish, NewRun, Park, Run, Scalar, Then
+from ..rules.runs.repository import RunFilter
+from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
+from ..stores.common import decided_alone
+from ..stores.memory.runs import MemoryBook
+from .builders import ME, SECOND
+
+WORKFLOWS = ("order", "mail", "order@2")
+SLOTS: tuple[Address, ...] = (("workflow", "order", "total"), ("execution", "run-0", "seats: é"))
+TYPES = ("order", "mail", "order@2", "order@*")
+VALUES = (None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"')
+
+
+class RunModel:
+    """The stories over a book in memory, with the locks beside it: what every store must be equal to."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, LockRecord] = {}
+        self.slots: dict[Address, Slot] = {}
+        self.book = MemoryBook(self.records.get, self.records.__setitem__, self.slots)
+
+    def execute(self, commands: Sequence[c.Command], now: int) -> list[Outcome]:
+        """What the rules answer to a batch at that moment."""
+        return [self._answer(command, now) for command in commands]
+
+    def _answer(self, command: c.Command, now: int) -> Outcome:
+        if isinstance(command, r.RunCommand):
+            return command.apply(self.book, now)
+        if isinstance(command, c.SlotCommand):
+            slot, outcome = command.apply(self.slots.get(command.address, EMPTY_SLOT), now)
+            self.slots[command.address] = slot
+            return outcome
+        assert isinstance(command, c.LockCommand)
+        before = self.records.get(command.key, EMPTY)
+        reader = reader_of(self.book, command.key, before)
+        record, outcome = decided_alone(before, command, now, reader)
+        if record is not EMPTY:
+            self.records[command.key] = record
+        if reader is not None:
+            reader.save()
+        tell(self.book, now, outcome.notified)
+        return outcome
+
+
+class RunStoryteller:
+    """Makes up commands about a few runs of a few workers, and remembers what it has heard of them."""
+
+    def __init__(self, seed: int, *, second: int = SECOND) -> None:
+        self.random = random.Random(seed)
+        self.second = second
+        self.workers = [f"{channel}.{n}" for channel in "abc" for n in (1, 2)]
+        self.ids = [f"run-{n}" for n in range(8)]
+        self.known: dict[str, Run] = {}
+        self.leases: dict[str, int] = {}
+        self.sent: list[c.Command] = []
+        self.seen: dict[Address, Conflict | SlotSeen] = {}
+        self._requests = 0
+
+    def batch(self) -> list[c.Command]:
+        """The next commands. In the beginning everybody comes to work."""
+        if not self.sent:
+            batch: list[c.Command] = []
+            for worker in self.workers[:4]:
+                batch += [self._lease(worker), self._enlist(worker)]
+            self.sent += batch
+            return batch
+        if self.random.random() < 0.1:
+            return [self._slot()]
+        return [self._command() for _ in range(self.random.choice([1, 1, 1, 2, 3, 8]))]
+
+    def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
+        """Remember what was answered."""
+        for command, outcome in zip(commands, outcomes, strict=True):
+            if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
+                self.leases[command.key] = outcome.token
+            elif isinstance(outcome, SlotSeen) and isinstance(command, c.SlotCommand):
+                self.seen[command.address] = outcome
+            elif isinstance(outcome, Conflict) and isinstance(command, r.RecordRun) and command.swap is not None:
+                self.seen[command.swap.address] = outcome
+            elif isinstance(outcome, Started | Posted):
+                self.known[outcome.run.id] = outcome.run
+            elif isinstance(outcome, Claimed):
+                self.known.update({claim.run.id: claim.run for claim in outcome.claims})
+            elif isinstance(outcome, Refused) and outcome.run is not None:
+                self.known[outcome.run.id] = outcome.run
+            elif isinstance(command, r.RecordRun) and isinstance(outcome, Recorded):
+                known = self.known.get(command.run)
+                if known is not None and known.fence == command.fence:
+                    seen = max([command.seen, *(event.number for event in outcome.events)])
+                    self.known[command.run] = Run(
+                        id=known.id,
+                        type=known.type,
+                        created_at=known.created_at,
+                        worker=known.worker,
+                        fence=known.fence,
+                        length=command.at + len(command.entries),
+                        posted=seen,
+                    )
+
+    def time_passes(self) -> float:
+        """How long it is until the next batch, in seconds of the story; sometimes the clock is set back a little."""
+        return self.random.choice([0, 0.000_001, 0.001, 0.001, 0.5, 1, 2, 5, -3, -0.001])
+
+    def clock_jumps(self) -> float:
+        """Now and then the clock is set by an hour."""
+        return self.random.choice([0] * 30 + [3_600, -3_600])
+
+    def _lease(self, worker: str) -> c.Command:
+        ttl = self.random.choice([2, 5, 30]) * self.second
+        return c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=ttl)
+
+    def _enlist(self, worker: str) -> c.Command:
+        types = tuple(self.random.sample(TYPES, self.random.choice([1, 2, 4])))
+        return r.EnlistWorker(worker=worker, name=f"worker {worker}", types=types)
+
+    def _request(self) -> str:
+        self._requests += 1
+        return f"q.{self._requests}"
+
+    def _new(self, *, parent: str = "") -> NewRun:
+        pick = self.random
+        return NewRun(
+            id=pick.choice(self.ids),
+            type=pick.choice(TYPES),
+            input=f'"in {self._requests} é"',
+            request=self._request(),
+            key=pick.choice(["", "", "k1", "k2"]),
+            parent=parent or pick.choice(["", "", "", *self.ids]),
+            root=pick.choice(["", "run-0"]),
+            attributes=self._attributes(),
+        )
+
+    def _attributes(self) -> dict[str, Scalar]:
+        return self.random.choice([{}, {}, {"customer": "acme", "n": 1}, {"n": True}, {"customer": "", "big": 2**53}])
+
+    def _then(self) -> Then | None:
+        pick = self.random
+        length = pick.choice([0, 0.5, 5]) * self.second
+        known = [run.created_at for run in self.known.values()] or [0]
+        return pick.choice(
+            [
+                None,
+                None,
+                Park(None),
+                Park(max(known) + round(length)),
+                Park(0),
+                Finish("completed", '{"total":1.50}'),
+                Finish("failed", '{"type":"ValueError","message":"no"}'),
+                Finish("timed_out", "null"),
+            ]
+        )
+
+    def _record(self) -> r.RecordRun:
+        pick = self.random
+        run = self.known.get(pick.choice(self.ids)) or Run(id="nobody", type="order", created_at=0)
+        return r.RecordRun(
+            run=run.id,
+            fence=run.fence + pick.choice([0] * 12 + [1, -1]),
+            at=run.length + pick.choice([0] * 12 + [1]),
+            request=self._request(),
+            entries=tuple(f'["{pick.random()}"]' for _ in range(pick.choice([0, 1, 1, 2, 5]))),
+            seen=pick.choice([run.posted, run.posted, run.posted, 0]),
+            then=self._then(),
+            children=tuple(self._new(parent=run.id) for _ in range(pick.choice([0, 0, 0, 0, 1, 2]))),
+            attributes=pick.choice([None, None, None, self._attributes()]),
+            swap=pick.choice([None, None, self._swap()]),
+        )
+
+    def _swap(self) -> Swap:
+        address = self.random.choice(SLOTS)
+        seen = self.seen.get(address) or SlotSeen(version=0, last="", value=None)
+        return Swap(address, seen.last, seen.version, self.random.choice(VALUES))
+
+    def _slot(self) -> c.Command:
+        """Somebody outside, who looks at a slot or writes it."""
+        swap = self._swap()
+        if self.random.random() < 0.5:
+            return c.ReadSlot(address=swap.address)
+        return c.SwapSlot(
+            address=swap.address,
+            request=self._request(),
+            expected=swap.expected,
+            version=swap.version,
+            value=swap.value,
+            reserve=self.random.choice([0, 50_000]),
+        )
+
+    def _claim(self) -> c.Command:
+        pick = self.random
+        types = tuple((kind, pick.choice([kind, "order@2"]) if kind.endswith("*") else kind) for kind in TYPES)
+        return r.ClaimRuns(
+            worker=pick.choice(self.workers),
+            types=types[: pick.choice([1, 2, 4, 4])],
+            limit=pick.choice([1, 2, 100]),
+            suspects=pick.choice([0, 1]),
+            runs=pick.choice([(), (), (), tuple(pick.sample(self.ids, 2))]),
+        )
+
+    def _post(self) -> c.Command:
+        pick = self.random
+        event = Event(
+            kind=pick.choice(["signal", "signal", "signal", "cancel"]),
+            name=pick.choice(["paid", "sent"]),
+            payload=pick.choice(["null", '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
+            key=pick.choice(["", "", "k1", "k2"]),
+        )
+        return r.PostEvent(run=pick.choice([*self.ids, "nobody"]), event=event)
+
+    def _revive(self) -> c.Command:
+        pick = self.random
+        run = self.known.get(pick.choice(self.ids)) or Run(id="nobody", type="order", created_at=0)
+        return r.ReviveRun(
+            run=run.id,
+            fence=run.fence,
+            keep=pick.choice([1, 1, 2, 50]),
+            request=self._request(),
+            forget=pick.choice([(), (1,), (1, 2, 7)]),
+            fresh=pick.random() < 0.5,
+        )
+
+    def _list(self) -> c.Command:
+        pick = self.random
+        times = [run.created_at for run in self.known.values()] or [0]
+        wanted = RunFilter(
+            statuses=pick.choice([(), (), ("running",), ("completed", "failed")]),
+            workflow=pick.choice(["", "", "order"]),
+            prefix=pick.choice(["", "", "run-1", "run-", "x"]),
+            since=pick.choice([None, None, min(times)]),
+            until=pick.choice([None, None, max(times)]),
+            attributes=pick.choice([{}, {}, {"n": 1}, {"n": True}, {"customer": "acme", "n": 1}, {"customer": ""}]),
+        )
+        after = pick.choice([None, None, (pick.choice(times), pick.choice(self.ids))])
+        return r.ListRuns(wanted=wanted, after=after, limit=pick.choice([1, 3, 100]))
+
+    def _command(self) -> c.Command:
+        pick = self.random
+        if pick.random() < 0.1:
+            return pick.choice(self.sent)  # a reply was lost
+        worker = pick.choice(self.workers)
+        key = rule.worker_key(worker)
+        run = pick.choice(self.ids)
+        makers: list[tuple[int, Callable[[], c.Command]]] = [
+            (12, lambda: r.StartRun(new=self._new(), worker=pick.choice(["", "", worker]))),
+            (14, self._claim),
+            (30, self._record),
+            (10, self._post),
+            (4, self._revive),
+            (4, lambda: self._lease(worker)),
+            (4, lambda: self._enlist(worker)),
+            (2, lambda: c.Release(key=key, id=worker, token=self.leases.get(key, 0))),
+            (2, lambda: r.DismissWorker(worker=worker)),
+            (3, lambda: r.WatchRun(run=run, id=f"{pick.choice('xyz')}.{pick.randrange(3)}")),
+            (4, lambda: r.SeeRun(run=run, history=pick.random() < 0.5)),
+            (5, self._list),
+            (2, r.CountRuns),
+            (2, lambda: r.OwnedRuns(worker=worker)),
+            (2, lambda: r.RunsOutlook(types=tuple(pick.sample(TYPES, 2)))),
+            (2, r.ListWorkers),
+            (2, lambda: self._lock_run(run)),
+            *self._more(),
+        ]
+        (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])
+        made = command()
+        self.sent.append(made)
+        return made
+
+    def _more(self) -> list[tuple[int, Callable[[], c.Command]]]:
+        """What else may happen, and how often."""
+        return []
+
+    def _lock_run(self, run: str) -> c.Command:
+        """Somebody who brings an engine of their own."""
+        key = rule.run_key(self.random.choice(["order", "mail"]), run)
+        ttl = self.random.choice([1, 5]) * self.second
+        return c.Acquire(key=key, id=f"z.{self._requests}", label=ME, kind="run", ttl=ttl)

@@ -1,0 +1,148 @@
+"""Many at once: no update is lost, nobody is inside with another, and everybody's turn comes in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from ... import commands as c
+from ...platform import host_clock
+from ...rules import lock_outcomes as out
+from ...rules.slot import SlotSeen
+from ..builders import SECOND, acquire, read, release, wait
+from ..processes import running
+from ..stress import check_ledger, count, take_turns
+from .base import Suite
+
+HAMMER = """
+from pathlib import Path
+from holdfast.testing.stress import count, take_turns
+_, url, me, times, ledger = sys.argv
+store = open_store(url, namespace="default")
+say("ready")
+sys.stdin.readline()
+count(store, me, int(times))
+take_turns(store, me, int(times), Path(ledger))
+say("done")
+"""
+
+
+class Crowds(Suite):
+    """Threads with connections of their own, and real processes where the store is shared."""
+
+    def test_threads_that_count_in_a_slot_lose_no_update(self) -> None:
+        self.together(lambda me: count(self.store, me, self.blows, self.endurance))
+        assert self.ask(read(), SlotSeen).value == str(self.workers * self.blows)
+
+    def test_threads_that_take_turns_are_never_inside_together(self) -> None:
+        ledger = self.folder / "ledger"
+        ledger.touch()
+        self.together(lambda me: take_turns(self.store, me, self.blows, ledger, self.endurance))
+        check_ledger(ledger, self.workers * self.blows)
+        assert self.seen("turns").idle
+
+    def test_processes_lose_no_update_and_are_never_inside_together(self) -> None:
+        self.need_processes()
+        self.connect()
+        ledger = self.folder / "ledger"
+        ledger.touch()
+        with ExitStack() as stack:
+            crowd = [
+                stack.enter_context(running(HAMMER, self.address, f"w{n}", str(self.blows), str(ledger)))
+                for n in range(self.workers)
+            ]
+            assert [process.hear() for process in crowd] == ["ready"] * self.workers
+            for process in crowd:
+                process.tell()
+            assert [process.hear() for process in crowd] == ["done"] * self.workers
+        assert self.ask(read(), SlotSeen).value == str(self.workers * self.blows)
+        check_ledger(ledger, self.workers * self.blows)
+        assert self.seen("turns").idle
+
+    def test_turns_come_in_the_order_of_arrival_across_connections(self) -> None:
+        held = self.ask(acquire(), out.Granted)
+        crowd = [(f"w{n}.1", self.connect(store=self.opened())) for n in range(6)]
+        for place, (attempt, connection) in enumerate(crowd):
+            assert self.ask(wait(id=attempt, waiter_ttl=60 * SECOND), out.Queued, connection).position == place
+        tokens, holder = [held.token], "a.1"
+        for place, (attempt, connection) in enumerate(crowd):
+            assert self.ask(release(id=holder, token=tokens[-1]), out.Released).woken == (attempt,)
+            for other, theirs in crowd[place + 1 :]:
+                self.ask(wait(id=other, waiter_ttl=60 * SECOND), out.Queued, theirs)
+            tokens.append(self.ask(wait(id=attempt), out.Granted, connection).token)
+            holder = attempt
+        assert tokens == sorted(set(tokens))
+
+    def test_of_many_who_try_a_free_key_at_once_one_gets_it(self) -> None:
+        answers: list[out.Outcome] = []
+
+        def try_once(me: str) -> None:
+            connection = self.store.connect("commands")
+            try:
+                commands = [acquire(f"key:{n}", f"{me}.{n}") for n in range(self.blows)]
+                while commands:  # one whose record is in use at this moment may be asked to come again
+                    outcomes = connection.execute(commands)
+                    again = [isinstance(got, c.Failed) and got.error.retryable for got in outcomes]
+                    answers.extend(got for got, once_more in zip(outcomes, again, strict=True) if not once_more)
+                    commands = [one for one, once_more in zip(commands, again, strict=True) if once_more]
+            finally:
+                connection.close()
+
+        self.together(try_once)
+        granted = [answer for answer in answers if isinstance(answer, out.Granted)]
+        assert len(granted) == self.blows
+        assert sum(isinstance(answer, out.Busy) for answer in answers) == (self.workers - 1) * self.blows
+
+    def test_a_holder_that_was_killed_is_replaced_when_its_time_is_over(self) -> None:
+        """Not before: the successor's time begins where the dead one's ended."""
+        self.need_processes()
+        script = """
+store = open_store(sys.argv[1], namespace="real time")
+granted, = store.connect("commands").execute([acquire(ttl=1)])
+say(granted.token, granted.expires_at)
+sys.stdin.readline()
+"""
+        store = self.open(self.address, namespace="real time", clock=host_clock)
+        self._things.callback(store.close)
+        connection = self.connect(store=store)
+        with running(script, self.address) as holder:
+            token, expires_at = map(int, holder.hear().split())
+            holder.kill()
+            found: list[out.Granted] = []
+
+            def taken() -> bool:
+                (outcome,) = connection.execute([wait(waiter_ttl=60 * SECOND)])
+                found.extend([outcome] if isinstance(outcome, out.Granted) else [])
+                return bool(found)
+
+            self.eventually(taken)
+        assert found[0].since >= expires_at
+        assert found[0].token > token
+        assert isinstance(connection.execute([c.Inspect(key="k")])[0], out.Seen)
+
+    @property
+    def endurance(self) -> float:
+        """Seconds that all of it may take."""
+        return 3 * self.patience
+
+    def together(self, work: Callable[[str], object]) -> None:
+        """Do this in several threads at once; what one of them raises is raised here."""
+        errors: list[BaseException] = []
+        begin = threading.Barrier(self.workers)
+        self.connect()  # what is made at the first opening is made now
+
+        def run(me: str) -> None:
+            try:
+                begin.wait()
+                work(me)
+            except BaseException as error:  # (it is raised below)
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(f"w{n}",), name=f"crowd-{n}") for n in range(self.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]

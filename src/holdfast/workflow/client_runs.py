@@ -1,0 +1,290 @@
+"""`client.runs`: start, look at and speak to runs from anywhere, without driving them. For Django, Flask and scripts.
+
+A workflow is given by its definition or by its name; the process needs no engine and none of the workflow's code.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Coroutine, Mapping
+from datetime import datetime
+from typing import Any, TypeVar, overload
+
+from ..rules.runs.record import Scalar
+from ..runtime.base import BaseClient
+from ..runtime.flows import Flow
+from ..runtime.runners import run, run_async
+from ..validation import Duration
+from .definition import Workflow
+from .queries import Asking, RunInfo, RunsPage, checked_timeout, wanted_runs
+
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+T = TypeVar("T")
+
+
+class AsyncQuestions:
+    """What an asynchronous client and an engine can be asked about runs alike."""
+
+    def _ready(self) -> Asking:
+        """Who asks; raises when that is closed."""
+        raise NotImplementedError
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await run_async(flow, self._ready().client.works.lanes)
+
+    async def get(self, run_id: str) -> RunInfo:
+        """A run as it is now. Raises `UnknownRun`."""
+        return await self._run(self._ready().get(run_id))
+
+    async def list(
+        self,
+        *,
+        status: str | tuple[str, ...] | builtins.list[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+    ) -> RunsPage:
+        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        wanted = wanted_runs(
+            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
+        )
+        return await self._run(self._ready().list(wanted, after=after, limit=limit))
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
+        """Send a signal to a living run. It is kept until the run reads it; with the same key it counts once."""
+        await self._run(self._ready().signal(run_id, name, payload, idempotency_key))
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask a run to stop, wherever it is; its `finally` blocks have half a minute."""
+        await self._run(self._ready().cancel(run_id))
+
+    async def retry(self, run_id: str) -> RunInfo:
+        """Let a run that failed go on from the step that failed it."""
+        return await self._run(self._ready().revive(run_id, restart=False))
+
+    async def restart(self, run_id: str) -> RunInfo:
+        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        return await self._run(self._ready().revive(run_id, restart=True))
+
+
+class _Runs:
+    """What both colours have in common."""
+
+    def __init__(self, client: BaseClient) -> None:
+        self._client = client
+        self._asking = Asking(client, max_bytes=client.max_bytes)
+
+    def _start(
+        self, workflow: Workflow[Any, Any] | str, input: Any, *, require_definition: bool, **options: Any
+    ) -> Flow[str]:
+        new = self._asking.new_run(workflow, input, **options)
+        started = yield from self._asking.start(new, workflow=workflow, require_definition=require_definition)
+        return started.run.id
+
+
+class Runs(_Runs):
+    """`client.runs` of a synchronous client.
+
+    >>> from holdfast import Client
+    >>> with Client("memory://") as hf:
+    ...     run_id = hf.runs.start("order", {"item": 7}, id="order-7")
+    ...     hf.runs.get(run_id).status
+    'pending'
+    """
+
+    @overload
+    def start(
+        self,
+        workflow: Workflow[I, Any],
+        input: I,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+        connection: Any = None,
+    ) -> str: ...
+    @overload
+    def start(
+        self,
+        workflow: Workflow[None, Any],
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+        connection: Any = None,
+    ) -> str: ...
+    @overload
+    def start(
+        self,
+        workflow: str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+        connection: Any = None,
+        require_definition: bool = False,
+    ) -> str: ...
+    def start(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+        connection: Any = None,
+        require_definition: bool = False,
+    ) -> str:
+        """Start a run, which an engine will drive, and return its id.
+
+        With `connection`, inside the transaction that is open on it: rolled back, the run never existed. With
+        `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
+        """
+        options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
+        options["priority"] = priority
+        if connection is not None:
+            new = self._asking.new_run(workflow, input, **options)
+            started = self._asking.start_within(
+                connection, new, workflow=workflow, require_definition=require_definition
+            )
+            run(self._asking.look_for_workers_of(started.run), self._client.works.lanes)
+            return started.run.id
+        flow = self._start(workflow, input, **options, require_definition=require_definition)
+        return run(flow, self._client.works.lanes)
+
+    def get(self, run_id: str) -> RunInfo:
+        """A run as it is now. Raises `UnknownRun`."""
+        return run(self._asking.get(run_id), self._client.works.lanes)
+
+    def list(
+        self,
+        *,
+        status: str | tuple[str, ...] | builtins.list[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+    ) -> RunsPage:
+        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        wanted = wanted_runs(
+            status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
+        )
+        return run(self._asking.list(wanted, after=after, limit=limit), self._client.works.lanes)
+
+    def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
+        """Send a signal to a living run."""
+        run(self._asking.signal(run_id, name, payload, idempotency_key), self._client.works.lanes)
+
+    def cancel(self, run_id: str) -> None:
+        """Ask a run to stop."""
+        run(self._asking.cancel(run_id), self._client.works.lanes)
+
+    @overload
+    def result(self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]) -> O: ...
+    @overload
+    def result(self, run_id: str, timeout: Duration | None = None, *, workflow: None = None) -> Any: ...
+    def result(
+        self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, Any] | None = None
+    ) -> Any:
+        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+        output = Any if workflow is None else workflow.output_type
+        return run(self._asking.result(run_id, output, checked_timeout(timeout)), self._client.works.lanes)
+
+    def retry(self, run_id: str) -> RunInfo:
+        """Let a run that failed go on from the step that failed it."""
+        return run(self._asking.revive(run_id, restart=False), self._client.works.lanes)
+
+    def restart(self, run_id: str) -> RunInfo:
+        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        return run(self._asking.revive(run_id, restart=True), self._client.works.lanes)
+
+
+class AsyncRuns(_Runs, AsyncQuestions):
+    """`client.runs` of an asynchronous client."""
+
+    def _ready(self) -> Asking:
+        return self._asking
+
+    @overload
+    async def start(
+        self,
+        workflow: Workflow[I, Any],
+        input: I,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+    ) -> str: ...
+    @overload
+    async def start(
+        self,
+        workflow: Workflow[None, Any],
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+    ) -> str: ...
+    @overload
+    async def start(
+        self,
+        workflow: str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+        require_definition: bool = False,
+    ) -> str: ...
+    async def start(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+        require_definition: bool = False,
+    ) -> str:
+        """Start a run, which an engine will drive, and return its id.
+
+        With `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
+        """
+        options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
+        options["priority"] = priority
+        return await self._run(self._start(workflow, input, **options, require_definition=require_definition))
+
+    @overload
+    def result(
+        self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]
+    ) -> Coroutine[Any, Any, O]: ...
+    @overload
+    def result(
+        self, run_id: str, timeout: Duration | None = None, *, workflow: None = None
+    ) -> Coroutine[Any, Any, Any]: ...
+    async def result(
+        self,
+        run_id: str,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (as everywhere else)
+        *,
+        workflow: Workflow[Any, Any] | None = None,
+    ) -> Any:
+        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+        output = Any if workflow is None else workflow.output_type
+        return await self._run(self._asking.result(run_id, output, checked_timeout(timeout)))

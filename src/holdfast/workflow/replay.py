@@ -1,0 +1,435 @@
+"""A workflow's code in one life of a run: what it waits for, and the delivery of what has come.
+
+Delivering the same entries in the same order to the same code leads to the same place; where it does not, that is a
+`NonDeterminismError` that tells both sides. Nothing here speaks to the store or begins an effect: what the code asks
+for is told to the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextvars import copy_context
+from typing import Any, Protocol
+
+from ..errors import HoldfastError, NonDeterminismError, NotInWorkflow, WorkflowFailed
+from ..rules.runs.record import End, Event, NewRun, Run, Scalar
+from ..runtime.codec import decode_value, output_of
+from . import journal as j
+from .attempts import is_marked
+from .context import Context, SlotWork, StepCall
+from .definition import Workflow, current_context
+from .failures import step_failed
+from .loop import WorkflowLoop
+from .replay_locks import Belongings
+
+GRACE = 30_000_000
+"""Microseconds that `finally` blocks have after a run was cancelled."""
+MOST_KNOCKS = 1_000
+MOST_NAMED = 999
+"""A run that waits for more children at once does not say which: it is not looked through for circles."""
+OF_LOCKS = ("lock", "deadlock")
+"""Events that only say that a lock is to be asked for again."""
+
+
+class RunLeft(BaseException):
+    """This process drives the run no more: what its code still does on the way out changes nothing."""
+
+
+class Effects(Protocol):
+    """Whoever carries out what the code asks for."""
+
+    def called(self, call: StepCall) -> None:
+        """A step was called."""
+
+    def dropped(self, call: StepCall) -> None:
+        """Nobody waits for a step any more."""
+
+    def cancel_child(self, id: str) -> None:
+        """A child is to be told to stop."""
+
+    def reclaim(self, new: NewRun) -> None:
+        """A child is wanted that an earlier attempt may have started."""
+
+    def refused(self, error: NotInWorkflow) -> None:
+        """The code waits for a thread, which it must not. Called from that thread."""
+
+    def noted(self, entry: j.AnyEntry) -> None:
+        """The code has done something that goes into the journal."""
+
+
+class Code:
+    """The code of one run, and everything that it waits for."""
+
+    def __init__(
+        self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
+    ) -> None:
+        self.run, self.workflow, self.max_bytes, self.transactional = run, workflow, max_bytes, transactional
+        self.loop = WorkflowLoop(run.created_at, effects.refused)  # type: ignore[abstract]
+        self.root: asyncio.Task[Any] | None = None
+        self.replaying = True
+        self.attempt = 1
+        self.over = False
+        self._knocks = 0  # how often its code has asked for something since
+        self.context: Context | None = None
+        self.calls: dict[str, StepCall] = {}
+        self.tries: dict[str, j.Attempted] = {}
+        self.inbox: dict[int, Event] = {}
+        self.unstarted: list[NewRun] = []
+        self.attributes: dict[str, Scalar] | None = None
+        self.writes = 0
+        """How many children and changes of attributes the code asked for: they are stored before the next effect."""
+        self.ends: dict[str, int] = {}
+        """The event of the last known end of each child."""
+        self.earlier = 0
+        """Events up to this number belong to earlier attempts."""
+        self.after_others = self.restarted = False
+        """Whether earlier attempts, of this run or of one above it, or a removed history may have started children."""
+        self.unclaimed: set[str] = set()
+        """Children of which it is not known yet whether what an earlier attempt left of them is for this one."""
+        self.preface: j.Begun | None = None  # goes into the journal with whatever goes there first
+        self.end_as: End | None = None
+        self.stop_at: int | None = None  # the end of the grace after a cancel
+        self._effects = effects
+        self._signal_waits: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        self._child_waits: dict[str, asyncio.Future[Any]] = {}
+        self._waiters: dict[str, int] = {}  # how many wait for each child
+        self._ended: dict[str, asyncio.Future[Any]] = {}  # what came of children
+        self.taken: dict[str, j.Failure] = {}  # children that could not be started: their ids are others'
+        self._children: dict[str, NewRun] = {}  # those that are not known to have ended
+        self._stopped: set[str] = set()  # those that were told to stop
+        self.belongings = Belongings(self)
+
+    # -- for the driver ---------------------------------------------------------------------------------
+
+    def replay(self, texts: tuple[str, ...], events: tuple[Event, ...]) -> None:
+        """Begin the code, and deliver its history. The first entry is its input."""
+        entries = [j.decode_entry(text) for text in texts[1:]]
+        again = [place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
+        start = again[-1] + 1 if again else 0
+        self.attempt = 1 + len(again)
+        self.loop.now = self._beginning(entries)
+        self.belongings = Belongings(self)
+        self.inbox, self.ends = {}, {}
+        begun = [place for place, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
+        self.after_others = bool(begun) or is_marked(self.run.id)
+        self.restarted = bool(begun) and not any(place < begun[0] for place in again)
+        self.earlier = max((entry.seen for entry in entries if isinstance(entry, j.AttemptBegun)), default=0)
+        self.hear(events)
+        self._begin(texts[0])
+        for place in range(start, len(entries)):
+            self.deliver(entries[place])
+        self.unstarted = [new for new in self.unstarted if new.id in self._children]
+        if self.attributes == self.run.attributes:
+            self.attributes = None
+
+    def hear(self, events: Iterable[Event]) -> None:
+        """Put events into the inbox. How a child of an earlier attempt failed is not for this attempt."""
+        for event in events:
+            if event.kind in OF_LOCKS:
+                continue
+            if event.kind == "child":
+                self.ends[event.name] = event.number
+                if event.number <= self.earlier and j.read_end(event.payload).status != "completed":
+                    continue
+            self.inbox[event.number] = event
+
+    def _beginning(self, entries: list[j.AnyEntry]) -> int:
+        """Where workflow time begins: when the run was first driven, or when its present attempt began."""
+        if self.attempt > 1:
+            return next(entry.at for entry in reversed(entries) if isinstance(entry, j.AttemptBegun))
+        begun = next((entry for entry in entries if isinstance(entry, j.Begun)), None)
+        if begun is None:
+            begun = j.Begun(at=self.run.started_at or self.run.created_at)
+            self.preface = begun if self.workflow.timeout is not None else None
+        return begun.at
+
+    def _begin(self, text: str) -> None:
+        run = self.run
+        context = Context(self, seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}")
+        value = decode_value(text, self.workflow.input_type, what=f"the input of the run {run.id!r}")
+        self.context = context
+        scope = copy_context()
+        scope.run(current_context.set, context)
+        self.root = self.loop.create_task(self._main(context, value), name=self.workflow.name, context=scope)
+        self.loop.run_until_quiet()
+
+    async def _main(self, context: Context, value: Any) -> Any:
+        return await self.workflow(context, value)
+
+    @property
+    def done(self) -> bool:
+        """Whether the code has ended."""
+        return self.root is None or self.root.done()
+
+    def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
+        """Let the code have it, and run until it is quiet again."""
+        self.loop.now = max(self.loop.now, entry.at)
+        match entry:
+            case j.StepDone():
+                call = self._call_of(entry.id, entry.args)
+                what = f"the result of the step {call.id!r}"
+                _resolve(call.future, decode_value(entry.value, call.output, what=what))
+            case j.StepLost():
+                error = step_failed(entry.id, entry.error, entry.attempts)
+                if not entry.child:
+                    _resolve(self._call_of(entry.id, entry.args).future, None, error)
+                elif (waiting_for := self._child_waits.get(entry.id)) is not None:
+                    self._children.pop(entry.id, None)  # it is not asked for once more in a later life
+                    self.taken[entry.id] = entry.error  # and whoever awaits it again is told again
+                    _resolve(waiting_for, None, error)
+                else:
+                    raise self._differs(f"the child {entry.id!r} was refused", f"{sorted(self._child_waits)}")
+            case j.Begun() | j.Left() | j.AttemptBegun():
+                return
+            case j.Attempted():
+                self.tries[entry.id] = entry
+            case j.TimerEnded():
+                if not self.loop.fire(entry.number):
+                    raise self._differs(f"the timer {entry.number} ended", f"{len(self.loop.timers)} timers")
+            case j.Signalled():
+                waiting = self._signal_waits.get(entry.id)
+                event = self.inbox.pop(entry.event, None)
+                if waiting is None or event is None:
+                    raise self._differs(f"{entry.id!r} was delivered", f"signals {sorted(self._signal_waits)}")
+                _resolve(waiting[1], event.payload)
+            case j.ChildEnded():
+                self._child_ended(entry)
+            case j.CancelAsked():
+                self._cancelled(entry)
+            case j.LockGranted() | j.LockRefused() | j.LockLost() | j.LockGiven():
+                self._about_lock(entry)
+            case _:
+                raise self._differs(f"an entry {type(entry).__name__} follows", "nothing of the kind")
+        self.loop.run_until_quiet()
+
+    def next_event(self, now: int) -> j.AnyEntry | None:
+        """What of the inbox can be delivered: in order of arrival, to whoever has waited for longest."""
+        for child, failure in self.taken.items():
+            if child in self._child_waits:
+                return j.StepLost(at=now, id=child, child=True, error=failure)
+        for number, event in self.inbox.items():
+            if event.kind == "cancel":
+                if self.end_as is None:
+                    return j.CancelAsked(at=now, event=number)
+            elif event.kind == "child":
+                if event.name in self._child_waits and event.name not in self.unclaimed:
+                    return j.ChildEnded(at=now, id=event.name, event=number)
+            else:
+                for place, (name, future) in self._signal_waits.items():
+                    if name == event.name and not future.done():
+                        return j.Signalled(at=now, id=place, event=number)
+        return None
+
+    def next_time(self) -> int | None:
+        """When the first timer ends, or a step is to be tried again."""
+        first = None
+        for call in self.calls.values():
+            if call.again_at and (first is None or call.again_at < first):
+                first = call.again_at
+        timer = self.loop.next_timer() if self.loop.timers else None
+        if timer is None:
+            return first
+        ends = round(timer.when() * 1_000_000)
+        return ends if first is None else min(first, ends)
+
+    def stuck(self) -> tuple[str, ...] | None:
+        """The children that it waits for, where only they and locks, or an unasked word from outside, can bring it on.
+
+        None where something else can, and where it would be of no use to anybody's search: it has no locks, and is
+        nobody's child.
+        """
+        waits = bool(self._child_waits) or any(place.waits for place in self.belongings.places.values())
+        matters = bool(self.belongings.places or self.run.parent)
+        stuck = (
+            waits
+            and matters
+            and not self.done
+            and not self.calls
+            and not self.loop.timers
+            and not self._signal_waits
+            and len(self._child_waits) <= MOST_NAMED
+        )
+        return tuple(self._child_waits) if stuck else None
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """The children that are not known to have ended."""
+        return tuple(self._children)
+
+    def refuse_child(self, id: str, why: HoldfastError) -> None:
+        """There is no such child: its id is that of another run, or a limit keeps it out."""
+        self._children.pop(id, None)
+        self.taken[id] = j.Failure(f"holdfast.errors.{type(why).__name__}", str(why))
+
+    def leave(self) -> None:
+        """End it here and now. On the way out everything that it asks for raises."""
+        self.over = True
+        self.loop.abandon()
+
+    # -- for the context --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise when this process drives the run no more, or somebody else than its code asks."""
+        if self.over:
+            raise RunLeft
+        if current_context.get() is not self.context:
+            raise NotInWorkflow(
+                "ctx is for the code of its workflow, which is replayed: the body of a step, or a thread, is "
+                "not. Do this in the workflow; a step is told what it needs by its arguments and current_step()."
+            )
+
+    async def out(self) -> None:
+        """What is awaited on the way out raises; code that goes on regardless is left standing where it is."""
+        self._knocks += 1
+        if self._knocks > MOST_KNOCKS:
+            await self.loop.create_future()
+        raise RunLeft
+
+    def new_call(self, *, function: Any, args: Any, options: Any, **more: Any) -> StepCall:
+        """A step is called."""
+        self.check()
+        call = StepCall(
+            function=function,
+            args=args,
+            options=options,
+            arguments=j.arguments_hash(args, options),
+            output=function.output if isinstance(function, SlotWork) else output_of(function),
+            future=self.loop.create_future(),
+            **more,
+        )
+        self.calls[call.id] = call
+        if not self.replaying:
+            self._effects.called(call)
+        return call
+
+    def drop_call(self, call: StepCall) -> None:
+        """Nobody waits for this step any more."""
+        self.calls.pop(call.id, None)
+        self._effects.dropped(call)
+
+    async def wait_for_signal(self, name: str, id: str, type: Any) -> Any:
+        """Wait for the next signal of this name, and read it as this type."""
+        self.check()
+        future = self.loop.create_future()
+        self._signal_waits[id] = (name, future)
+        try:
+            payload = await future
+        finally:
+            self._signal_waits.pop(id, None)
+        return decode_value(payload, type, what=f"the signal {name!r}")
+
+    def start_child(self, new: NewRun) -> None:
+        """A child is started with the next record. Once more in another life: that is recognised."""
+        self._children[new.id] = new
+        self.taken.pop(new.id, None)  # it may be let in this time
+        self.writes += 1
+        if self.replaying or not self.after_others:
+            self.unstarted.append(new)
+        else:
+            self._effects.reclaim(new)
+
+    async def wait_for_child(self, id: str) -> str:
+        """Wait for a child's end, which may be waited for by several, and again."""
+        self.check()
+        future = self._ended.get(id) or self._child_waits.setdefault(id, self.loop.create_future())
+        self._waiters[id] = self._waiters.get(id, 0) + 1
+        try:
+            result: str = await asyncio.shield(future)
+        finally:
+            self._waiters[id] -= 1
+            if not self._waiters[id]:
+                self._child_waits.pop(id, None)
+        return result
+
+    def cancel_child(self, id: str) -> None:
+        """Tell a child to stop, once."""
+        if id in self._children and id not in self._stopped and not self.over:
+            self._stopped.add(id)
+            self._effects.cancel_child(id)
+
+    def note(self, entry: j.AnyEntry) -> None:
+        """Something that the code did goes into the journal."""
+        self._effects.noted(entry)
+
+    def set_attributes(self, attributes: dict[str, Scalar]) -> None:
+        """Written with the next record."""
+        self.check()
+        before = self.run.attributes if self.attributes is None else self.attributes
+        self.attributes = before | attributes
+        self.writes += 1
+
+    # -- parts of the delivery --------------------------------------------------------------------------
+
+    def _call_of(self, id: str, arguments: str) -> StepCall:
+        call = self.calls.pop(id, None)
+        if call is None:
+            raise self._differs(f"the step {id!r} ended", f"the steps {sorted(self.calls)}")
+        if call.arguments != arguments:
+            raise self._differs(
+                f"the step {id!r} was called with arguments that hash to {arguments or 'nothing'}",
+                f"the same step with arguments that hash to {call.arguments or 'nothing'}",
+            )
+        return call
+
+    def _differs(self, history: str, code: str) -> NonDeterminismError:
+        return NonDeterminismError(
+            f"the run {self.run.id!r} of {self.workflow.type!r} does not follow its history. There {history}; the code "
+            + ("has ended. " if self.done else f"waits for {code}. ")
+            + "The workflow was changed while the run was under way, or decides by something that is not recorded "
+            "(time, chance, a global). Give the changed workflow a new version, or use ctx.now(), ctx.random(), steps."
+        )
+
+    def _child_ended(self, entry: j.ChildEnded) -> None:
+        future = self._child_waits.get(entry.id)
+        event = self.inbox.pop(entry.event, None)
+        if future is None or event is None:
+            raise self._differs(f"the child {entry.id!r} ended", f"the children {sorted(self._child_waits)}")
+        self._children.pop(entry.id, None)
+        self._ended[entry.id] = future
+        end = j.read_end(event.payload)
+        if end.status == "completed":
+            _resolve(future, bytes(end.result).decode())
+            return
+        failure = j.read_failure(end.result)
+        error = WorkflowFailed(
+            f"the child {entry.id!r} is {end.status}: {failure}",
+            run_id=entry.id,
+            status=end.status,
+            kind=failure.type,
+            detail=failure.message,
+            traceback=failure.traceback,
+        )
+        _resolve(future, None, error)
+
+    def _about_lock(self, entry: j.LockGranted | j.LockRefused | j.LockLost | j.LockGiven) -> None:
+        match entry:
+            case j.LockGranted():
+                instead, what = self.belongings.granted(entry), f"the lock {entry.key!r} was granted"
+            case j.LockRefused():
+                instead, what = self.belongings.refused(entry), "a lock was refused"
+            case j.LockGiven():
+                instead, what = self.belongings.given(entry.number), "a lock was given back"
+            case _:
+                self.belongings.lost(entry.number)
+                return
+        if instead:
+            raise self._differs(what, instead)
+
+    def _cancelled(self, entry: j.CancelAsked) -> None:
+        self.inbox.pop(entry.event, None)
+        self.end_as = "cancelled" if entry.event else "timed_out"
+        self.stop_at = entry.at + GRACE
+        for child in list(self._children):
+            self.cancel_child(child)
+        if self.root is not None:
+            self.root.cancel()
+
+
+def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,264 @@
+"""Starting a run by the latest terms of its workflow: by its definition or its name, by itself or in a transaction.
+
+The terms are those that were published last. A start that goes by others is told the latest, finds the places where its
+run is counted anew, and is sent again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..commands import Command, Failed
+from ..commands.runs import ListWorkers, PublishTerms, SeeTerms, StartRun
+from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
+from ..platform import elapsed
+from ..rules.lock_outcomes import Outcome
+from ..rules.runs.limits import Terms
+from ..rules.runs.outcomes import (
+    Limited,
+    RunTaken,
+    Started,
+    TermsDiffer,
+    TermsPublished,
+    WorkerGone,
+    WorkersSeen,
+)
+from ..rules.runs.record import ANY_VERSION, NewRun, Run, Scalar, workflow_of
+from ..runtime.base import BaseClient
+from ..runtime.codec import encode_message, encode_value
+from ..runtime.flows import Flow, send
+from ..stores.contract import Connection, Joinable
+from ..validation import checked_key
+from .definition import Workflow
+from .limits import checked_priority, exceeded, places_of
+
+LOOK_FOR_WORKERS = 30.0
+"""Seconds after which a start looks again whether a living worker knows the workflow."""
+TERMS_CHANGE = 10
+"""How often the terms of a workflow may change while a run of it is being started."""
+
+
+class Starting:
+    """The flows that start runs, for one client."""
+
+    def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
+        self.client, self.max_bytes = client, max_bytes
+        self._terms: dict[str, Terms] = {}
+        self._published: set[str] = set()  # workflows that an engine has published
+        self._looked: dict[str, float] = {}  # when workers were last looked for, by type
+
+    def new_run(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any,
+        *,
+        id: str | None,
+        idempotency_key: str | None,
+        attributes: Mapping[str, Scalar] | None = None,
+        priority: int = 0,
+    ) -> NewRun:
+        """Check what is to be started, and write its input."""
+        if isinstance(workflow, Workflow):
+            kind, name = workflow.type, workflow.name
+            if not workflow.takes_input and input is not None:
+                raise InvalidValue(f"the workflow {name!r} takes no input, and was given {input!r}")
+            text = encode_value(
+                workflow.given(input), workflow.input_type, what=f"the input of {name!r}", max_bytes=self.max_bytes
+            )
+        elif isinstance(workflow, str):
+            name = checked_key(workflow, what="workflow name")
+            kind = name if "@" in name else name + ANY_VERSION
+            text = encode_message(input, what=f"the input of {name!r}", max_bytes=self.max_bytes)
+        else:
+            raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow, or give its name")
+        return NewRun(
+            id=secrets.token_hex(8) if id is None else checked_key(id, what="run id"),
+            type=kind,
+            input=text,
+            request=secrets.token_hex(8),
+            key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
+            attributes=checked_attributes({} if attributes is None else attributes),
+            priority=checked_priority(priority),
+        )
+
+    def start(
+        self,
+        new: NewRun,
+        worker: str = "",
+        *,
+        workflow: Workflow[Any, Any] | str = "",
+        require_definition: bool = False,
+    ) -> Flow[Started]:
+        """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
+        if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
+            outcome, _ = yield from send(SeeTerms(workflow=workflow_of(new.type)))
+            self._check_published(new, outcome, require_definition=require_definition)
+        for _ in range(TERMS_CHANGE):
+            outcome, _ = yield from send(StartRun(new=self._counted(new, workflow), worker=worker))
+            if isinstance(outcome, WorkerGone):
+                worker = ""
+            elif isinstance(outcome, TermsDiffer):
+                ours = self._unpublished(workflow_of(new.type), workflow, outcome)
+                if ours is not None:
+                    yield from self.publish(ours)
+            else:
+                break
+        started = _started(new, outcome)
+        self._say_if_unpublished(started, workflow)
+        yield from self.look_for_workers_of(started.run)
+        return started
+
+    def _check_published(self, new: NewRun, outcome: Outcome, *, require_definition: bool) -> None:
+        """Raise, where that is asked for, if no engine has published this workflow: no limit of it counts the run."""
+        assert isinstance(outcome, TermsDiffer)  # noqa: S101
+        name = workflow_of(new.type)
+        if outcome.terms is not None:
+            self._published.add(name)
+        elif require_definition:
+            raise WorkflowDefinitionRequired(
+                f"no engine has published the workflow {name!r} in this namespace: its limits are not known. Nothing "
+                "was started. Open an engine with this workflow once, or start the run with the workflow itself."
+            )
+
+    def _say_if_unpublished(self, started: Started, workflow: Workflow[Any, Any] | str) -> None:
+        """Emit an event if a run was started by name, and no engine has published its workflow."""
+        name = workflow_of(started.run.type)
+        if isinstance(workflow, str) and started.fresh and name not in self._published:
+            self.client.events.emit("definition_unknown", run=started.run.id, workflow=name)
+
+    def look_for_workers_of(self, run: Run) -> Flow[None]:
+        """Emit an event if a run was started, nobody drives it, and no living worker knows its workflow."""
+        if run.living and not run.worker:
+            yield from self.look_for_workers(run.id, run.type)
+
+    def look_for_workers(self, run: str, type: str) -> Flow[None]:
+        """Emit an event if no living worker knows the workflow of this run; it looks from time to time."""
+        if elapsed() - self._looked.get(type, -LOOK_FOR_WORKERS) < LOOK_FOR_WORKERS:
+            return
+        self._looked[type] = elapsed()
+        try:
+            able = yield from self.who_can(type)
+        except HoldfastError:  # the run is started all the same
+            return
+        if not able:
+            self.client.events.emit("no_worker_knows", run=run, workflow=type.removesuffix(ANY_VERSION))
+
+    def who_can(self, type: str) -> Flow[list[str]]:
+        """The names of the living workers that can drive runs of this type."""
+        outcome, _ = yield from send(ListWorkers(), until=elapsed(), role="queries")
+        assert isinstance(outcome, WorkersSeen)  # noqa: S101
+        return sorted({worker.name or worker.id for worker in outcome.workers if type in worker.types})
+
+    def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str) -> NewRun:
+        """The start with the places where its run is counted, by the terms as they are known here."""
+        name = workflow_of(new.type)
+        given = workflow.limits if isinstance(workflow, Workflow) else ()
+        terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else Terms())
+        if not terms.limits:
+            return new
+        kind = workflow.input_type if isinstance(workflow, Workflow) else Any
+        places = places_of(terms, name, given, new.input, kind)
+        return msgspec.structs.replace(new, places=places, terms=terms.digest)
+
+    def _unpublished(self, name: str, workflow: Workflow[Any, Any] | str, latest: TermsDiffer) -> PublishTerms | None:
+        """Our own terms, where nobody has published them yet; else the latest are what is known from here on."""
+        if latest.terms is not None:
+            self._published.add(name)
+        if isinstance(workflow, Workflow) and (latest.terms is None or workflow.terms.version > latest.terms.version):
+            return PublishTerms(workflow=name, terms=workflow.terms)
+        self._terms[name] = latest.terms or Terms()
+        return None
+
+    def announce(self, name: str, terms: Terms) -> Flow[bool]:
+        """Make the terms of an engine's workflow known; nothing is written where they are known to be none."""
+        if not terms.limits:
+            outcome, _ = yield from send(SeeTerms(workflow=name))
+            assert isinstance(outcome, TermsDiffer)  # noqa: S101
+            if outcome.terms is not None and not outcome.terms.limits:
+                return True
+        return (yield from self.publish(PublishTerms(workflow=name, terms=terms)))
+
+    def publish(self, command: PublishTerms) -> Flow[bool]:
+        """Make the terms of a workflow known, and learn which ones count. Returns whether these do."""
+        outcome, _ = yield from send(command)
+        return self._learn(command, outcome)
+
+    def _learn(self, command: PublishTerms, outcome: Outcome) -> bool:
+        assert isinstance(outcome, TermsPublished)  # noqa: S101
+        self._terms[command.workflow] = outcome.terms
+        return outcome.terms == command.terms
+
+    def start_within(
+        self,
+        connection: Any,
+        new: NewRun,
+        *,
+        workflow: Workflow[Any, Any] | str = "",
+        require_definition: bool = False,
+    ) -> Started:
+        """Start a run within the caller's own transaction: rolled back, it never existed.
+
+        Whoever calls this lets `look_for_workers_of` follow: that asks outside of the transaction, which is left alone.
+        """
+        store = self.client.works.store
+        if not isinstance(store, Joinable):
+            raise InvalidOption(
+                f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
+                f"{store.url}. Start the run after your commit, with an idempotency_key."
+            )
+        joined = store.join(connection)
+        if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
+            known = _carried_out(joined, SeeTerms(workflow=workflow_of(new.type)))
+            self._check_published(new, known, require_definition=require_definition)
+        for _ in range(TERMS_CHANGE):
+            outcome = _carried_out(joined, StartRun(new=self._counted(new, workflow)))
+            if not isinstance(outcome, TermsDiffer):
+                break
+            ours = self._unpublished(workflow_of(new.type), workflow, outcome)
+            if ours is not None:
+                self._learn(ours, _carried_out(joined, ours))
+        started = _started(new, outcome)
+        self._say_if_unpublished(started, workflow)
+        return started
+
+
+def _carried_out(joined: Connection, command: Command) -> Outcome:
+    (outcome,) = joined.execute([command])
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return outcome
+
+
+def _started(new: NewRun, outcome: Outcome) -> Started:
+    if isinstance(outcome, RunTaken):
+        raise RunExists(
+            f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "
+            "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
+            run_id=new.id,
+            status=outcome.run.status,
+        )
+    if isinstance(outcome, Limited):
+        raise exceeded(workflow_of(new.type), outcome.verdict)
+    if isinstance(outcome, TermsDiffer):
+        raise InvalidOption(
+            f"the limits of {workflow_of(new.type)!r} change all the time: engines with different ones publish them by "
+            "turns. Give the newer ones a higher version=. Nothing was started."
+        )
+    assert isinstance(outcome, Started)  # noqa: S101
+    return outcome
+
+
+def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Attributes are names with text, whole numbers or booleans."""
+    if not isinstance(attributes, Mapping):
+        raise InvalidOption(f'attributes={attributes!r} is no dict of names and values, such as {{"customer": "ann"}}')
+    for name, value in attributes.items():
+        checked_key(name, what="attribute's name")
+        if not isinstance(value, str | int | bool):
+            raise InvalidValue(f"the attribute {name!r} is {value!r}: attributes are text, whole numbers or booleans")
+    encode_value(dict(attributes), what="the attributes")
+    return dict(attributes)

@@ -1,0 +1,169 @@
+"""The bodies of steps: where they run, how long they may take, and how often they are tried.
+
+A body runs on the engine's own event loop if it is async, else in a thread. It knows its idempotency key. A step that
+fails is tried again as its `Retry` says; each failed attempt is recorded, so that the count survives a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..commands.runs import RecordRun
+from ..errors import InvalidValue, StepTimeout
+from ..rules.lock_outcomes import Outcome
+from ..runtime.codec import encode_value
+from . import journal as j
+from .context import StepCall, StepInfo, step_scope
+from .driver_host import Host
+from .failures import failure_of
+
+Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
+
+
+class Transacted(NamedTuple):
+    """What came of a transaction: the answer to its record, what it raised, or None if the store was away."""
+
+    answer: Outcome | BaseException | None
+    entry: j.StepDone | None
+
+
+class Steps:
+    """The steps of one run that are under way in this process."""
+
+    def __init__(self, host: Host, run_id: str, report: Report, settled: Callable[[], None]) -> None:
+        self._host, self._run_id, self._report, self._settled = host, run_id, report, settled
+        self.running: set[StepCall] = set()
+
+    def begin(self, call: StepCall) -> None:
+        """Try a step once more."""
+        if call.future.done():  # nobody waits for it any more
+            return
+        call.attempts += 1
+        function = self._host.body_of(call)
+        body = partial(function, *call.args, **call.options)
+        scope = copy_context()
+        scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
+        self.running.add(call)
+        if is_async(function):
+            call.running = self._host.spawn(_alone(body) if call.timeout is None else _timed(body, call), scope)
+        else:
+            call.running = self._host.in_thread(partial(_in_thread, body), scope)
+            if call.timeout is not None:
+                call.running = self._host.spawn(_timed(partial(asyncio.shield, call.running), call), scope.copy())
+        call.running.add_done_callback(partial(self._ended, call))
+
+    def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, Transacted], None]) -> None:
+        """Try a transaction once more. Its entry goes into the journal with what it writes."""
+        scope = copy_context()
+        scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
+        entries: list[j.StepDone] = []
+
+        def work(connection: Any) -> RecordRun:
+            entry = self.done(call, _in_thread(partial(self._host.body_of(call), connection, *call.args)))
+            entries[:] = [entry]
+            return msgspec.structs.replace(record, entries=(j.encode_entry(entry),))
+
+        def answered(future: asyncio.Future[Outcome | None]) -> None:
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            answer = future.result() if error is None else error
+            done(call, Transacted(answer, entries[0] if entries else None))
+
+        self._host.transact(work, scope).add_done_callback(answered)
+
+    def stop(self) -> None:
+        """Stop what can be stopped, and hear nothing more of the rest."""
+        for call in list(self.running):
+            self.running.discard(call)
+            if call.running is not None:
+                call.running.cancel()
+
+    def _ended(self, call: StepCall, body: asyncio.Future[Any]) -> None:
+        if call not in self.running:
+            _quietly(body)
+            return
+        self.running.discard(call)
+        if call.future.done():  # nobody waits for it, but now it has ended
+            _quietly(body)
+            self._settled()
+            return
+        error = asyncio.CancelledError("the step was cancelled") if body.cancelled() else body.exception()
+        if error is None:
+            self.succeeded(call, body.result())
+        else:
+            self.failed(call, error)
+
+    def succeeded(self, call: StepCall, value: Any) -> None:
+        """Report a result, or that it cannot be recorded."""
+        try:
+            entry = self.done(call, value)
+        except InvalidValue as unfit:
+            self.failed(call, unfit)
+        else:
+            self._report(call, entry)
+
+    def done(self, call: StepCall, value: Any) -> j.StepDone:
+        """The entry of a result."""
+        text = encode_value(
+            value, call.output, what=f"the result of the step {call.id!r}", max_bytes=self._host.max_bytes
+        )
+        return j.StepDone(at=self._host.now(), id=call.id, args=call.arguments, value=msgspec.Raw(text.encode()))
+
+    def failed(self, call: StepCall, error: BaseException) -> None:
+        """Report a failed attempt, or that the step has failed for good."""
+        retry, now = call.retry, self._host.now()
+        final = isinstance(error, (InvalidValue, asyncio.CancelledError, *retry.give_up_on))
+        if final or call.attempts >= retry.max_attempts:
+            self._report(
+                call,
+                j.StepLost(at=now, id=call.id, args=call.arguments, attempts=call.attempts, error=failure_of(error)),
+            )
+            return
+        again_at = now + round(retry.delay_after(call.attempts, self._host.chance()) * 1_000_000)
+        self._report(
+            call,
+            j.Attempted(at=now, id=call.id, attempts=call.attempts, again_at=again_at, error=failure_of(error)),
+        )
+
+
+def is_async(function: Any) -> bool:
+    """Whether a function is to be awaited."""
+    code = getattr(function, "__code__", None)
+    return bool(code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function)
+
+
+def _in_thread(body: Callable[[], Any]) -> Any:
+    try:
+        return body()
+    except StopIteration as error:  # no future can be told of it
+        raise RuntimeError(f"the step raised {error!r}") from error
+
+
+async def _alone(body: Callable[[], Awaitable[Any]]) -> Any:
+    """A step that wants to end the process has failed, as it would in a thread."""
+    try:
+        return await body()
+    except SystemExit as error:
+        raise RuntimeError(f"the step wanted to end the process: {error!r}") from error
+
+
+async def _timed(body: Callable[[], Awaitable[Any]], call: StepCall) -> Any:
+    try:
+        async with asyncio.timeout(call.timeout) as limit:
+            return await _alone(body)
+    except TimeoutError as error:
+        if limit.expired():
+            raise StepTimeout(f"the step {call.id!r} took longer than {call.timeout:g} s") from error
+        raise
+
+
+def _quietly(body: asyncio.Future[Any]) -> None:
+    """Take note of an exception that nobody wants, so that asyncio does not complain."""
+    if not body.cancelled():
+        body.exception()

@@ -1,0 +1,265 @@
+"""Processes count in a plain file under one lock, while they are killed and paused: no update is lost.
+
+Each increment reads the file, appends a line of its own and writes the whole of it back through the fence. So the
+file is its own history: a lost update would be a missing line, a stale write a token that falls. Workers stop
+themselves (SIGSTOP) between reading and writing and are continued past their lease, when they write without asking
+whether they still hold, sometimes while their successor has read and not written yet. Others kill themselves
+(SIGKILL) just before or just after the write. From outside workers are killed and paused at random moments.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from support.common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, main, until
+
+from holdfast import Client, LeaseLost, StaleToken, StoreUnavailable
+from holdfast.fencing import fenced_read, fenced_replace
+from holdfast.platform import elapsed
+
+TTL = 1.0
+SPOTS = ("stop", "dawdle", "die-before", "die-after")
+SHORT, LONG = 1.1 * TTL, 2.5 * TTL
+"""How long a pause past the lease is, in seconds."""
+
+
+@dataclass(frozen=True)
+class Size:
+    processes: int
+    increments: int
+    stops: int
+    """Workers that are stopped exactly between reading and writing; the successor of half of them is slow there."""
+    deaths: int
+    """Workers that die exactly before, and as many that die exactly after the write."""
+    kills: int
+    """Kills from outside, at random moments, two at a time."""
+    pauses: int
+    """Pauses from outside, at random moments."""
+    limit: float
+    """Seconds after which it must be done."""
+
+
+SMALL = Size(processes=4, increments=100, stops=2, deaths=1, kills=0, pauses=1, limit=60)
+FULL = Size(processes=8, increments=2_000, stops=30, deaths=10, kills=14, pauses=14, limit=600)
+
+
+# -- a worker ---------------------------------------------------------------------------------------
+
+
+def work(job: dict[str, Any]) -> None:
+    journal = Journal(job["journal"])
+    chance = random.Random(job["seed"])
+    with Client(job["url"], name=job["name"]) as hf:
+        lock = hf.lock("counter", ttl=job["ttl"])
+        journal.note("ready")
+        more = True
+        while more:
+            try:
+                with lock as lease:
+                    journal.note("entered", token=lease.token)
+                    more = increment(job, lease, journal, chance)
+                journal.note("left", token=lease.token)
+            except StaleToken as error:
+                journal.note("refused", line=f"read with {error.offered}")
+            except LeaseLost as error:
+                journal.note("lost", token=error.token)
+            except StoreUnavailable as error:
+                journal.note("unavailable", error=str(error))
+
+
+def increment(job: dict[str, Any], lease: Any, journal: Journal, chance: random.Random) -> bool:
+    """One increment; False when there is nothing left to count."""
+    path = Path(job["path"])
+    lines = fenced_read(path, lease).decode().splitlines()
+    number = len(lines) + 1
+    if number > job["increments"]:
+        return False
+    spot = next((spot for spot in SPOTS if number in job[spot] and claim(job["folder"], f"{spot}-{number}")), "")
+    mine = f"{number} {lease.token} {secrets.token_hex(6)} {os.getpid()}"
+    journal.note("writes", number=number, line=mine, spot=spot)
+    if spot == "die-before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if spot == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif spot == "dawdle":  # in its own good time: meanwhile its predecessor goes on, and writes
+        time.sleep(LONG - TTL / 2)
+    elif chance.random() < 0.5:  # (the other half trusts the fence alone)
+        lease.check()
+    try:
+        fenced_replace(path, "\n".join([*lines, mine]) + "\n", lease)
+    except StaleToken:  # leaving the block will raise LeaseLost as well
+        journal.note("refused", line=mine)
+        return True
+    if spot == "die-after":
+        os.kill(os.getpid(), signal.SIGKILL)
+    journal.note("accepted", line=mine)
+    return True
+
+
+# -- the campaign -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Campaign:
+    """One run: workers that count, and what is done to them meanwhile."""
+
+    size: Size
+    chance: random.Random
+    folder: Path
+    crew: Crew
+    report: Report
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        size, chance = self.size, self.chance
+        self.path = self.folder / "count.txt"
+        self.path.write_text("")
+        moments = chance.sample(range(2, size.increments - 1), size.stops + 2 * size.deaths)
+        self.job = {
+            "url": f"sqlite:///{self.folder}/locks.db",
+            "path": str(self.path),
+            "ttl": TTL,
+            "increments": size.increments,
+            "stop": moments[: size.stops],
+            "dawdle": moments[: size.stops // 2],
+            "die-before": moments[size.stops : size.stops + size.deaths],
+            "die-after": moments[size.stops + size.deaths :],
+        }
+        outside = ["kill"] * (size.kills // 2) + ["pause"] * size.pauses
+        chance.shuffle(outside)
+        self.outside = {
+            moment: fault
+            for fault, moment in zip(outside, chance.sample(range(5, size.increments - 5), len(outside)), strict=True)
+        }
+
+    def run(self) -> None:
+        """Count to the end; whoever was killed is replaced."""
+        for _ in range(self.size.processes):
+            self.hire()
+        give_up = elapsed() + self.size.limit
+        while self.crew.running():
+            if elapsed() > give_up:
+                self.report.broken(f"not done within {self.size.limit} s: the count is {self.count()}")
+                return
+            self.faults["stops"] += self.crew.look_after(lambda: self.chance.uniform(SHORT, LONG), self.overtaken)
+            self.replace_the_dead()
+            self.disturb(self.count())
+            until(lambda: False, within=0.005)
+        for complaint in self.crew.complaints():
+            self.report.broken(complaint)
+
+    def overtaken(self, worker: Worker) -> bool:
+        """Whether somebody else has counted what this one is about to count.
+
+        Where the successor is slow nobody waits for that: its predecessor is to write after it has read and
+        before it writes. If that were accepted, the successor would overwrite it.
+        """
+        number = worker.notes("writes")[-1]["number"]
+        return number in self.job["dawdle"] or self.count() >= number
+
+    def hire(self) -> Worker:
+        return self.crew.start({**self.job, "seed": self.chance.random()})
+
+    def count(self) -> int:
+        return self.path.read_bytes().count(b"\n")
+
+    def replace_the_dead(self) -> None:
+        dead = [worker for worker in self.crew.workers if worker.process.poll() == -signal.SIGKILL]
+        self.faults["kills"] = len(dead)
+        for _ in range(self.size.processes + len(dead) - len(self.crew.workers)):
+            self.hire()
+
+    def disturb(self, count: int) -> None:
+        """What is due at this count, from outside, at whatever moment the workers are in now."""
+        for moment in [moment for moment in self.outside if moment <= count]:
+            fault = self.outside.pop(moment)
+            victims = self.crew.active()
+            self.chance.shuffle(victims)
+            if fault == "kill":
+                for victim in victims[:2]:  # together, for each costs the others up to its waiting lease
+                    victim.kill()
+            elif victims:
+                victims[0].pause(self.chance.uniform(SHORT, LONG))
+                self.faults["pauses"] += 1
+
+
+def check(campaign: Campaign) -> dict[str, int]:
+    """Judge by the file and the journals alone. Returns what the fence refused."""
+    report, crew = campaign.report, campaign.crew
+    lines = campaign.path.read_text().splitlines()
+    report.at_least("increments", len(lines), campaign.size.increments)
+    report.demand("more was counted than asked for", kept=len(lines) <= campaign.size.increments)
+    notes = crew.notes("entered", "writes", "accepted", "refused")
+    untold = check_history(report, lines, notes, deaths=campaign.faults["kills"])
+    report.tell("written by workers that died before they could say so", untold)
+    return refusals(campaign)
+
+
+def check_history(report: Report, lines: list[str], notes: list[dict[str, Any]], *, deaths: int) -> int:
+    """The file tells who wrote what with which token, the notes what each was told. Returns how many could not tell."""
+    report.demand(
+        "the lines are numbered in a row", kept=[int(x.split()[0]) for x in lines] == [*range(1, len(lines) + 1)]
+    )
+    tokens = [int(line.split()[1]) for line in lines]
+    for older, newer in pairwise(tokens):
+        report.demand(f"a token fell: {newer} wrote after {older}", kept=older < newer)
+    granted = Counter(note["token"] for note in notes if note["what"] == "entered")
+    report.demand("two grants had the same token", kept=all(times == 1 for times in granted.values()))
+
+    written = set(lines)
+    tried, accepted, refused = (
+        {note["line"] for note in notes if note["what"] == what} for what in ("writes", "accepted", "refused")
+    )
+    for line in accepted - written:
+        report.broken(f"an update that was accepted is lost: {line}")
+    for line in refused & written:
+        report.broken(f"a write that was refused is in the file: {line}")
+    for line in written - tried:
+        report.broken(f"nobody wrote this line: {line}")
+    untold = len(written - accepted)
+    report.demand("more lines without a word than deaths", kept=untold <= deaths)
+    return untold
+
+
+def refusals(campaign: Campaign) -> dict[str, int]:
+    """How often a stale holder was stopped, and by what."""
+    crew = campaign.crew
+    entered = sorted(note["token"] for note in crew.notes("entered"))
+    left = {note["token"] for note in crew.notes("left")}
+    return {
+        "takeovers": sum(token not in left for token in entered[:-1]),
+        "late writes refused": len(crew.notes("refused")),
+        "told by LeaseLost": len(crew.notes("lost")),
+        "store unavailable": len(crew.notes("unavailable")),
+    }
+
+
+def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
+    with Crew(__file__, folder) as crew:
+        campaign = Campaign(size, random.Random(seed), folder, crew, report)
+        campaign.run()
+        seen = check(campaign)
+        with Client(campaign.job["url"]) as hf:  # whatever is left belongs to the dead, and runs out
+            hf.lock("counter", ttl=TTL).acquire(wait=WAITING_LEASE + 2 * TTL).release()
+    deaths = 2 * size.deaths
+    report.at_least("kills (-9)", campaign.faults["kills"], deaths + size.kills // 2)
+    report.at_least("pauses past the lease, at the brink", campaign.faults["stops"], size.stops)
+    report.at_least("pauses past the lease, anywhere", campaign.faults["pauses"], size.pauses)
+    report.at_least("takeovers", seen["takeovers"], (deaths + size.stops) // 2)
+    report.at_least("late writes refused by the fence", seen["late writes refused"], size.stops - size.stops // 2)
+    report.at_least("holders told of their loss by LeaseLost", seen["told by LeaseLost"], size.stops // 2)
+    report.tell("store unavailable", seen["store unavailable"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[0], prove, small=SMALL, full=FULL, work=work)

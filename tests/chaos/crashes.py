@@ -1,0 +1,146 @@
+"""A process is killed with -9 at every commit of a workflow, and another one finishes what it left.
+
+The workflow has steps, parallel steps of equal names, a sleep, a signal, a child, retries, a shared state and a
+transaction; beside it one run is cancelled and one is retried; the child and the retried one have limits. Just before
+and just after each kind of commit there is a named point (`runtime/failpoints.py`); for each one a process plays the
+story and dies there. Whoever comes next finds the right result; the state was changed once and the transaction happened
+once; each step at least once, always under the same key, and never two bodies of one step at a time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from support.common import Report
+from support.story import Log
+from support.workplaces import Workplace, main
+
+from holdfast import Client
+from holdfast.runtime import failpoints
+from support import crashing
+
+AT_ONCE = 6
+ENDS = {"died": -9, "finished": 0}
+LONGEST = 60.0
+KEYS = {
+    "story:note", "story:note#2", "story:note#3", "story:both", "story:both#2", "story:blocking", "sleeper:note",
+    "story/small:note", "story/small:note#2",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    counts: tuple[int, ...]
+    """At the how-manieth time a point is reached the process dies."""
+
+
+SMALL = Size(counts=(1,))
+FULL = Size(counts=(1, 2, 3))
+
+
+def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+    names = [name for name in failpoints.NAMES if place.transactional or "transaction" not in name]
+    cases = [(name, count) for name in names for count in size.counts]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.crashing"])
+    with ThreadPoolExecutor(AT_ONCE) as crew:
+        results = list(crew.map(partial(play, context, place, folder, report), cases))
+    reached = {point for points, _ in results for point in points}
+    report.tell(f"{place.kind}: times that a process died", sum(died for _, died in results))
+    for name in names:
+        report.demand(f"{place.kind}: nobody ever died {name}", kept=name in reached)
+
+
+def play(context: Any, place: Workplace, folder: Path, report: Report, case: tuple[str, int]) -> tuple[set[str], int]:
+    """One process that dies, one that comes after it. Returns which point was its end."""
+    point, count = case
+    home = folder / f"{point} {count}".replace(" ", "-")
+    home.mkdir()
+    job = {
+        "url": place.url(home),
+        "namespace": home.name,
+        "log": str(home / "log"),
+        "flag": str(home / "flag"),
+        "transaction": place.transactional,
+        "table": f"payments_{home.name.replace('-', '_')}",
+    }
+    make_table(place, job)
+    codes = []
+    for death in ({"point": point, "count": count}, {}):
+        process = context.Process(target=crashing.run, args=(job | death,))
+        process.start()
+        process.join(LONGEST)
+        if process.exitcode is None:
+            process.kill()
+        codes.append(code_of(process, Log(job["log"])))
+        if codes[-1] != -9:
+            break
+    judge(place, report, f"{place.kind}: {point} ({count})", job, codes)
+    died = codes[0] == -9
+    return ({point} if died else set()), int(died)
+
+
+def code_of(process: Any, log: Log) -> int | None:
+    """How a process ended. Of two threads that ask multiprocessing at once one is told 255; then the log knows."""
+    if process.exitcode != 255:
+        return process.exitcode
+    last = [note["what"] for note in log.notes() if note["pid"] == process.pid and note["what"] in ENDS]
+    return ENDS[last[-1]] if last else 255
+
+
+def judge(place: Workplace, report: Report, what: str, job: dict[str, Any], codes: list[int | None]) -> None:
+    report.demand(f"{what}: the exit codes are {codes}", kept=codes[-1] == 0)
+    notes = Log(job["log"]).notes()
+    report.demand(
+        f"{what}: the keys of steps are others", kept={note["key"] for note in notes if "key" in note} == KEYS
+    )
+    deaths = {note["pid"]: note["at"] for note in notes if note["what"] == "died"}
+    bodies: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for place_, note in enumerate(notes):
+        if note["what"] == "begin":
+            ends = (
+                later["at"]
+                for later in notes[place_:]
+                if later["what"] == "end" and (later["key"], later["pid"]) == (note["key"], note["pid"])
+            )
+            bodies[note["key"]].append((note["at"], next(ends, deaths.get(note["pid"], note["at"]))))
+    for key, spans in bodies.items():
+        spans.sort()
+        overlap = any(later[0] < earlier[1] for earlier, later in pairwise(spans))
+        report.demand(f"{what}: two bodies of {key} at a time", kept=not overlap)
+    if place.transactional:
+        paid = payments(place, job)
+        report.demand(f"{what}: paid {paid} times", kept=paid == 1)
+
+
+def make_table(place: Workplace, job: dict[str, Any]) -> None:
+    if place.kind == "sqlite":
+        Client(job["url"]).close()
+        with closing(sqlite3.connect(place.file(job["url"]))) as db, db:
+            db.execute(f"CREATE TABLE {job['table']} (amount INTEGER)")
+    elif place.kind == "postgres":
+        with psycopg.connect(job["url"]) as db:
+            db.execute(f"CREATE TABLE {job['table']} (amount INTEGER)")
+
+
+def payments(place: Workplace, job: dict[str, Any]) -> int:
+    question = f"SELECT count(*) FROM {job['table']}"
+    if place.kind == "sqlite":
+        with closing(sqlite3.connect(place.file(job["url"]))) as db:
+            return db.execute(question).fetchone()[0]
+    with psycopg.connect(job["url"]) as db:
+        return db.execute(question).fetchone()[0]
+
+
+if __name__ == "__main__":
+    main(__file__, prove, small=SMALL, full=FULL)

@@ -1,0 +1,167 @@
+"""Client processes whose clocks are an hour ahead or an hour behind contend with right ones, on a real server's clock.
+
+Nothing may change. Processes queue up in an order that is drawn anew each time, and get the lock in that order; some
+keep it for longer than its ttl, and nobody gets it meanwhile. No lease ends early and nobody is told of a loss. At last
+holders are killed, and whoever waits behind them, whatever its clock says, gets the lock when the ttl is over: not
+sooner, and not an hour later.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from support.common import SLACK, Crew, Report, Worker, until
+from support.servers import Place, main
+
+from holdfast import Client
+from holdfast.platform import elapsed
+from holdfast.testing.faults import ClockMissing, SkewedClock
+from support import puppets
+
+HOUR = 3_600.0
+CLOCKS = {"ahead": HOUR, "right": 0.0, "behind": -HOUR}
+EACH = 2
+"""Processes of each clock."""
+WITHIN = 30.0
+PAIRS = (("ahead", "behind"), ("behind", "right"), ("right", "ahead"))
+"""Who is killed, and who waits behind it."""
+
+
+@dataclass(frozen=True)
+class Size:
+    ttl: float
+    rounds: int
+    """How often everybody queues up."""
+    long_stays: int
+    """In so many rounds the first one keeps the lock for two and a half ttls."""
+
+
+SMALL = Size(ttl=2.0, rounds=4, long_stays=1)
+FULL = Size(ttl=3.0, rounds=40, long_stays=6)
+
+
+class Puppet(NamedTuple):
+    clock: str
+    worker: Worker
+
+
+def queue_up(crew: list[Puppet], hf: Client, key: str) -> bool:
+    return all(puppets.ask(puppet.worker, hf, key, behind=place) for place, puppet in enumerate(crew))
+
+
+def hand_on(crew: list[Puppet], number: int, stay: float) -> bool:
+    """Let the lock go through the queue; the first one keeps it for a while."""
+    for place, puppet in enumerate(crew):
+        if not puppets.acquired(puppet.worker, number, within=WITHIN):
+            return False
+        until(lambda: False, within=0.0 if place else stay)
+        puppet.worker.say("release")
+        if not until(lambda puppet=puppet: len(puppet.worker.notes("releases")) >= number, within=WITHIN):
+            return False
+    return True
+
+
+def judge(crew: list[Puppet], number: int, report: Report, name: str) -> None:
+    """One after the other, in the order of the list, and nobody before the one in front let go."""
+    tokens = [puppet.worker.notes("acquired")[number - 1]["token"] for puppet in crew]
+    report.demand(f"{name}: the order of grants is not that of arrival", kept=tokens == sorted(set(tokens)))
+    before = 0.0
+    for puppet in crew:
+        took = puppet.worker.notes("acquired")[number - 1]["at"]
+        report.demand(f"{name}: one whose clock is {puppet.clock} came in too early", kept=took > before)
+        note = puppet.worker.notes("releases")[number - 1]
+        report.demand(f"{name}: a lease of one whose clock is {puppet.clock} ended early", kept=note["valid"])
+        before = note["at"]
+
+
+def bury(size: Size, crew: list[Puppet], hf: Client, report: Report, name: str) -> None:
+    """Kill holders; whoever waits comes when the ttl is over. Three keys at once."""
+    died: dict[str, float] = {}
+    heirs: dict[str, Puppet] = {}
+    left = list(crew)
+    turns = len(crew[0].worker.notes("acquired"))
+    for dead, heir in PAIRS:
+        pair = [next(puppet for puppet in left if puppet.clock == clock) for clock in (dead, heir)]
+        left = [puppet for puppet in left if puppet not in pair]
+        key = f"{dead}-{heir}"
+        if not queue_up(pair, hf, key):
+            report.broken(f"{name}: no queue for {key}")
+            return
+        heirs[key] = pair[1]
+        pair[0].worker.kill()
+        died[key] = elapsed()
+    for key, puppet in heirs.items():
+        if not puppets.acquired(puppet.worker, turns + 1, within=size.ttl + SLACK):
+            report.broken(f"{name}: {key} was not taken over within {size.ttl + SLACK:g} s")
+            continue
+        delay = puppet.worker.notes("acquired")[turns]["at"] - died[key]
+        earliest = size.ttl * 2 / 3 - 0.25  # it was renewed a third of a ttl ago at the most, a busy machine apart
+        report.demand(f"{name}: {key} was taken over {delay:.2f} s after the death", kept=delay > earliest)
+        report.within(
+            f"{name}: dead {key.replace('-', ', its heir ')}: taken over after, s", round(delay, 2), size.ttl + SLACK
+        )
+
+
+def prove(size: Size, seed: int, folder: Path, report: Report, place: Place) -> None:
+    chance, name = random.Random(seed), place.kind
+    with ExitStack() as stack:
+        try:
+            clocks = {what: stack.enter_context(SkewedClock(offset)) for what, offset in CLOCKS.items() if offset}
+        except ClockMissing as error:
+            report.broken(str(error))
+            return
+        crew = stack.enter_context(Crew(sys.argv[0], folder))
+        everybody = []
+        for what in CLOCKS:
+            env = clocks[what].env if what in clocks else None
+            everybody += [Puppet(what, w) for w in puppets.start(crew, EACH, url=place.url(), ttl=size.ttl, env=env)]
+        hf = stack.enter_context(Client(place.url()))
+        if not puppets.ready(crew.workers):
+            report.broken(f"{name}: the processes did not start: {list(crew.complaints())}")
+            return
+        orders = (chance.sample(everybody, len(everybody)) for _ in range(size.rounds))
+        played = contend(size, orders, hf, report, name)
+        lost = crew.notes("lost", "failed")
+        report.demand(f"{name}: told of a loss: {lost}", kept=not lost)
+        if played == size.rounds:
+            bury(size, everybody, hf, report, name)
+        for complaint in crew.complaints():
+            report.broken(f"{name}: {complaint}")
+        for puppet in everybody:
+            puppet.worker.kill()
+            if puppet.clock in clocks:
+                clocks[puppet.clock].forget(puppet.worker.pid)
+    tell(size, everybody, played, report, name)
+
+
+def contend(size: Size, orders: Iterator[list[Puppet]], hf: Client, report: Report, name: str) -> int:
+    for number in range(1, size.rounds + 1):
+        order = next(orders)
+        stay = 2.5 * size.ttl if number <= size.long_stays else 0.0
+        if not queue_up(order, hf, "skew") or not hand_on(order, number, stay):
+            report.broken(f"{name}: round {number} did not come to its end")
+            return number - 1
+        judge(order, number, report, name)
+    return size.rounds
+
+
+def tell(size: Size, crew: list[Puppet], played: int, report: Report, name: str) -> None:
+    off = []
+    for puppet in crew:
+        note = puppet.worker.notes("ready")[0]
+        right = next(p for p in crew if p.clock == "right").worker.notes("ready")[0]
+        off.append((note["wall"] - note["at"]) - (right["wall"] - right["at"]))
+    report.at_least(f"{name}: processes with a clock an hour ahead", sum(x > HOUR - 5 for x in off), EACH)
+    report.at_least(f"{name}: processes with a clock an hour behind", sum(x < 5 - HOUR for x in off), EACH)
+    report.at_least(f"{name}: grants in the order of arrival", played * len(crew), size.rounds * len(crew))
+    report.at_least(f"{name}: leases kept for longer than their ttl", min(played, size.long_stays), size.long_stays)
+
+
+if __name__ == "__main__":
+    main(sys.argv[0], prove, small=SMALL, full=FULL, work=puppets.work)

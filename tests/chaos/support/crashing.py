@@ -1,0 +1,80 @@
+"""A process that plays the whole story on one store, and is killed with -9 when it reaches a named point.
+
+Whoever comes after it finishes what it left. Everything that is started has an id and an idempotency key, and what was
+asked for before is asked for again: a process that died before it could ask is replaced by one that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+from support.story import RESULT, WORKFLOWS, Log, fails_once, sleeper, story
+
+from holdfast import AsyncClient, Engine, RunEnded, WorkflowFailed
+from holdfast.runtime import failpoints
+
+TTL = 0.8
+
+
+def die_at(name: str, count: int, log: Log) -> None:
+    """Kill this process when it reaches the point for the n-th time. What was reached before is noted."""
+    counts: dict[str, int] = {}
+
+    def reached(point: str) -> None:
+        counts[point] = counts.get(point, 0) + 1
+        if counts[point] == 1:
+            log.note(what="reached", point=point)
+        if point == name and counts[point] == count:
+            log.note(what="died", point=point)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    failpoints.reached = reached
+
+
+async def play(job: dict[str, Any]) -> None:
+    log = Log(job["log"])
+    async with Engine(
+        job["url"],
+        namespace=job["namespace"],
+        workflows=WORKFLOWS,
+        name=f"p{os.getpid()}",
+        worker_ttl=TTL,
+        park_after=0.05,
+        grace=2,
+    ) as engine:
+        told = await engine.start(story, job, id="story", idempotency_key="story")
+        slept = await engine.start(sleeper, job["log"], id="sleeper", idempotency_key="sleeper")
+        failed = await engine.start(fails_once, job["flag"], id="fails", idempotency_key="fails")
+        await told.signal("paid", {"sum": 5}, idempotency_key="paid")
+        try:
+            await slept.cancel()
+        except RunEnded:
+            raise AssertionError("a run that sleeps for an hour has ended by itself") from None
+        try:
+            first = await failed.result(20)
+        except WorkflowFailed:
+            await engine.retry("fails")
+            first = await failed.result(20)
+        outcome = await told.result(20)
+        try:
+            await slept.result(20)
+            raise AssertionError("a cancelled run has completed")
+        except WorkflowFailed as error:
+            assert error.status == "cancelled", error  # noqa: PT017
+        assert first == 3
+        assert outcome == RESULT, outcome
+    async with AsyncClient(job["url"], namespace=job["namespace"]) as hf:
+        counted = await hf.state.workflow("story", "stories").get()
+        assert counted == 1, f"one story was counted {counted} times"
+        held = (await hf.locks.inspect("till")).holders
+        assert not held, f"in the end somebody holds {held}"
+    log.note(what="finished")
+
+
+def run(job: dict[str, Any]) -> None:
+    if job.get("point"):
+        die_at(job["point"], job["count"], Log(job["log"]))
+    asyncio.run(play(job))

@@ -1,0 +1,263 @@
+"""The reply of each kind of command is lost once between a real server and its client: the effect stays a single one.
+
+A client goes through the proxy, which lets one request through and swallows its answer; another client goes straight
+to the server and looks at what is there: one holder with the token that the caller has, one place in the queue, one
+change of a value. Part of the proof in network.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.common import Report, until
+from support.servers import Place
+
+from holdfast import Client, LeaseLost, LockTimeout, StoreUnavailable
+from holdfast.commands import Settle
+from holdfast.testing.proxy import Proxy
+
+TTL = 20.0
+SHORT = 1.5
+"""The ttl of a lease that has to be renewed meanwhile."""
+PATIENCE = 15.0
+"""Nobody waits for longer than this, unless something was left that only its ttl would end."""
+SOON = 2.0
+"""Seconds within which a waiter is woken; by itself it would look for its turn every three."""
+
+
+class Taker:
+    """Somebody who takes a lock in a thread of his own."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lease: Any = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._take, args=(lock,))
+        self._thread.start()
+
+    def _take(self, lock: Any) -> None:
+        try:
+            self.lease = lock.acquire(wait=PATIENCE)
+        except BaseException as error:
+            self.error = error
+
+    def got(self, within: float = PATIENCE) -> Any:
+        self._thread.join(within)
+        assert not self._thread.is_alive(), f"not granted within {within} s"
+        if self.error is not None:
+            raise self.error
+        return self.lease
+
+
+class Stage:
+    """A client behind the proxy, one that goes straight to the server, and a key for the scene."""
+
+    def __init__(self, place: Place, proxy: Proxy, hf: Client, other: Client, key: str) -> None:
+        self.place, self.proxy, self.hf, self.other, self.key = place, proxy, hf, other, key
+        self._before = proxy.replies_dropped
+
+    def lose_reply_of(self, command: str) -> None:
+        self.proxy.drop_next_reply(self.place.wire(command, self.key))
+
+    def lost(self) -> bool:
+        return self.proxy.replies_dropped == self._before + 1
+
+    def lock(self, hf: Client, ttl: float = TTL) -> Any:
+        return hf.lock(self.key, ttl=ttl)
+
+    def seen(self) -> tuple[list[int], int, int]:
+        """The holders' tokens, how many wait, and the highest token ever."""
+        info = self.other.locks.inspect(self.key)
+        return [holder.token for holder in info.holders], len(info.waiters), info.fence
+
+    def sole(self, lease: Any, *, waiting: int = 0) -> None:
+        """This lease holds, and no other token was ever given out since."""
+        assert self.seen() == ([lease.token], waiting, lease.token), f"{self.seen()}, and the caller has {lease.token}"
+
+    def queued(self, count: int = 1) -> bool:
+        return until(lambda: self.seen()[1] == count, within=PATIENCE)
+
+
+def acquire_granted(stage: Stage) -> None:
+    stage.lose_reply_of("Acquire")
+    with stage.lock(stage.hf) as lease:
+        stage.sole(lease)
+
+
+def acquire_queued(stage: Stage) -> None:
+    holder = stage.lock(stage.other).acquire()
+    stage.lose_reply_of("Queue")
+    taker = Taker(stage.lock(stage.hf))
+    assert until(stage.lost, within=PATIENCE)
+    until(lambda: False, within=0.5)  # it has asked again by now
+    stage.sole(holder, waiting=1)
+    holder.release()
+    stage.sole(taker.got())
+    taker.lease.release()
+
+
+def acquire_confirming(stage: Stage) -> None:
+    holder = stage.lock(stage.other).acquire()
+    taker = Taker(stage.lock(stage.hf))
+    assert stage.queued()
+    until(lambda: False, within=0.3)  # the watch has begun, and whoever asked again has
+    stage.lose_reply_of("Confirm")
+    holder.release()
+    stage.sole(taker.got())
+    taker.lease.release()
+
+
+def renew_asked_for(stage: Stage) -> None:
+    with stage.lock(stage.hf) as lease:
+        before = lease.expires_at
+        stage.lose_reply_of("Renew")
+        lease.renew()
+        assert lease.expires_at > before
+        stage.sole(lease)
+
+
+def renew_by_the_keeper(stage: Stage) -> None:
+    with stage.lock(stage.hf, SHORT) as lease:
+        stage.lose_reply_of("Renew")
+        assert not lease.lost.wait(2 * SHORT), "a lease was lost with one reply to its renewals"
+        stage.sole(lease)
+
+
+def release(stage: Stage) -> None:
+    lease = stage.lock(stage.hf).acquire()
+    first, second = Taker(stage.lock(stage.other)), None
+    assert stage.queued()
+    stage.lose_reply_of("Release")
+    lease.release()
+    stage.sole(first.got())  # one offer, for one token, although it was sent twice
+    second = Taker(stage.lock(stage.hf))
+    assert stage.queued()
+    first.lease.release()
+    second.got().release()
+
+
+def abandon(stage: Stage) -> None:
+    with stage.lock(stage.other) as lease:
+        stage.lose_reply_of("Abandon")
+        with pytest.raises(LockTimeout):
+            stage.lock(stage.hf).acquire(wait=0.3)
+        stage.sole(lease)
+
+
+def transfer(stage: Stage) -> None:
+    lease = stage.lock(stage.hf).acquire()
+    stage.lose_reply_of("Transfer")
+    successor = lease.transfer("bob")
+    stage.sole(successor)
+    successor.release()
+
+
+def force_release(stage: Stage) -> None:
+    """The one command that is not sent again by itself: whoever holds by then would be put out as well."""
+    lease = stage.lock(stage.hf).acquire()
+    taker = Taker(stage.lock(stage.other))
+    assert stage.queued()
+    stage.lose_reply_of("ForceRelease")
+    with pytest.raises(StoreUnavailable) as told:
+        stage.hf.locks.force_release(stage.key, reason="proof")
+    assert told.value.ambiguous
+    stage.sole(taker.got())  # put out was one holder, not also the next
+    taker.lease.release()
+    with pytest.raises(LeaseLost):
+        lease.release()
+
+
+def settle(stage: Stage) -> None:
+    """No client sends it by itself; sent again, it changes nothing."""
+    with stage.lock(stage.other) as lease:
+        stage.lose_reply_of("Settle")
+        lane = stage.hf.works.lanes["commands"]
+        with pytest.raises(StoreUnavailable) as told:
+            lane.run(Settle(key=stage.key))
+        assert told.value.ambiguous
+        lane.run(Settle(key=stage.key))
+        stage.sole(lease)
+
+
+def inspect(stage: Stage) -> None:
+    with stage.lock(stage.other) as lease:
+        stage.lose_reply_of("Inspect")
+        assert [holder.token for holder in stage.hf.locks.inspect(stage.key).holders] == [lease.token]
+
+
+def swap_slot(stage: Stage) -> None:
+    stage.hf.state(stage.key, initial=0).increment()
+    stage.lose_reply_of("SwapSlot")
+    stage.hf.state(stage.key, initial=0).increment()
+    assert stage.other.state(stage.key, initial=0).get() == 2
+
+
+def read_slot(stage: Stage) -> None:
+    stage.other.state(stage.key, initial=0).set(7)
+    stage.lose_reply_of("ReadSlot")
+    assert stage.hf.state(stage.key, initial=0).get() == 7
+
+
+def start_of_a_watch(stage: Stage) -> None:
+    """A client of its own, whose first watch it is. The next hand-over must not wait for a sign of life."""
+    with Client(stage.place.url(stage.proxy)) as fresh:
+        holder = stage.lock(stage.other).acquire()
+        stage.proxy.drop_next_reply(stage.place.watching)
+        taker = Taker(stage.lock(fresh))
+        assert stage.queued()
+        assert until(stage.lost, within=PATIENCE)
+        until(lambda: False, within=1.0)  # it watches again by now
+        holder.release()
+        stage.sole(taker.got(SOON))
+        taker.lease.release()
+
+
+def start_of_a_connection(stage: Stage) -> None:
+    """Whatever a client says first, to log in or to ask who is there."""
+    with Client(stage.place.url(stage.proxy)) as fresh:
+        stage.proxy.drop_next_reply()
+        with stage.lock(fresh) as lease:
+            stage.sole(lease)
+
+
+SCENES: tuple[Callable[[Stage], None], ...] = (
+    acquire_granted,
+    acquire_queued,
+    acquire_confirming,
+    renew_asked_for,
+    renew_by_the_keeper,
+    release,
+    abandon,
+    transfer,
+    force_release,
+    settle,
+    inspect,
+    swap_slot,
+    read_slot,
+    start_of_a_watch,
+    start_of_a_connection,
+)
+
+
+def lose_each_once(place: Place, report: Report, rounds: int) -> None:
+    """Play all the scenes, each on a key of its own."""
+    played = 0
+    with Proxy(place.server.host, place.server.port) as proxy:
+        with Client(place.url(proxy)) as hf, Client(place.url()) as other:
+            for number in range(rounds):
+                for scene in SCENES:
+                    key = f"{scene.__name__}-{number}"
+                    stage = Stage(place, proxy, hf, other, key)
+                    try:
+                        scene(stage)
+                    except Exception:  # (whatever it was, the next scene is played)
+                        report.broken(f"{place.kind}: {scene.__name__}: {traceback.format_exc(limit=-3)}")
+                    proxy.go_on()
+                    report.demand(f"{place.kind}: the reply of {scene.__name__} was not lost", kept=stage.lost())
+                    left = [info for info in other.locks.list(key) if info.held or info.waiters]
+                    report.demand(f"{place.kind}: {scene.__name__} left {left}", kept=not left)
+                    played += stage.lost()
+    report.at_least(f"{place.kind}: replies lost, each kind of command", played, rounds * len(SCENES))

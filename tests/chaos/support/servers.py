@@ -1,0 +1,153 @@
+"""Real servers for proofs: which ones, how they are reached through a proxy, what their commands look like on the wire.
+
+`main` runs a proof on each store in turn, at the smaller size on all of them at once. `--store` chooses one; by
+default it is PostgreSQL and Valkey at the smaller size, and everything at full size. A server that is missing fails
+the proof, unless `$HOLDFAST_TEST_WITHOUT` leaves it out by name, which is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+import real_servers
+import redis
+from support.common import Report
+
+from holdfast.stores.redis import fast_path as redis_fast
+from holdfast.testing.proxy import Proxy
+from holdfast.testing.servers import Server, ServerMissing
+from support import common
+
+SizeT = TypeVar("SizeT")
+KINDS = tuple(real_servers.KINDS)
+SMALL_KINDS = ("postgres", "valkey")
+
+FAST = {"Acquire": redis_fast.ACQUIRE, "Renew": redis_fast.RENEW, "Release": redis_fast.RELEASE}
+"""Commands that a server answers by itself, in one trip; on Redis by these numbers."""
+WAITING = ("Queue", "Confirm")
+"""An `Acquire` that waits, or takes what it was offered: only Redis answers it by itself."""
+WRITTEN = (*WAITING, "Abandon", "Transfer", "ForceRelease")
+"""Commands that are decided by the client: of their trips the one that writes is meant. Others only read here."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server, as a proof sees it."""
+
+    kind: str
+    server: Server
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.kind == "postgres"
+
+    def url(self, proxy: Proxy | None = None, *, patience: float | None = None) -> str:
+        """The address, through a proxy or straight; with so many seconds of patience for an answer."""
+        url = self.server.url if proxy is None else proxy.url_for(self.server.url)
+        if patience is None:
+            return url
+        if self.is_postgres:
+            return f"{url}?timeout={patience:g}&connect_timeout={max(2, round(patience))}"
+        return f"{url}?socket_timeout={patience:g}&socket_connect_timeout={patience:g}"
+
+    def wire(self, command: str, key: str) -> bytes:
+        """What a request has in it when it carries this command about this key out, and no other request has."""
+        if self.is_postgres:
+            return self._in_sql(command, key).encode()
+        if command in FAST or command in WAITING:
+            return bytes([FAST.get(command, redis_fast.ACQUIRE)]) + msgspec.msgpack.encode(key)
+        name = (
+            f"holdfast:{{default}}:slot:shared::{key}"
+            if command.endswith("Slot")
+            else f"holdfast:{{default}}:lock:{key}"
+        )
+        sent = {"SwapSlot": "HSET", "ReadSlot": "HMGET"}.get(command, "MSET" if command in WRITTEN else "GET")
+        return msgspec.msgpack.encode(sent) + msgspec.msgpack.encode(name)
+
+    def _in_sql(self, command: str, key: str) -> str:
+        if command in FAST:
+            return f'"{command}","{key}"'
+        if command == "SwapSlot":
+            return f'"key":"{key}","version":'
+        if command == "ReadSlot":
+            return f'["shared","","{key}"]'
+        return f'"key":"{key}","record":' if command in WRITTEN else f'["{key}"]'
+
+    @property
+    def watching(self) -> bytes:
+        """What the request has in it that begins a watch."""
+        return b"LISTEN" if self.is_postgres else b"SUBSCRIBE"
+
+    def forget_everything(self) -> None:
+        """FLUSHALL."""
+        with redis.Redis.from_url(self.server.url) as client:
+            client.flushall()
+
+
+def main(
+    script: str,
+    prove: Callable[[SizeT, int, Path, Report, Place], None],
+    *,
+    small: SizeT,
+    full: SizeT,
+    work: Callable[[dict[str, Any]], None] | None = None,
+    kinds: tuple[str, ...] = KINDS,
+    here: Callable[[SizeT, int, Path, Report], None] | None = None,
+    parser: argparse.ArgumentParser | None = None,
+    longest: float = common.LONGEST_FULL,
+    settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
+) -> None:
+    """Run the proof on the stores that the command line names, or one of its workers. `here` is for a SQLite file.
+
+    `settings` are for the servers, by their kinds.
+    """
+    parser = parser or argparse.ArgumentParser()
+    kinds = kinds if here is None else ("sqlite", *kinds)
+    parser.add_argument("--store", choices=[*kinds, "all"], help="one kind of store, or all (default at full size)")
+
+    def prove_all(size: SizeT, seed: int, folder: Path, report: Report) -> None:
+        options = parser.parse_args()
+        wanted = ("sqlite", *SMALL_KINDS) if options.store is None and not options.full else kinds
+        wanted = wanted if options.store in (None, "all") else (options.store,)
+        proofs = []
+        for kind in [kind for kind in kinds if kind in wanted]:
+            if kind in real_servers.left_out():
+                report.tell(f"NOT TRIED, {real_servers.reason(kind)}", "-")
+                continue
+            home = folder / kind
+            home.mkdir()
+            if kind == "sqlite" and here is not None:
+                here(size, seed, home, report)
+                continue
+            fast = {} if options.full else real_servers.SETTINGS.get(kind, {})
+            goes = partial(prove, size, seed, home, report)
+            proofs.append(threading.Thread(target=_on, args=(kind, fast | settings.get(kind, {}), report, goes)))
+            proofs[-1].start()
+            if options.full:
+                proofs[-1].join()
+        for proof in proofs:
+            proof.join()
+        if here is None:
+            report.at_least("kinds of server", len(proofs), 1)
+
+    common.main(script, prove_all, small=small, full=full, work=work, parser=parser, longest=longest)
+
+
+def _on(kind: str, settings: dict[str, str], report: Report, prove: Callable[[Place], None]) -> None:
+    try:
+        with real_servers.KINDS[kind](settings=settings) as server:
+            report.tell(f"{kind}: version of the server", server.version)
+            prove(Place(kind, server))
+    except ServerMissing as error:
+        report.broken(f"{error} To do without it: {real_servers.VARIABLE}={kind}")
+    except Exception:  # (a thread that ends must not look like a proof)
+        report.broken(f"{kind}: {traceback.format_exc()}")

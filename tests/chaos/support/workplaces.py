@@ -1,0 +1,68 @@
+"""Stores on which workflows are proved: a SQLite file, and real servers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from support.common import LONGEST_FULL, Report
+
+from support import servers
+
+SizeT = TypeVar("SizeT")
+KINDS = ("sqlite", "postgres", "valkey", "redis")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A store, as a proof of workflows sees it."""
+
+    kind: str
+    server: str
+
+    @property
+    def transactional(self) -> bool:
+        return self.kind in ("sqlite", "postgres")
+
+    def url(self, home: Path) -> str:
+        """The address for one case: a file of its own, or the server that all share."""
+        return f"sqlite:///{home}/holdfast.db" if self.kind == "sqlite" else self.server
+
+    def file(self, url: str) -> str:
+        return url.removeprefix("sqlite:///")
+
+
+def main(
+    script: str,
+    prove: Callable[[SizeT, int, Path, Report, Workplace], None],
+    *,
+    small: SizeT,
+    full: SizeT,
+    work: Callable[[dict[str, Any]], None] | None = None,
+    parser: argparse.ArgumentParser | None = None,
+    longest: float = LONGEST_FULL,
+    settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
+) -> None:
+    """Run the proof on the stores that the command line names, or one of its workers."""
+
+    def on_server(size: SizeT, seed: int, folder: Path, report: Report, place: servers.Place) -> None:
+        prove(size, seed, folder, report, Workplace(place.kind, place.server.url))
+
+    def here(size: SizeT, seed: int, folder: Path, report: Report) -> None:
+        prove(size, seed, folder, report, Workplace("sqlite", ""))
+
+    servers.main(
+        script,
+        on_server,
+        small=small,
+        full=full,
+        work=work,
+        here=here,
+        parser=parser,
+        longest=longest,
+        settings=settings,
+    )

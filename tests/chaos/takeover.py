@@ -1,0 +1,102 @@
+"""A worker is paused past its lease in the middle of a step; another one takes the run over and finishes it.
+
+The first one wakes up, goes on with its body, and its record is refused; it says so. The history is one line, and the
+result is the second one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.common import Crew, Journal, Report, until
+from support.workplaces import Workplace, main
+
+from holdfast import Client, Context, Engine, step, workflow
+
+TTL = 1.0
+LONGEST = 60.0
+SAID = ("lease_lost", "worker_lost", "run_refused")
+"""One of these is told by who was too late."""
+
+
+@dataclass(frozen=True)
+class Size:
+    times: int
+
+
+SMALL = Size(times=1)
+FULL = Size(times=10)
+
+_who = ""
+_journal: Journal | None = None
+
+
+@step
+def slow(run: str) -> str:
+    """In a thread, which nobody can stop: it goes on after the pause, whatever has happened meanwhile."""
+    assert _journal is not None
+    _journal.note("begin", run=run)
+    until(lambda: False, within=0.3)
+    _journal.note("end", run=run)
+    return _who
+
+
+@workflow
+async def paused(ctx: Context, run: str) -> list[str]:
+    return [await slow(run), await slow(run)]
+
+
+def engine_process(task: dict[str, Any]) -> None:
+    global _who, _journal
+    _who, _journal = task["name"], Journal(task["journal"])
+    asyncio.run(drive(task))
+
+
+async def drive(task: dict[str, Any]) -> None:
+    assert _journal is not None
+    journal = _journal
+    async with Engine(
+        task["url"], namespace="takeover", workflows=[paused], name=task["name"], worker_ttl=TTL
+    ) as engine:
+        engine.events.subscribe(lambda event: journal.note("event", name=event.name))
+        journal.note("ready")
+        await asyncio.to_thread(sys.stdin.readline)
+
+
+def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+    task = {"url": place.url(folder)}
+    with Crew(__file__, folder) as crew, Client(task["url"], namespace="takeover") as client:
+        for time in range(size.times):
+            take_over(f"r{time}", task=task, crew=crew, client=client, report=report, kind=place.kind)
+        report.tell(f"{place.kind}: takeovers", size.times)
+
+
+def take_over(name: str, *, task: dict[str, Any], crew: Crew, client: Client, report: Report, kind: str) -> None:
+    def demand(what: str, *, kept: bool) -> None:
+        report.demand(f"{kind}: {what}", kept=kept)
+
+    first = crew.start(task)
+    until(lambda: first.notes("ready"), within=LONGEST)
+    run = client.runs.start("paused", name, id=name)
+    demand("it never began", kept=until(lambda: first.notes("begin"), within=LONGEST))
+    first.pause(LONGEST)
+    second = crew.start(task)
+    result = client.runs.result(run, timeout=LONGEST)
+    demand(f"the result is {result}", kept=result == [second.name] * 2)
+    first.resume()
+    too_late = until(lambda: any(note["name"] in SAID for note in first.notes("event")), within=LONGEST)
+    demand("the first one never said that it was too late", kept=too_late)
+    until(lambda: first.notes("end"), within=LONGEST)
+    seen = client.runs.get(run)
+    demand(f"the history has {seen.entries} entries", kept=seen.entries == 3)
+    demand(f"the run is {seen.status}", kept=seen.status == "completed")
+    first.kill()
+    second.kill()
+
+
+if __name__ == "__main__":
+    main(__file__, prove, small=SMALL, full=FULL, work=engine_process)

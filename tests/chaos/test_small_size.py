@@ -1,0 +1,50 @@
+"""The proofs, at a smaller size than `make chaos` runs them: the same programs, with fewer operations and faults.
+
+| proof   | here                                                        | at full size                           |
+|---------|-------------------------------------------------------------|----------------------------------------|
+| counter | 4 processes, 100 increments, 2 kills, 3 pauses              | 8, 2,000, more than 30, 44             |
+| semaphore | 8 processes, 200 entries, 2 kills, 5 pauses                 | 10, 3,000, more than 24, 50            |
+| clock   | 60 increments, 3 steps of an hour                           | 600, 14                                |
+| waiters | each of 6 scenes once                                       | 10 times                               |
+| lost_replies | 16 callers; 12 takes each, on each store                    | 72; 90                                 |
+| blocked_loops | 4 blocked loops; 400 attempts to take a lock                | 20; 6,000                              |
+| state   | 50 tasks in 2 processes, 400 additions, 20 stale writers    | 100 in 4, 2,000, 500                   |
+| leader  | 3 processes, 6 seconds, 3 kills and pauses                  | 5, 60, 27                              |
+| network | 3 processes, 7 faults of a network, 15 lost replies         | 4, 35, 75                              |
+| outages | 4 processes, 5 faults of a server                           | 4, 30                                  |
+| skew    | 6 processes, 24 grants, 3 deaths                            | 6, 240, 3                              |
+| stuck_row | 600 leases, a row held once                                 | 3,000, 5 times                         |
+| queue_load | 8 waiting for 6 seconds, 240 turns                          | 20, 12, 1,000                          |
+| load    | 60 tasks, holders and readers in 3 processes, 60 runs       | 3,000, 1,000 in 40, 10,000             |
+| crashes | a kill at each of 34 points, when it is reached first       | the first, second and third time       |
+| engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
+| recovery | 200 runs of an engine that is killed                       | 1,000                                  |
+| takeover | one pause                                                  | 10                                     |
+| limits  | 60 starts by 4 processes, 3 kills                           | 200, 12                                |
+| run_locks | 24 runs on a mutex and a semaphore, 3 kills              | 100, 15                                |
+
+`network` to `queue_load` run here on PostgreSQL and Valkey, and at full size on Redis as well; `stuck_row` is about
+PostgreSQL alone. `waiters`, `turnover` and the last seven run on SQLite too.
+
+Those that drive runs or wait for long are in test_small_size_runs.py: the two files are tested side by side.
+"""
+
+from __future__ import annotations
+
+import pytest
+from smaller_size import check_proof
+
+HERE = ("counter", "semaphore", "clock", "lost_replies", "blocked_loops", "state", "leader")
+SERVERS = {
+    "network": ("postgres", "valkey"),
+    "outages": ("postgres", "valkey"),
+    "skew": ("postgres", "valkey"),
+    "stuck_row": ("postgres",),
+    "queue_load": ("postgres", "valkey"),
+}
+"""The proofs on real servers, and on which of them they run at this size."""
+
+
+@pytest.mark.parametrize("name", [*HERE, *SERVERS])
+def test_it_holds_at_the_smaller_size(name):
+    check_proof(name, SERVERS.get(name, ()))

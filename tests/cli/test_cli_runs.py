@@ -1,0 +1,429 @@
+"""`holdfast runs`: what people and machines are shown of runs, and how one is stopped or set going again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from commandline import answer, failure, holdfast, shape, terminal
+from providers import PROVIDERS
+from waiting import PATIENCE, eventually, eventually_async
+
+from holdfast import AsyncClient, Client, Concurrency, Context, Engine, Rate, Retry, WorkflowFailed, workflow
+
+RUN = {
+    "id": "str", "workflow": "str", "version": "NoneType", "status": "str", "holder": "NoneType", "created_at": "str",
+    "started_at": "NoneType", "ended_at": "NoneType", "due_at": "NoneType", "parent": "NoneType",
+    "idempotency_key": "NoneType", "attributes": {}, "locks": [], "entries": "int", "result": "NoneType",
+    "error": "NoneType",
+}  # fmt: skip
+broken = [True]
+
+
+@workflow
+async def order(ctx: Context, item: int) -> str:
+    await ctx.step("reserve", lambda: {"item": item})
+    await ctx.wait_for_signal("paid")
+    await ctx.step("ship", ship, retry=Retry(max_attempts=2, initial=0.001))
+    return "shipped"
+
+
+def ship():
+    if broken[0]:
+        raise ValueError("no \x1b[2J truck")
+    return "on its way"
+
+
+@workflow
+async def naps(ctx: Context) -> None:
+    await ctx.sleep(3_600)
+
+
+@workflow
+async def parent(ctx: Context, _: None) -> None:
+    await ctx.child(naps)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "valkey"])
+def url(request, tmp_path):
+    broken[0] = True
+    address = PROVIDERS[request.param].url(tmp_path)
+    Client(address).close()
+    return address
+
+
+@pytest.fixture
+def hf(url):
+    with Client(url) as client:
+        client.runs.list()  # on a server, that makes what is to be looked at
+        yield client
+
+
+@contextmanager
+def driving(url, **options):
+    """An engine in a thread of its own."""
+    begun, told, loops = threading.Event(), None, []
+
+    async def work():
+        nonlocal told
+        told = asyncio.Event()
+        loops.append(asyncio.get_running_loop())
+        flows = options.pop("workflows", [order, naps, parent])
+        async with Engine(url, workflows=flows, name="smith", **({"worker_ttl": 5, "grace": 1} | options)):
+            begun.set()
+            await told.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE)
+        yield
+    finally:
+        loops[0].call_soon_threadsafe(told.set)
+        thread.join(PATIENCE)
+
+
+@pytest.fixture
+def failed(url, hf):
+    """The address of a store in which the run "o" has failed at its third step."""
+    with driving(url):
+        hf.runs.start("order", 7, id="o", attributes={"customer": "acme", "vip": True, "n": 5})
+        eventually(lambda: hf.runs.get("o").entries == 2)
+        hf.runs.signal("o", "note", {"text": "never read"})
+        hf.runs.signal("o", "paid", "in full")
+        with pytest.raises(WorkflowFailed):
+            hf.runs.result("o", timeout=PATIENCE)
+    return url
+
+
+def state_of(url, run):
+    done = holdfast("runs", "resume", run, "--json", "--url", url)
+    return done.exit_code, answer(done)["state"]
+
+
+# -- list ---------------------------------------------------------------------------------------------------
+
+
+def test_a_list_shows_runs_the_newest_first(failed, hf):
+    hf.runs.start("order", 8, id="p")
+    done = holdfast("runs", "list", "--url", failed)
+    assert (done.exit_code, done.stderr) == (0, "")
+    head, newest, oldest = done.stdout.splitlines()
+    assert head.split() == ["RUN", "WORKFLOW", "STATUS", "CREATED", "FOR", "NOTE"]
+    assert newest.split()[:3] == ["p", "order", "pending"]
+    assert oldest.split()[:3] == ["o", "order", "failed"]
+    assert r"ValueError: no \x1b[2J truck" in oldest
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--status", "failed"], ["o"]),
+        (["--status", "failed", "--status", "pending"], ["p", "o"]),
+        (["--workflow", "naps"], ["p"]),
+        (["--prefix", "o"], ["o"]),
+        (["--attribute", "customer=acme", "--attribute", "vip=true", "--attribute", "n=5"], ["o"]),
+        (["--attribute", 'n="5"'], []),
+        (["--attribute", "vip=1"], []),
+        (["--since", "1 hour"], ["p", "o"]),
+        (["--until", "1 hour"], []),
+        (["--since", "2026-01-01", "--until", "2099-01-01T00:00:00+02:00"], ["p", "o"]),
+        (["--since", "2099-01-01T10:00"], []),
+    ],
+)
+def test_a_list_takes_filters(failed, hf, options, found):
+    hf.runs.start("naps", id="p")
+    document = answer(holdfast("runs", "list", *options, "--json", "--url", failed))
+    assert [run["id"] for run in document["runs"]] == found
+    assert document["next"] is None
+
+
+def test_a_list_goes_page_by_page(url, hf):
+    for n in range(3):
+        hf.runs.start("order", n, id=f"r{n}")
+    first = holdfast("runs", "list", "--limit", "2", "--json", "--url", url)
+    assert [run["id"] for run in answer(first)["runs"]] == ["r2", "r1"]
+    after = answer(first)["next"]
+    rest = answer(holdfast("runs", "list", "--limit", "2", "--after", after, "--json", "--url", url))
+    assert ([run["id"] for run in rest["runs"]], rest["next"]) == (["r0"], None)
+    assert holdfast("runs", "list", "--limit", "2", "--url", url).stderr == f"There are more: --after {after}\n"
+
+
+def test_the_documents_have_these_shapes(failed, hf):
+    hf.runs.start("naps", id="p")
+    document = answer(holdfast("runs", "list", "--json", "--url", failed))
+    assert shape(document["runs"][0]) == RUN
+    assert shape(document["runs"][1]["error"]) == {"type": "str", "message": "str", "traceback": "str", "bases": []}
+    shown = shape(answer(holdfast("runs", "show", "p", "--json", "--url", failed)))
+    assert shown == {**RUN, "input": "NoneType", "history": [], "signals": [], "workers": []}
+
+
+def test_where_there_is_nothing_it_says_so(url, hf):
+    assert holdfast("runs", "list", "--url", url).stdout.startswith("There is no such run in ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "--status", "sleeping"], "there is no status 'sleeping'"),
+        (["list", "--since", "2026-13-01"], "is no time"),
+        (["list", "--since", "soon"], "'soon'"),
+        (["list", "--attribute", "customer"], "is not NAME=VALUE"),
+        (["list", "--limit", "0"], "limit"),
+        (["list", "--after", "x"], "page of runs"),
+        (["show", "a\x00"], "run id"),
+        (["restart", "a"], "--yes"),
+    ],
+)
+def test_what_is_not_understood_ends_with_2(url, hf, arguments, words):
+    assert words in failure(holdfast("runs", *arguments, "--url", url), 2)
+
+
+# -- show ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_shown_with_its_history_its_unread_signals_and_its_error(failed):
+    done = holdfast("runs", "show", "o", "--url", failed)
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "o of order is failed"
+    assert "  attribute vip = true" in lines
+    assert "  input: 7" in lines
+    begin = lines.index("  history:")
+    history = [line.split("UTC  ")[1] for line in lines[begin + 1 : begin + 5]]
+    assert history[0] == 'step      reserve  {"item": 7}'
+    assert history[1] == 'signal    paid  "in full"'
+    assert history[2].startswith('attempt   ship  {"type": "ValueError"')
+    assert history[3].startswith('failed    ship  {"type": "ValueError"')
+    assert lines[begin + 5].startswith('  unread signal: note  {"text": "never read"}  since ')
+    assert lines[begin + 6] == r"  ValueError: no \x1b[2J truck"
+    assert any("in ship" in line for line in lines[begin + 7 :])
+    assert "\x1b" not in done.stdout
+
+
+def test_a_machine_gets_all_of_it(failed):
+    document = answer(holdfast("runs", "show", "o", "--json", "--url", failed))
+    assert [(one["kind"], one["name"]) for one in document["history"]] == [
+        ("step", "reserve"), ("signal", "paid"), ("attempt", "ship"), ("failed", "ship"),
+    ]  # fmt: skip
+    assert document["history"][1]["value"] == "in full"
+    assert document["signals"][0]["payload"] == {"text": "never read"}
+    assert document["input"] == 7
+    assert "in ship" in document["error"]["traceback"]
+
+
+def test_who_drives_a_run_and_until_when_it_sleeps_is_shown(url, hf):
+    with driving(url, park_after=0.05):
+        hf.runs.start("order", 1, id="o")
+        hf.runs.start("parent", id="p")
+        eventually(lambda: hf.runs.get("p").status == "suspended" and hf.runs.get("p/naps").due_at)
+        shown = holdfast("runs", "show", "p/naps", "--url", url).stdout
+        assert "  child of p\n" in shown
+        assert "  sleeps until " in shown
+    with driving(url):
+        hf.runs.signal("p", "x")
+        eventually(lambda: hf.runs.get("p").holder)
+        assert "  driven by smith, fence " in holdfast("runs", "show", "p", "--url", url).stdout
+
+
+def test_a_cancelled_child_and_a_timer_are_in_the_history(url, hf):
+    @workflow
+    async def tries(ctx: Context) -> str:
+        await ctx.sleep(0.01)
+        try:
+            await ctx.child(naps)
+        except WorkflowFailed as error:
+            return error.status
+
+    with driving(url, workflows=[tries, naps]):
+        hf.runs.start("tries", id="t")
+        eventually(lambda: hf.runs.list(prefix="t/").runs and hf.runs.get("t/naps").status == "running")
+        hf.runs.cancel("t/naps")
+        assert hf.runs.result("t", timeout=PATIENCE) == "cancelled"
+    shown = answer(holdfast("runs", "show", "t", "--json", "--url", url))
+    assert [(one["kind"], one["name"]) for one in shown["history"]] == [("timer", "1"), ("child", "t/naps")]
+    child = answer(holdfast("runs", "show", "t/naps", "--json", "--url", url))
+    assert [(one["kind"], one["name"]) for one in child["history"]] == [("cancel", "asked for")]
+
+
+@pytest.mark.parametrize("command", ["show", "cancel", "resume", "retry", "restart"])
+def test_a_run_that_is_not_there_ends_with_1(url, hf, command):
+    more = ["--yes"] if command == "restart" else []
+    done = holdfast("runs", command, "nobody", *more, "--json", "--url", url)
+    assert "there is no run with the id 'nobody'" in failure(done, 1)
+    assert answer(done)["error"]["type"] == "UnknownRun"
+
+
+# -- cancel, retry, restart ---------------------------------------------------------------------------------
+
+
+def test_cancelling_stops_a_run_wherever_it_is(url, hf):
+    hf.runs.start("order", 1, id="early")
+    done = holdfast("runs", "cancel", "early", "--url", url)
+    assert (done.exit_code, done.stdout) == (0, "early is cancelled.\n")
+    with driving(url):
+        hf.runs.start("order", 1, id="driven")
+        eventually(lambda: hf.runs.get("driven").entries == 2)
+        done = holdfast("runs", "cancel", "driven", "--url", url)
+        assert done.exit_code == 0
+        assert "smith drives it" in done.stdout or done.stdout == "driven is cancelled.\n"
+        eventually(lambda: hf.runs.get("driven").status == "cancelled")
+        hf.runs.start("naps", id="parked")
+        eventually(lambda: hf.runs.get("parked").holder)
+    assert "No living worker knows naps: start one." in holdfast("runs", "cancel", "parked", "--url", url).stdout
+    assert answer(holdfast("runs", "cancel", "early", "--json", "--url", url))["status"] == "cancelled", "again"
+
+
+def test_cancelling_what_has_ended_otherwise_ends_with_1(failed):
+    done = holdfast("runs", "cancel", "o", "--json", "--url", failed)
+    assert "has ended (failed)" in failure(done, 1)
+    assert answer(done)["error"]["type"] == "RunEnded"
+
+
+def test_a_failed_run_is_retried_from_where_it_failed(failed, hf):
+    done = holdfast("runs", "retry", "o", "--url", failed)
+    assert done.exit_code == 0
+    assert done.stdout == "o goes on after 3 entries of its history. No living worker knows order: start one.\n"
+    broken[0] = False
+    with driving(failed):
+        assert hf.runs.result("o", timeout=PATIENCE) == "shipped"
+    done = holdfast("runs", "retry", "o", "--json", "--url", failed)
+    assert "is completed" in failure(done, 1)
+    assert answer(done)["error"]["type"] == "NotRetried"
+
+
+def test_a_restarted_run_begins_anew(failed, hf):
+    done = holdfast("runs", "restart", "o", "--yes", "--url", failed)
+    assert (done.exit_code, done.stdout[:14]) == (0, "o begins anew.")
+    assert answer(holdfast("runs", "show", "o", "--json", "--url", failed))["history"] == []
+
+
+def test_on_a_terminal_a_restart_asks(failed, hf):
+    for typed, code, entries in (("n\n", 1, 5), ("y\n", 0, 1)):
+        with terminal("runs", "restart", "o", "--url", failed) as screen:
+            assert "with 4 entries" in screen.until("[y/N]")
+            screen.type(typed)
+            assert screen.end() == code
+        assert hf.runs.get("o").entries == entries
+
+
+def test_a_run_that_somebody_drives_is_not_restarted(url, hf):
+    with driving(url):
+        hf.runs.start("naps", id="n")
+        eventually(lambda: hf.runs.get("n").holder)
+        done = holdfast("runs", "restart", "n", "--yes", "--json", "--url", url)
+        assert "is driven by smith" in failure(done, 1)
+        assert answer(done)["error"]["type"] == "RunLocked"
+        assert "is running" in failure(holdfast("runs", "retry", "n", "--url", url), 1)
+
+
+# -- resume -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_waits_for_is_said(url, hf):
+    hf.runs.start("order", 1, id="o")
+    assert state_of(url, "o") == (1, "no_worker")
+    words = holdfast("runs", "resume", "o", "--url", url)
+    assert (words.exit_code, words.stderr) == (1, "")
+    assert "no living worker knows order in any version." in words.stdout
+    waits = "  no living worker knows order in any version: the run waits until one is started\n"
+    assert waits in holdfast("runs", "show", "o", "--url", url).stdout
+    with driving(url, recover=False, workflows=[order]):
+        assert state_of(url, "o") == (0, "in_line")
+        assert "smith can take it up" in holdfast("runs", "resume", "o", "--url", url).stdout
+        assert "no living worker" not in holdfast("runs", "show", "o", "--url", url).stdout
+        hf.runs.start("mail", 1, id="m")
+        assert state_of(url, "m") == (1, "no_worker"), "smith does not know it"
+    with driving(url, park_after=0.05):
+        eventually(lambda: state_of(url, "o") == (0, "waiting"))
+        hf.runs.start("naps", id="n")
+        eventually(lambda: state_of(url, "n") == (0, "sleeping"))
+    with driving(url):
+        hf.runs.start("naps", id="d")
+        eventually(lambda: state_of(url, "d") == (0, "driven"))
+        hf.runs.cancel("d")
+        eventually(lambda: hf.runs.get("d").status == "cancelled")
+    done = holdfast("runs", "resume", "d", "--json", "--url", url)
+    assert "has ended (cancelled)" in failure(done, 1)
+    assert answer(done)["error"]["type"] == "RunEnded"
+
+
+def test_a_run_that_is_locked_from_outside_is_said_to_be(url, hf):
+    hf.runs.start("order", 1, id="o")
+    assert hf.run_locks.try_acquire("order", "o", ttl=timedelta(seconds=60))
+    assert state_of(url, "o") == (1, "locked")
+    assert "run/order/o" in holdfast("runs", "resume", "o", "--url", url).stdout
+
+
+@workflow(concurrency=Concurrency(max=1, on_excess="queue"), rate=Rate(2, per="1 hour", on_excess="queue"))
+async def crowded(ctx: Context) -> None:
+    await ctx.sleep(3_600)
+
+
+def test_a_run_that_waits_to_be_let_in_is_listed_and_told_of(url, hf):
+    for run in ("first", "second", "third"):
+        hf.runs.start(crowded, id=run)
+    assert state_of(url, "second") == (0, "queued")
+    assert "waits to be let in (concurrency, rate)" in holdfast("runs", "resume", "second", "--url", url).stdout
+    listed = answer(holdfast("runs", "list", "--status", "queued", "--json", "--url", url))
+    assert [run["id"] for run in listed["runs"]] == ["third", "second"]
+    hf.runs.cancel("first")
+    assert state_of(url, "second") == (1, "no_worker")
+    hf.runs.cancel("second")
+    assert state_of(url, "third") == (0, "sleeping"), "it may begin within the hour"
+
+
+def test_show_tells_which_locks_a_run_has_and_had(url):
+    @workflow(name="locking")
+    async def locking(ctx, _none: None) -> None:
+        async with ctx.mutex("first"):
+            pass
+        async with ctx.mutex("second"):
+            await ctx.wait_for_signal("go")
+
+    async def begun():
+        async with Engine(url, workflows=[locking]) as engine:
+            await engine.start(locking, id="r")
+            while len((await engine.get("r")).locks) != 1 or (await engine.get("r")).entries < 4:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(begun())
+    shown = holdfast("runs", "show", "r", "--url", url).stdout
+    assert "has the lock workflow/locking/second" in shown
+    assert "given     workflow/locking/first" in shown
+    assert answer(holdfast("runs", "show", "r", "--json", "--url", url))["locks"] == ["workflow/locking/second"]
+
+
+def test_what_a_run_waits_for_is_told_by_name(url):
+    @workflow(name="inner")
+    async def inner(ctx, _none: None) -> None:
+        async with ctx.mutex("a", scope="global"):
+            pass
+
+    @workflow(name="outer")
+    async def outer(ctx, _none: None) -> None:
+        async with ctx.mutex("b", scope="global"):
+            await ctx.child(inner, id="child")
+
+    async def begun():
+        async with Engine(url, workflows=[outer, inner], park_after=0.01) as engine, AsyncClient(url) as hf:
+            async with hf.lock("a"):
+                handle = await engine.start(outer, id="r")
+                await eventually_async(lambda: both_are(engine, "suspended"))
+                return [
+                    (await asyncio.to_thread(holdfast, "runs", verb, run, "--url", url)).stdout
+                    for verb, run in [("show", "r"), ("resume", "r"), ("show", "child"), ("resume", "child")]
+                ], await handle.cancel()
+
+    async def both_are(engine, status):
+        return [run.status for run in (await engine.list()).runs] == [status] * 2
+
+    (parent, parent_again, child, child_again), _ = asyncio.run(begun())
+    assert "has the lock b" in parent
+    assert "waits for the child child" in parent
+    assert "r waits for the end of the child child:" in parent_again
+    assert "waits for the lock a" in child
+    assert "child waits for the lock a:" in child_again

@@ -1,0 +1,100 @@
+"""What the documentation shows runs, and what it lists is what there is."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.events import EVENTS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = {
+    page.relative_to(ROOT).as_posix(): re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for page in PAGES
+}
+
+
+FILES = {
+    page.relative_to(ROOT).as_posix(): re.findall(
+        r"^```python title=\"([a-z_]+\.py)\"\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+    for page in PAGES
+}
+
+
+def ran(page, folder, *arguments):
+    """What Python prints in a folder with the page's files and a process of its own."""
+    for name, text in FILES[page]:
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "HOLDFAST_URL"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page, examples in EXAMPLES.items() if examples])
+def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
+    """In a folder with the page's files and a process of their own; the operators' paths are moved into that folder."""
+    code = "\n\n".join(EXAMPLES[page]).replace("sqlite:////var/lib/app/", f"sqlite:///{tmp_path}/")
+    compile(code, page, "exec")
+    ran(page, tmp_path, "-c", code)
+
+
+PROGRAMS = [
+    pytest.param(page, name, id=f"{page}:{name}")
+    for page, files in FILES.items()
+    for name, text in files
+    if text.rstrip().endswith("asyncio.run(main())")
+]
+
+
+@pytest.mark.parametrize(("page", "name"), PROGRAMS)
+def test_a_program_of_a_page_runs_and_prints_what_the_page_says(page, name, tmp_path):
+    """What stands in a comment behind a print is printed; up to the dots, where there are some."""
+    printed = ran(page, tmp_path, name)
+    for said in re.findall(r"^ *print\(.*\) +# (.*)$", dict(FILES[page])[name], re.MULTILINE):
+        assert said.partition(" ...")[0] in printed
+
+
+def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
+    (tmp_path / "trip.py").write_text(dict(FILES["README.md"])["trip.py"])
+    lives = []
+    for kill_at in ("booking a hotel", None):
+        lives.append([])
+        with subprocess.Popen([sys.executable, "trip.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                lives[-1].append(line.strip())
+                if lives[-1][-1] == kill_at:
+                    process.kill()
+    assert lives == [
+        ["booking a flight", "booking a hotel"],
+        ["booking a hotel", "booking a car", "['flight booked', 'hotel booked', 'car booked']"],
+    ]
+
+
+def test_the_table_of_events_is_the_one_in_the_code():
+    rows = [
+        f"| `{name}` | {kind.level} | {kind.when} | {', '.join(f'`{field}`' for field in kind.fields)} |"
+        for name, kind in EVENTS.items()
+    ]
+    shown = [line for line in (ROOT / "docs/events.md").read_text().splitlines() if line.startswith("| `")]
+    assert shown == rows
+
+
+def test_every_campaign_and_long_test_of_the_makefile_is_in_contributing_and_the_other_way_round():
+    words = set(re.findall(r"`make ((?:chaos|test)-[a-z_]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    makefile = (ROOT / "Makefile").read_text()
+    campaigns = re.search(r"^CAMPAIGNS := (.*)$", makefile, re.MULTILINE)[1].split()
+    targets = {f"chaos-{name}" for name in campaigns} | set(re.findall(r"^(test-[a-z]+):", makefile, re.MULTILINE))
+    assert words == targets

@@ -1,0 +1,486 @@
+"""Leadership: one at a time, under rising tokens; its work is stopped when the term is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from sync_async import on_a_loop
+from waiting import eventually
+
+from holdfast import AsyncClient, Client, InvalidKey, InvalidOption, LeaseLost, LockTimeout, WouldDeadlock
+from holdfast.commands import Acquire, Renew
+
+KEY = "leader:scheduler"
+
+
+@pytest.fixture
+def leader(hf):
+    return hf.leader("scheduler", ttl=15)
+
+
+@pytest.fixture
+def rival(colour, url):
+    return colour.client(url, name="rival").leader("scheduler")
+
+
+def test_nobody_leads_before_the_campaign(leader):
+    assert leader.is_leader is False
+    assert leader.token is None
+    assert leader.name == "scheduler"
+
+
+def test_the_first_candidate_leads_and_the_second_does_not(leader, rival, colour):
+    term = colour.do(leader.campaign())
+    assert leader.is_leader
+    assert leader.token == term.token
+    with pytest.raises((LockTimeout, WouldDeadlock)):  # the latter in the very thread that leads
+        colour.do(rival.campaign(wait=0))
+    assert not rival.is_leader
+    colour.do(leader.resign())
+    assert not leader.is_leader
+    assert leader.token is None
+
+
+def test_the_next_leaders_token_is_higher(leader, rival, colour):
+    first = colour.do(leader.campaign()).token
+    colour.do(leader.resign())
+    assert colour.do(rival.campaign()).token > first
+    colour.do(rival.resign())
+
+
+def test_the_default_ttl_is_15_seconds(hf, colour):
+    leader = hf.leader("scheduler")
+    term = colour.do(leader.campaign())
+    assert 14 < term.remaining() <= 15
+    colour.do(leader.resign())
+
+
+def test_resigning_without_a_term_does_nothing(leader, colour):
+    assert colour.do(leader.resign()) is None
+
+
+def test_a_block_leads_once_and_steps_down(leader, rival, colour):
+    with colour.block(leader) as term:
+        assert leader.token == term.token
+    assert not leader.is_leader
+    with colour.block(rival):
+        assert rival.is_leader
+
+
+def test_losing_the_term_inside_the_leaders_block_is_loud(leader, hf, colour):
+    with pytest.raises(LeaseLost), colour.block(leader):
+        colour.do(hf.locks.force_release(KEY, reason="test"))
+    assert not leader.is_leader
+
+
+def test_on_change_tells_of_every_beginning_and_end(hf, colour):
+    told = []
+    leader = hf.leader("scheduler", on_change=lambda who: told.append((who.is_leader, who.token is not None)))
+    colour.do(leader.campaign())
+    colour.do(leader.resign())
+    assert told == [(True, True), (False, False)]
+
+
+def test_on_change_tells_of_a_loss(url):
+    with Client(url) as client:
+        told = []
+        leader = client.leader("scheduler", ttl=0.6, on_change=lambda who: told.append(who.is_leader))
+        leader.campaign()
+        client.locks.force_release(KEY, reason="test")
+        eventually(lambda: told == [True, False])
+        assert leader.token is None
+
+
+def test_an_on_change_that_raises_keeps_nobody_from_leading(hf, colour):
+    def grumble(_leader):
+        raise RuntimeError("no")
+
+    failed = []
+    hf.events.subscribe(lambda event: failed.append(event) if event.name == "callback_failed" else None)
+    leader = hf.leader("scheduler", on_change=grumble)
+    colour.do(leader.campaign())
+    assert leader.is_leader
+    colour.do(leader.resign())
+    assert [event.fields["callback"] for event in failed] == ["on_change", "on_change"]
+
+
+def test_a_loss_is_told_before_the_next_beginning_whoever_notices_it_first(url):
+    """The next campaign may be faster than the thread that tells of losses."""
+    with Client(url) as client:
+        told = []
+        leader = client.leader("scheduler", on_change=lambda who: told.append(who.token))
+        first = leader.campaign()
+        client.works.callbacks.add = lambda _call: None  # that thread is slow today
+        client.locks.force_release(KEY, reason="test")
+        with pytest.raises(LeaseLost):
+            first.renew()
+        second = leader.campaign()
+        assert told == [first.token, None, second.token]
+        leader.resign()
+
+
+@on_a_loop
+async def test_on_change_may_be_asynchronous(url):
+    async with AsyncClient(url) as client:
+        changes = asyncio.Queue()
+        failed = []
+        client.events.subscribe(lambda event: failed.append(event) if event.name == "callback_failed" else None)
+
+        async def told(who):
+            await changes.put(who.is_leader)
+            raise RuntimeError("no")
+
+        leader = client.leader("scheduler", on_change=told)
+        await leader.campaign()
+        assert await changes.get() is True
+        await leader.resign()
+        assert await changes.get() is False
+        await asyncio.sleep(0)
+        assert len(failed) == 2
+
+
+def test_terms_follow_each_other_in_a_for_loop(url):
+    with Client(url) as client:
+        leader, tokens = client.leader("scheduler"), []
+        for term in leader:
+            with term:
+                assert leader.is_leader
+                tokens.append(term.token)
+            assert not leader.is_leader
+            if len(tokens) == 3:
+                break
+        assert tokens == sorted(set(tokens))
+
+
+def test_a_loop_that_is_broken_off_inside_a_term_leads_on_until_it_resigns(url):
+    with Client(url) as client:
+        leader = client.leader("scheduler")
+        for _term in leader:
+            break
+        assert leader.is_leader
+        leader.resign()
+        assert not leader.is_leader
+
+
+def test_a_loss_inside_a_term_ends_the_term_quietly_and_the_next_one_follows(url):
+    with Client(url) as client:
+        leader, tokens = client.leader("scheduler"), []
+        for term in leader:
+            with term:
+                tokens.append(term.token)
+                if len(tokens) == 2:
+                    break
+                client.locks.force_release(KEY, reason="test")
+                with pytest.raises(LeaseLost):
+                    term.renew()
+                term.check()
+                raise AssertionError
+        assert tokens[1] > tokens[0]
+
+
+def test_another_error_leaves_the_term_as_it_is(url):
+    with Client(url) as client:
+        leader = client.leader("scheduler")
+        with pytest.raises(ZeroDivisionError):
+            for term in leader:
+                with term:
+                    raise ZeroDivisionError
+        assert not leader.is_leader
+
+
+@on_a_loop
+async def test_work_in_a_term_is_cancelled_when_it_is_lost_and_the_loop_goes_on(url):
+    async with AsyncClient(url) as client:
+        leader, tokens, stopped = client.leader("scheduler", ttl=0.6), [], []
+        async for term in leader:
+            async with term:
+                tokens.append(term.token)
+                if len(tokens) == 3:
+                    break
+                await client.locks.force_release(KEY, reason="test")
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    stopped.append(leader.is_leader)
+                    raise
+        assert stopped == [False, False]
+        assert tokens == sorted(set(tokens))
+        assert asyncio.current_task().cancelling() == 0
+
+
+@on_a_loop
+async def test_work_is_stopped_before_the_store_can_give_the_term_to_another(url, plan):
+    """The keeper cannot reach the store: at its local deadline the work ends, before the lease does.
+
+    Between the two are 22 ms. A machine that stalls just then gets another try.
+    """
+    async with AsyncClient(url) as client:
+        ended = []
+        async for term in client.leader("scheduler", ttl=2):
+            plan.refuse = Renew
+            async with term:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    plan.refuse = None
+                    ended.append((await client.locks.inspect(KEY)).held)
+            if ended[-1] or len(ended) == 5:
+                break
+        assert ended[-1]
+
+
+@on_a_loop
+async def test_a_cancellation_from_outside_stays_what_it_is(url):
+    async with AsyncClient(url) as client:
+        inside = asyncio.Event()
+
+        async def lead():
+            async for term in client.leader("scheduler"):
+                async with term:
+                    inside.set()
+                    await asyncio.sleep(60)
+
+        task = asyncio.create_task(lead())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not (await client.locks.inspect(KEY)).held
+
+
+@on_a_loop
+async def test_the_leaders_block_raises_lease_lost(url):
+    async with AsyncClient(url) as client:
+        with pytest.raises(LeaseLost):
+            async with client.leader("scheduler", ttl=0.6):
+                await client.locks.force_release(KEY, reason="test")
+                await asyncio.sleep(60)
+
+
+@on_a_loop
+async def test_running_in_the_background_leads_whenever_its_turn_comes(url):
+    async with AsyncClient(url) as client:
+        changes = asyncio.Queue()
+        leader = client.leader("scheduler", ttl=0.6, on_change=lambda who: changes.put_nowait(who.token))
+        running = asyncio.create_task(leader.run())
+        first = await changes.get()
+        await client.locks.force_release(KEY, reason="test")
+        assert await changes.get() is None
+        second = await changes.get()
+        assert second > first
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not leader.is_leader
+        assert not (await client.locks.inspect(KEY)).held
+
+
+def test_running_in_a_thread_ends_with_its_client(url):
+    client = Client(url)
+    leader = client.leader("scheduler")
+    thread = threading.Thread(target=leader.run)
+    thread.start()
+    eventually(lambda: leader.is_leader)
+    client.close()
+    eventually(lambda: not thread.is_alive())
+    assert not leader.is_leader
+
+
+def test_waiting_in_a_thread_ends_with_its_client(tmp_path):
+    """In a process of its own, so that the candidate waits in the store and not at the local gate."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    script = """
+        import sys
+        from holdfast import Client
+        with Client(sys.argv[1]) as hf:
+            term = hf.leader("scheduler").campaign()
+            print("leads", flush=True)
+            sys.stdin.read()
+    """
+    other = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout.readline() == b"leads\n"
+        with Client(url) as watcher:
+            client = Client(url)
+            thread = threading.Thread(target=client.leader("scheduler").run)
+            thread.start()
+            eventually(lambda: len(watcher.locks.inspect(KEY).waiters) == 1)
+            client.close()
+            eventually(lambda: not thread.is_alive())
+            assert watcher.locks.inspect(KEY).waiters == ()
+    finally:
+        other.communicate()
+
+
+def test_a_leader_that_was_dropped_is_no_longer_renewed_and_that_is_told(url):
+    with Client(url) as client:
+        told = []
+        client.events.subscribe(lambda event: told.append(event.name))
+
+        def lead_and_forget():
+            for _term in client.leader("scheduler", ttl=1.5):
+                break
+
+        with pytest.warns(ResourceWarning, match="dropped without being released"):
+            lead_and_forget()
+            gc.collect()
+        eventually(lambda: not client.locks.inspect(KEY).held)
+        eventually(lambda: "lease_lost" in told)
+
+
+def test_a_term_in_hand_keeps_its_leader_and_tells_of_its_end(url):
+    with Client(url) as client:
+        told = []
+        term = client.leader("scheduler", on_change=lambda who: told.append(who.is_leader)).campaign()
+        gc.collect()
+        term.release()
+        assert told == [True, False]
+
+
+@on_a_loop
+async def test_resigning_stops_the_block_of_another_task_before_somebody_else_leads(url):
+    async with AsyncClient(url) as client, AsyncClient(url) as other:
+        leader, log = client.leader("scheduler"), []
+        inside = asyncio.Event()
+
+        async def work():
+            async for term in leader:
+                async with term:
+                    inside.set()
+                    try:
+                        await asyncio.sleep(2)
+                        log.append("worked on")
+                    finally:
+                        log.append("stopped")
+                return
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        await leader.resign()
+        await task
+        log.append("left")
+        async with other.leader("scheduler"):
+            log.append("other leads")
+        assert log == ["stopped", "left", "other leads"]
+
+
+@on_a_loop
+async def test_resigning_within_ones_own_block_does_not_cancel_oneself(url):
+    async with AsyncClient(url) as client:
+        leader = client.leader("scheduler")
+        async for term in leader:
+            async with term:
+                await leader.resign()
+                assert not term.valid
+            break
+        assert asyncio.current_task().cancelling() == 0
+
+
+@on_a_loop
+async def test_the_block_of_a_term_that_is_over_ends_where_it_first_waits(url):
+    async with AsyncClient(url) as client:
+        leader = client.leader("scheduler")
+        term = await leader.campaign()
+        await leader.resign()
+        async with term:
+            await asyncio.sleep(0.5)
+            pytest.fail("it worked on")
+        assert asyncio.current_task().cancelling() == 0
+
+
+@on_a_loop
+async def test_one_candidate_in_two_tasks_leaves_each_block_with_its_own_term(url):
+    async with AsyncClient(url) as client:
+        leader = client.leader("scheduler")
+        first = await leader.__aenter__()
+        await client.locks.force_release(KEY, reason="test")
+        with pytest.raises(LeaseLost):
+            await first.renew()
+        entered, done = asyncio.Event(), asyncio.Event()
+
+        async def second():
+            async with leader as term:
+                entered.set()
+                await done.wait()
+                assert term.valid
+
+        task = asyncio.create_task(second())
+        with contextlib.suppress(asyncio.CancelledError):
+            await entered.wait()
+        await entered.wait()
+        with pytest.raises(LeaseLost):
+            await leader.__aexit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+        assert leader.is_leader
+        done.set()
+        await task
+
+
+def test_a_candidate_waits_through_a_time_without_the_store(url, plan, monkeypatch):
+    monkeypatch.setattr("holdfast.runtime.flows.RESEND_AFTER", (0.01,))
+    with Client(url) as client:
+        failed = []
+        client.events.subscribe(lambda event: failed.append(event) if event.name == "campaign_failed" else None)
+        leader = client.leader("scheduler", ttl=0.6)
+        plan.refuse = Acquire
+        thread = threading.Thread(target=leader.run)
+        thread.start()
+        eventually(lambda: len(failed) >= 2)
+        assert not leader.is_leader
+        plan.refuse = None
+        eventually(lambda: leader.is_leader)
+        client.close()
+        thread.join()
+
+
+def test_running_tells_of_the_end_when_its_client_is_closed(url):
+    client, told = Client(url), []
+    leader = client.leader("scheduler", on_change=lambda who: told.append(who.is_leader))
+    thread = threading.Thread(target=leader.run)
+    thread.start()
+    eventually(lambda: told == [True])
+    client.close()
+    thread.join()
+    assert told == [True, False]
+
+
+def test_an_on_change_that_nobody_could_call_is_refused(hf, url):
+    with pytest.raises(InvalidOption, match="on_change"):
+        hf.leader("scheduler", on_change=5)
+
+    async def later(_leader):
+        pass
+
+    with Client(url) as client, pytest.raises(InvalidOption, match="asynchronous"):
+        client.leader("scheduler", on_change=later)
+
+
+def test_an_asynchronous_on_change_does_not_keep_the_term_from_being_given_back_at_exit(tmp_path):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    script = """
+        import asyncio, sys
+        from holdfast import AsyncClient
+
+        async def told(leader):
+            pass
+
+        hf = AsyncClient(sys.argv[1])
+        leader = hf.leader("scheduler", on_change=told)
+        asyncio.run(leader.campaign())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), url], check=True, capture_output=True)
+    with Client(url) as client:
+        assert not client.locks.inspect(KEY).held
+
+
+def test_a_bad_name_is_refused(hf):
+    with pytest.raises(InvalidKey, match="name"):
+        hf.leader("")

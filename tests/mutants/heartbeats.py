@@ -1,0 +1,310 @@
+"""Mutants of states, durable locks, leases, run locks, read-write locks and leaders."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+SLOT = "tests/rules/test_slot.py::"
+STATE = "tests/state/test_state.py::"
+DURABLE = "tests/state/test_durable_locks.py::"
+LEASES = "tests/locks/test_named_leases.py::"
+RUNS = "tests/locks/test_run_locks.py::"
+RW = "tests/locks/test_rwlock.py::"
+LEADER = "tests/locks/test_leader.py::"
+CONNECTIONS = "tests/runtime/test_connections.py::"
+SUITE = "tests/stores/test_conformance.py::TestMemory::"
+
+HELD = [
+    Mutant(
+        "a write is not compared with the last one",
+        "rules/slot.py",
+        "if past.last == expected and slot.version == version and not taken:",
+        "if slot.version >= version and not taken:",
+        (SLOT + "test_a_stale_write_after_a_delete_cannot_bring_the_value_back",),
+    ),
+    Mutant(
+        "a write is compared by its number alone",
+        "rules/slot.py",
+        "if past.last == expected and slot.version == version and not taken:",
+        "if slot.version == version and not taken:",
+        (SLOT + "test_a_write_is_compared_by_its_id_so_an_equal_number_of_other_writes_does_not_match",),
+    ),
+    Mutant(
+        "a re-sent write is not recognised",
+        "rules/slot.py",
+        "    if mine is not None and number in mine.numbers:\n",
+        "    if mine is not None and number in mine.numbers and past.last == request:\n",
+        (SLOT + "test_a_write_that_comes_again_is_recognised_and_not_made_again",),
+    ),
+    Mutant(
+        "what a client still waits for is forgotten",
+        "rules/slot.py",
+        "    floor = max(mine.floor, acked)\n",
+        "    floor = max(mine.floor, number_of(request))\n",
+        (SLOT + "test_what_a_client_knows_the_answer_of_is_forgotten_and_what_it_waits_for_is_not",),
+    ),
+    Mutant(
+        "what was forgotten is taken for never made",
+        "rules/slot.py",
+        "(version >= past.forgotten if mine is None else number >= mine.floor)",
+        "True",
+        (SLOT + "test_of_a_client_that_never_says_what_it_knows_the_last_writes_are_remembered",),
+    ),
+    Mutant(
+        "a reservation is stretched by a clock that was set back",
+        "rules/slot.py",
+        "    until = min(past.reserved_until, now + MAX_RESERVATION)",
+        "    until = past.reserved_until",
+        (SLOT + "test_a_reservation_ends_by_itself_and_a_clock_that_was_set_back_does_not_stretch_it",),
+    ),
+    Mutant(
+        "a write that goes with a record is compared by its number alone",
+        "rules/slot.py",
+        "    if slot.last != change.expected or slot.version != change.version:\n",
+        "    if slot.version != change.version:\n",
+        (SLOT + "test_a_write_that_goes_with_a_record_is_compared_by_its_id_and_its_version",),
+    ),
+    Mutant(
+        "a write that goes with a record forgets the writers before it",
+        "rules/slot.py",
+        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "Past(last=id, forgotten=slot.past.forgotten)",
+        (SUITE + "test_a_write_that_is_sent_again_is_known_although_a_record_came_between",),
+    ),
+    Mutant(
+        "a write that goes with a record forgets whom it has forgotten",
+        "rules/slot.py",
+        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "Past(last=id, writers=slot.past.writers)",
+        (SUITE + "test_writers_that_were_forgotten_stay_so_when_a_record_writes",),
+    ),
+    Mutant(
+        "a reservation outlives the write of a record",
+        "rules/slot.py",
+        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "replace(slot.past, last=id)",
+        (SUITE + "test_a_reservation_does_not_stop_a_record_and_ends_with_it",),
+    ),
+    Mutant(
+        "a record is made although somebody else has written its slot",
+        "rules/runs/transitions.py",
+        "        if changed is None:\n",
+        "        if changed is None and not run:\n",
+        (SUITE + "test_a_record_whose_slot_somebody_else_has_written_changes_nothing",),
+    ),
+    Mutant(
+        "a slot is written before a record is found to be its own re-send or refused",
+        "rules/runs/transitions.py",
+        "    before = book.run(run)\n    if before is not None and before.last == request:\n        done =",
+        "    before = book.run(run)\n"
+        "    if swap is not None and (early := written(book.slot(swap.address), swap, run)) is not None:\n"
+        "        book.put_slot(swap.address, early)\n"
+        "    if before is not None and before.last == request:\n        done =",
+        (SUITE + "test_a_refused_record_does_not_write_its_slot",),
+    ),
+    Mutant(
+        "an exception about a value that never came to be is believed",
+        "state/compare_and_swap.py",
+        "        except Exception:\n            if base.fresh:\n                raise\n",
+        "        except Exception:\n            raise\n",
+        (STATE + "test_an_exception_about_a_value_that_never_came_to_be_is_not_believed",),
+    ),
+    Mutant(
+        "an unknown outcome is tried again as if it had been refused",
+        "state/compare_and_swap.py",
+        "    if ambiguous and not outcome.decided:\n",
+        "    if ambiguous and outcome is None:\n",
+        (STATE + "test_a_lost_reply_whose_write_is_forgotten_is_said_to_be_unknown",),
+    ),
+    Mutant(
+        "nobody reserves the next write",
+        "state/compare_and_swap.py",
+        "            reserve=RESERVATION if reserve else 0,\n",
+        "            reserve=0,\n",
+        (STATE + "test_who_lost_several_times_reserves_the_next_write",),
+    ),
+    Mutant(
+        "initial comes back after a delete",
+        "state/atomic.py",
+        "        text = link.value if link.version else self._initial\n",
+        "        text = link.value if link.value is not None else self._initial\n",
+        (STATE + "test_after_a_delete_the_value_reads_as_none_and_initial_does_not_come_back",),
+    ),
+    Mutant(
+        "a release of a durable lock hands over",
+        "state/durable_locks.py",
+        "            lock = Lock(record, at, offers=False)\n            lock.abandon",
+        "            lock = Lock(record, at)\n            lock.abandon",
+        (DURABLE + "test_release_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
+    ),
+    Mutant(
+        "a durable lock hands over at the next try of anybody",
+        "state/durable_locks.py",
+        "            lock = Lock(record, at, offers=False)\n            outcome",
+        "            lock = Lock(record, at)\n            outcome",
+        (DURABLE + "test_expiry_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
+    ),
+    Mutant(
+        "a durable lock's waiters never expire",
+        "state/durable_locks.py",
+        "            return max(MIN_WAITER_SECONDS * MICROSECONDS, ttl)\n",
+        "            return None\n",
+        (DURABLE + "test_a_stale_waiter_at_the_head_blocks_nobody_for_longer_than_its_waiter_ttl",),
+    ),
+    Mutant(
+        "a lease by name is renewed by anyone",
+        "rules/lock.py",
+        "        held = self.holders.get(id)\n        if held is None or (token is None",
+        "        held = next(iter(self.holders.values()), None)\n        if held is None or (token is None",
+        (LEASES + "test_renew_is_false_when_another_owner_has_it",),
+    ),
+    Mutant(
+        "a run's lock is forgotten with the thread that took it",
+        "locks/run_locks.py",
+        "            lease._kept.thread = None  # noqa",
+        "            pass  # noqa",
+        (RUNS + "test_the_keeper_renews_it_also_when_the_thread_that_took_it_has_ended",),
+    ),
+    Mutant(
+        "a shorter ttl counts only when it is answered",
+        "runtime/heartbeats.py",
+        "                kept.held.shorten(now, ttl)\n",
+        "                pass\n",
+        (RUNS + "test_a_shorter_ttl_counts_from_the_moment_it_was_asked_for_even_if_the_answer_never_comes",),
+    ),
+    Mutant(
+        "a ttl is changed while a heartbeat is under way",
+        "runtime/heartbeats.py",
+        "        if not self._renewing:\n            self._make_changes(now)\n",
+        "        self._make_changes(now)\n",
+        (RUNS + "test_a_longer_ttl_is_not_undone_by_a_heartbeat_that_was_under_way",),
+    ),
+    Mutant(
+        "a heartbeat counts as over before its answer was judged",
+        "runtime/heartbeats.py",
+        "            try:\n                for place, kept in enumerate(due):",
+        "            self._renewing = False\n            try:\n                for place, kept in enumerate(due):",
+        (RUNS + "test_an_answer_is_judged_by_the_ttl_that_was_sent_although_another_is_asked_for_meanwhile",),
+    ),
+    Mutant(
+        "a writer that was forgotten is taken for a new one",
+        "rules/slot.py",
+        "number if past.forgotten else 0",
+        "0",
+        (SLOT + "test_the_clients_that_wrote_last_are_remembered_and_of_the_others_it_is_known_that_they_are_not",),
+    ),
+    Mutant(
+        "a caller whose clock is late cuts the others' time",
+        "state/durable_locks.py",
+        "        after, answer = decide(before, _not_back(before, moment))\n",
+        "        after, answer = decide(before, moment)\n",
+        (DURABLE + "test_a_caller_whose_clock_is_late_cuts_nobodys_lease",),
+    ),
+    Mutant(
+        "two runs share a key",
+        "rules/runs/record.py",
+        '(part.replace("%", "%25").replace("/", "%2F") for part in (workflow, run))',
+        "(workflow, run)",
+        (RUNS + "test_names_with_slashes_do_not_meet",),
+    ),
+    Mutant(
+        "a writer takes one permit",
+        "locks/rwlock.py",
+        "replace(self._terms, weight=ALL)",
+        "replace(self._terms, weight=1)",
+        (RW + "test_a_writer_is_alone",),
+    ),
+    Mutant(
+        "who is inside a read-write lock waits for itself",
+        "locks/rwlock.py",
+        "        if any(lease.valid for lease in inside.get(address, ())):\n",
+        "        if any(lease.valid for lease in inside.get(None, ())):\n",
+        (RW + "test_a_thread_that_is_inside_is_not_let_in_again_on_either_side",),
+    ),
+    Mutant(
+        "a term's work goes on after its loss",
+        "locks/leader.py",
+        "        self.block = Block(self)\n        if not self.valid:",
+        "        if not self.valid and self.block is not None:",
+        (LEADER + "test_the_block_of_a_term_that_is_over_ends_where_it_first_waits",),
+    ),
+    Mutant(
+        "resigning lets the work go on",
+        "locks/leader.py",
+        "                term.block.stop()\n",
+        "                pass\n",
+        (LEADER + "test_resigning_stops_the_block_of_another_task_before_somebody_else_leads",),
+    ),
+    Mutant(
+        "a leader that was dropped is kept alive by its keeper",
+        "locks/leader.py",
+        "        self._terms = replace(terms, on_lost=lambda _term: _tell(me))\n",
+        "        self._terms = replace(terms, on_lost=lambda _term, _me=self: _tell(me))\n",
+        (LEADER + "test_a_leader_that_was_dropped_is_no_longer_renewed_and_that_is_told",),
+    ),
+    Mutant(
+        "a short outage of the store ends a candidate",
+        "locks/leader.py",
+        "            except StoreUnavailable as error:\n",
+        "            except NotHeld as error:\n",
+        (LEADER + "test_a_candidate_waits_through_a_time_without_the_store",),
+    ),
+    Mutant(
+        "a function that returns nothing wipes the value",
+        "state/atomic.py",
+        "            if new is None and value is not None:\n",
+        "            if new is None and value is None:\n",
+        (STATE + "test_a_function_that_returns_nothing_is_refused_and_wipes_nothing",),
+    ),
+    Mutant(
+        "a loss is told after the next term has begun",
+        "locks/leader.py",
+        '        """Wait for one\'s turn to lead."""\n        self._tell()\n',
+        '        """Wait for one\'s turn to lead."""\n',
+        (LEADER + "test_a_loss_is_told_before_the_next_beginning_whoever_notices_it_first",),
+    ),
+    Mutant(
+        "who was told of a loss finds the gate still closed",
+        "locks/process_queue.py",
+        "                queue.drop_over()  # who was told",
+        "                # who was told",
+        ("tests/locks/test_locks.py::test_who_is_told_of_a_loss_may_take_the_lock_again_at_once",),
+    ),
+    Mutant(
+        "a lock is granted that cannot be renewed",
+        "runtime/base.py",
+        'partial(Granting, partial(store.connect, "commands"), heartbeats)',
+        'partial(store.connect, "commands")',
+        (CONNECTIONS + "test_where_heartbeats_cannot_connect_nothing_is_granted[valkey]",),
+    ),
+    Mutant(
+        "who is refused takes the others of its batch along",
+        "runtime/renewable_grants.py",
+        "            return self._refuse(commands, error)\n",
+        "            raise\n",
+        (CONNECTIONS + "test_where_heartbeats_cannot_connect_nothing_is_granted[valkey]",),
+    ),
+    Mutant(
+        "the connection for queries stays open for ever",
+        "runtime/batcher.py",
+        "            resting, self._connection = self._connection, None\n",
+        "            resting = None\n",
+        (CONNECTIONS + "test_a_client_opens_connections_when_it_needs_them[valkey]",),
+    ),
+    Mutant(
+        "an acquire waits behind a list",
+        "runtime/flows.py",
+        'role = "queries" if isinstance(command, LONG_READS) else "commands"',
+        'role = "commands"',
+        ("tests/runtime/test_queries.py::test_a_slow_read_delays_no_acquire_of_the_same_client",),
+    ),
+    Mutant(
+        "release of a lock gives back the taking of the block around it",
+        "locks/lock.py",
+        "        lease, grip = self._last_taken()\n        run(lease._give(grip)",
+        "        lease, _ = self._last_taken()\n        run(lease._give()",
+        (
+            "tests/locks/test_locks.py::test_release_of_a_reentrant_lock_within_a_block_gives_back_what_was_acquired_before_it[memory]",
+        ),
+    ),
+]

@@ -1,0 +1,101 @@
+"""Mutants of the locks that belong to runs on PostgreSQL."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+BELONGINGS = "tests/stores/test_postgres_run_locks.py::"
+SUITE = "tests/stores/test_conformance.py::TestPostgres::"
+
+PROTOCOL = "tests/stores/test_postgres_protocol.py::"
+ADVISORY = "tests/stores/test_postgres_advisory.py::"
+
+POSTGRES_BELONGINGS = [
+    Mutant(
+        "the end of a run on PostgreSQL by its form keeps its locks",
+        "stores/postgresql/sql/forms.sql",
+        "AND x.rest->'places' IS NULL AND x.rest->'locks' IS NULL)",
+        "AND x.rest->'places' IS NULL)",
+        (SUITE + "test_the_end_of_a_run_gives_everything_back",),
+    ),
+    Mutant(
+        "a sweep offers a lock to a run whose row is taken",
+        "stores/decisions.py",
+        "if self._is_there(key) and self._can_be_told(key)]",
+        "if self._is_there(key)]",
+        (BELONGINGS + "test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken",),
+    ),
+    Mutant(
+        "a sweep stops at a run of an overflow whose row is taken",
+        "stores/decisions.py",
+        "decided_alone(before, Settle(key=key), self.now, reader)",
+        "decided_alone(before, Settle(key=key), self.now, None)",
+        (BELONGINGS + "test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken[overflow]",),
+    ),
+    Mutant(
+        "the server ends a user's own transaction that is idle for a second",
+        "stores/postgresql/transactions.py",
+        '        Statement(" ".join(SETTINGS.split()).encode(), (PATIENCE, b"true")),\n',
+        (
+            '        Statement(" ".join(SETTINGS.split()).encode(), (PATIENCE, b"true")),\n'
+            '        Statement(b"SET LOCAL idle_in_transaction_session_timeout = 1000"),\n'
+        ),
+        ("tests/stores/test_postgres_transactions.py::test_the_patience_of_the_users_transaction_stays_as_it_was",),
+    ),
+    Mutant(
+        "a dead waiter of advisory=true stays in the queue",
+        "stores/postgresql/records.py",
+        "if one.id not in severed) if severed else record.waiters",
+        "if one.id not in severed or True) if severed else record.waiters",
+        (ADVISORY + "test_a_killed_waiter_is_out_of_the_queue_as_a_killed_holder_is_out_of_the_lock",),
+    ),
+    Mutant(
+        "a dead waiter of advisory=true closes the lock for its lock-delay",
+        "stores/postgresql/records.py",
+        "if holder.delay and not holder.offered:",
+        "if holder.delay:",
+        (ADVISORY + "test_an_offer_to_a_killed_waiter_ends_with_its_session",),
+    ),
+    Mutant(
+        "a waiter of advisory=true is not tied to a session",
+        "stores/postgresql/session_bound.py",
+        "        lock.queue(_with_session(waiter, session))\n",
+        "        pass\n",
+        (ADVISORY + "test_commands_of_one_batch_about_one_key_are_tied_too",),
+    ),
+    Mutant(
+        "what a half of a batch has written is done again",
+        "stores/postgresql/batch.py",
+        "executor.execute(source, commands, in_halves=False)",
+        "executor.execute(source, commands)",
+        (PROTOCOL + "test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_half_is_contended",),
+    ),
+    Mutant(
+        "a run that cannot give back its locks now keeps its worker from all others",
+        "stores/repository.py",
+        "run.deaths < POISONED or self._may_end(run)",
+        "run.deaths < POISONED or run.deaths > 0",
+        (BELONGINGS + "test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_other[lock]",),
+    ),
+    Mutant(
+        "a claim writes a lock that another transaction has",
+        "stores/repository.py",
+        "            self._snapshot.get(LockByKey(key))  # raises if another transaction has it\n",
+        "            pass\n",
+        (BELONGINGS + "test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_other[lock]",),
+    ),
+    Mutant(
+        "the worker of a run that is offered a lock is not told, if it is near",
+        "stores/postgresql/store.py",
+        "woken_by_channel(outcomes, self._batch.hints)",
+        "woken_by_channel(outcomes)",
+        (BELONGINGS + "test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else",),
+    ),
+    Mutant(
+        "an attempt of a run is notified as a client's is",
+        "stores/postgresql/writing.py",
+        "        if not attempt.startswith(MARK) and",
+        "        if",
+        (BELONGINGS + "test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else",),
+    ),
+]

@@ -1,0 +1,112 @@
+"""Mutants of the locks of runs in the Redis store."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
+SUITE = "tests/stores/test_conformance.py::TestValkey::"
+BELONGINGS = "tests/stores/test_redis_run_locks.py::"
+
+REDIS_BELONGINGS = [
+    Mutant(
+        "a run that is offered a lock on the short way is not told",
+        "stores/redis/lua/queue.lua",
+        '      and sub(line[head].id, 1, 4) ~= "run:"\n',
+        "",
+        (BELONGINGS + "test_a_run_that_waits_like_a_client_is_told_as_well[valkey]",),
+    ),
+    Mutant(
+        "a run is not told that a client has left it a lock",
+        "stores/decisions.py",
+        "                hints = tell(self.repository, self.now, outcome.notified)\n",
+        "                hints = ()\n",
+        (SUITE + "test_a_client_and_a_run_exclude_each_other",),
+    ),
+    Mutant(
+        "the worker of a run is not told that a client has left it a lock",
+        "stores/redis/source.py",
+        "woken_among((*woken, *hints))",
+        "woken_among(woken)",
+        (BELONGINGS + "test_a_worker_hears_that_its_run_was_offered_a_lock_and_nobody_else_does[valkey]",),
+    ),
+    Mutant(
+        "what a run gives back stays written in it",
+        "stores/redis/writing.py",
+        '                removals.append(["HDEL", layout.run(after.id), *gone])\n',
+        "                pass\n",
+        (BELONGINGS + "test_a_run_that_ends_or_begins_again_leaves_no_field_behind[valkey]",),
+    ),
+    Mutant(
+        "a lock that is no longer waited for stays among those that are due",
+        "stores/redis/writing.py",
+        '                removals.append(["ZREM", layout.due, key])\n            else',
+        "                pass\n            else",
+        (BELONGINGS + "test_a_run_that_waits_is_settled_with_what_is_due[valkey]",),
+    ),
+    Mutant(
+        "a lock that a run has taken is not listed",
+        "stores/redis/writing.py",
+        '            additions.append(["ZADD", layout.index, "0", key])\n',
+        "",
+        (BELONGINGS + "test_the_layout_of_what_a_run_has_is_this_one[valkey]",),
+    ),
+    Mutant(
+        "a record that fails has taken locks all the same",
+        "stores/decisions.py",
+        "        except Exception as error:  # a bad command fails alone\n"
+        "            outcome = failed(command, error)\n            self.repository.drop()\n",
+        "        except Exception as error:  # a bad command fails alone\n"
+        "            outcome = failed(command, error)\n",
+        (BELONGINGS + "test_an_ask_for_a_lock_that_cannot_be_read_changes_nothing",),
+    ),
+    Mutant(
+        "an ask may have a number that Lua cannot count",
+        "stores/redis/codec.py",
+        "    for number, _ in run.locks:\n        score(number)\n",
+        "",
+        (BELONGINGS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]",),
+    ),
+    Mutant(
+        "a record with asks takes the short way",
+        "stores/redis/fast_path.py",
+        '"entries", "seen", "then"},',
+        '"entries", "seen", "then", "asks"},',
+        (SUITE + "test_a_run_takes_a_free_lock_in_the_step_of_its_record",),
+    ),
+    Mutant(
+        "a record with a slot takes the short way",
+        "stores/redis/fast_path.py",
+        '"entries", "seen", "then"},',
+        '"entries", "seen", "then", "swap"},',
+        (SUITE + "test_a_slot_is_written_with_the_record",),
+    ),
+    Mutant(
+        "a run that is stuck is recorded by the short way",
+        "stores/redis/fast_path.py",
+        '"entries", "seen", "then"},',
+        '"entries", "seen", "then", "stuck"},',
+        (BELONGINGS + "test_the_layout_of_what_a_run_has_is_this_one[valkey]",),
+    ),
+    Mutant(
+        "a run that goes on is still called stuck",
+        "stores/redis/lua/entries.lua",
+        "      and not found[4] and not found[5]\n",
+        "      and not found[4]\n",
+        (BELONGINGS + "test_entries_of_a_run_that_holds_a_lock_take_the_short_way[valkey]",),
+    ),
+    Mutant(
+        "a run that goes on is still suspected of its workers' deaths",
+        "stores/redis/lua/entries.lua",
+        "      and not found[4] and not found[5]\n",
+        "      and not found[5]\n",
+        (RUN_FAULTS + "test_entries_end_the_suspicion_that_a_run_kills_its_workers[valkey]",),
+    ),
+    Mutant(
+        "a worker that cannot be read keeps a run from being told",
+        "rules/runs/helpers.py",
+        "    with suppress(RecordUnreadable):  # it is a hint: nobody is kept from what was decided\n        able +=",
+        "    if True:\n        able +=",
+        (RUN_FAULTS + "test_a_start_needs_no_worker_that_can_be_read[valkey]",),
+    ),
+]

@@ -1,0 +1,323 @@
+"""Mutants of the locks that belong to runs: what is taken behind the fence, who is told, what is given back."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+HERE = "tests/stores/test_conformance.py::TestMemory::"
+ENGINE = "tests/workflows/test_run_locks.py::"
+CIRCLES = "tests/workflows/test_deadlock_runs.py::"
+SEARCH = "tests/workflows/test_deadlock.py::"
+RETRYING = "tests/workflows/test_retrying.py::"
+RULE = "rules/runs/locks.py"
+
+BELONGINGS = [
+    Mutant(
+        "a run that is offered a lock is not told",
+        RULE,
+        '                hints += post(book, now, run, Event(kind="lock", name=str(number))).woken\n',
+        "                pass\n",
+        (HERE + "test_who_comes_later_waits_in_order_and_is_offered_it_by_an_event",),
+    ),
+    Mutant(
+        "a lock that becomes free outside tells no run",
+        "stores/memory/store.py",
+        "            hints += tell(space.runs, now, answers[place].notified)\n",
+        "            pass\n",
+        (HERE + "test_a_client_and_a_run_exclude_each_other",),
+    ),
+    Mutant(
+        "the end of a run keeps its locks",
+        "rules/runs/admission.py",
+        "    return woken + give_back(book, now, run)\n",
+        "    return woken\n",
+        (HERE + "test_the_end_of_a_run_gives_everything_back",),
+    ),
+    Mutant(
+        "a run that begins again keeps its locks",
+        "rules/runs/transitions.py",
+        "    woken += give_back(book, now, before)\n",
+        "",
+        (HERE + "test_a_run_that_begins_again_gives_everything_back",),
+    ),
+    Mutant(
+        "what a run waits for ends as that of a client does",
+        RULE,
+        "            waiter_ttl=None,\n",
+        "            waiter_ttl=10_000_000,\n",
+        (HERE + "test_a_run_waits_without_a_sign_of_life",),
+    ),
+    Mutant(
+        "what is only offered counts as held",
+        RULE,
+        " and not holder.offered",
+        "",
+        (HERE + "test_a_claim_tells_what_the_run_still_holds",),
+    ),
+    Mutant(
+        "a claim does not tell what is held",
+        "rules/runs/transitions.py",
+        "held=held(book, now, run)",
+        "held=()",
+        (HERE + "test_a_claim_tells_what_the_run_still_holds",),
+    ),
+    Mutant(
+        "asks are carried out before the fence is looked at",
+        "rules/runs/transitions.py",
+        "    if before is None or not rule.may_record(before, fence=fence, at=at):\n        return Refused(",
+        "    if before is None or not rule.may_record(before, fence=fence, at=at):\n"
+        "        if before is not None:\n            ask(book, now, before, asks)\n        return Refused(",
+        (HERE + "test_a_driver_that_is_not_the_driver_takes_nothing",),
+    ),
+    Mutant(
+        "a lock that was given back stays in the list of the run",
+        RULE,
+        "            has.pop(one.number, None)\n",
+        "            pass\n",
+        (HERE + "test_two_asks_of_one_run_exclude_each_other",),
+    ),
+    Mutant(
+        "a run is stuck for ever once it was",
+        "rules/runs/record.py",
+        "        stuck=None if stuck is None else Stuck(seen, stuck),\n",
+        "        stuck=run.stuck if stuck is None else Stuck(seen, stuck),\n",
+        (HERE + "test_a_record_tells_whether_the_run_has_nothing_but_locks_to_wait_for",),
+    ),
+]
+
+BELONGINGS += [
+    Mutant(
+        "a run that was granted something is stuck all the same",
+        "rules/runs/transitions.py",
+        'taken or limited or any(one.what not in ("queued", "given") for one in said)',
+        "taken or limited",
+        (HERE + "test_a_run_that_was_granted_something_is_not_stuck",),
+    ),
+    Mutant(
+        "a run whose child could not be started is stuck all the same",
+        "rules/runs/transitions.py",
+        "    goes_on = taken or limited or any(",
+        "    goes_on = any(",
+        (HERE + "test_a_run_whose_child_could_not_be_started_is_not_stuck",),
+    ),
+]
+
+OF_THE_ENGINE = [
+    Mutant(
+        "a lock is not asked for again after a crash",
+        "workflow/replay_locks.py",
+        "            if place.waits:\n                self.asks[number] = place.ask\n",
+        "            pass\n",
+        (ENGINE + "test_a_waiting_run_is_parked_and_woken_when_its_turn_has_come[memory]",),
+    ),
+    Mutant(
+        "a block that is left does not give its lock back",
+        "workflow/context_locks.py",
+        "        self._code.belongings.give(block.place)\n",
+        "",
+        (ENGINE + "test_two_tasks_of_one_run_exclude_each_other[memory]",),
+    ),
+    Mutant(
+        "who waits no longer stays in the queue",
+        "workflow/replay_locks.py",
+        "        except BaseException:\n            self.give(place)\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        (ENGINE + "test_a_wait_may_have_an_end[memory]",),
+    ),
+    Mutant(
+        "a lock that was lost while nobody drove the run is taken for held",
+        "workflow/driver_locks.py",
+        "            if tokens.get(number) != place.lease.token:\n",
+        "            if False:\n",
+        (ENGINE + "test_one_that_is_lost_while_nobody_drives_the_run_is_delivered_as_lost[sqlite-None]",),
+    ),
+    Mutant(
+        "nobody renews a lock with a lease",
+        "workflow/driver_locks.py",
+        "        self._renewed[ask.number] = self._host.renew(held, self)\n",
+        "",
+        (ENGINE + "test_a_lock_with_a_lease_is_kept_while_its_run_is_driven[memory]",),
+    ),
+    Mutant(
+        "a run with a lease is parked",
+        "workflow/driver.py",
+        "        return self.idle and not self._holding.leased\n",
+        "        return self.idle\n",
+        (ENGINE + "test_a_lock_with_a_lease_is_kept_while_its_run_is_driven[memory]",),
+    ),
+    Mutant(
+        "a retry keeps what the run did in a block that it has lost",
+        "workflow/queries.py",
+        "        if not open_since:\n",
+        "        if True:\n",
+        (ENGINE + "test_a_retry_of_a_run_that_failed_inside_takes_the_lock_anew[memory]",),
+    ),
+    Mutant(
+        "a retry is refused a lock for the reason of before",
+        "workflow/queries.py",
+        "j.StepLost | j.LockRefused | j.LockLost",
+        "j.StepLost | j.LockLost",
+        (RETRYING + "test_a_run_that_gave_way_in_a_circle_takes_its_locks_anew[memory]",),
+    ),
+    Mutant(
+        "a retry loses the lock that was lost before",
+        "workflow/queries.py",
+        "j.StepLost | j.LockRefused | j.LockLost",
+        "j.StepLost | j.LockRefused",
+        (RETRYING + "test_a_run_that_lost_its_lock_takes_it_anew[memory]",),
+    ),
+    Mutant(
+        "a retry keeps that the run was told to stop",
+        "workflow/queries.py",
+        "        if isinstance(entries[place], j.CancelAsked):\n            return place\n",
+        "        pass\n",
+        (RETRYING + "test_a_run_that_was_told_to_stop_and_failed_on_its_way_out_is_not_stopped_again[memory]",),
+    ),
+    Mutant(
+        "a run that ends does not say which children it leaves",
+        "workflow/driver.py",
+        'then.status != "completed" and code.children',
+        "not code.children",
+        (RETRYING + "test_a_child_that_was_stopped_with_its_parent_goes_on_with_it[memory-cancelled-retry]",),
+    ),
+    Mutant(
+        "who can still go on counts as stuck",
+        "workflow/replay.py",
+        "            and not self._signal_waits\n",
+        "",
+        (CIRCLES + "test_who_waits_for_a_signal_as_well_is_not_stuck[memory]",),
+    ),
+    Mutant(
+        "a run that is parked is not stuck any more",
+        "workflow/driver.py",
+        "None if others or isinstance(self.end, Finish) else",
+        "None if others or self.end else",
+        (CIRCLES + "test_those_of_a_circle_who_are_parked_are_part_of_it[memory]",),
+    ),
+    Mutant(
+        "a run that hears something does not say again that it is stuck",
+        "workflow/driver.py",
+        "self._stuck_at != self._seen and self._stuck() is not None",
+        "False",
+        (CIRCLES + "test_a_signal_that_nobody_waits_for_does_not_hide_a_circle[memory]",),
+    ),
+    Mutant(
+        "a client that is closed gives back what belongs to runs",
+        "runtime/heartbeats.py",
+        " if not kept.lent]",
+        "]",
+        (ENGINE + "test_a_client_that_is_closed_gives_back_nothing_of_a_run",),
+    ),
+    Mutant(
+        "a run that has just been claimed is parked in spite of its lease",
+        "workflow/driver_locks.py",
+        "        return any(\n            place.ask.ttl is not None",
+        "        return bool(self._renewed) and any(\n            place.ask.ttl is not None",
+        (ENGINE + "test_a_sweep_does_not_park_a_run_that_has_a_lock_with_a_lease[sqlite]",),
+    ),
+    Mutant(
+        "a retry keeps the beginning of a block whose end it forgets",
+        "workflow/queries.py",
+        "        keep = min(open_since.values())\n",
+        "        return min(open_since.values())\n",
+        (ENGINE + "test_a_retry_begins_before_all_blocks_whose_end_it_forgets[memory]",),
+    ),
+    Mutant(
+        "when one has given way the others are not looked at again",
+        "workflow/lock_sweeper.py",
+        "            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, name)\n",
+        "            pass\n",
+        (CIRCLES + "test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too[memory]",),
+    ),
+    Mutant(
+        "a run is not told that its lock was taken by force",
+        "locks/admin.py",
+        "            if asker is not None:  # nobody renews the lock of a run: it is told to look\n",
+        "            if False:\n",
+        (ENGINE + "test_a_run_whose_lock_was_taken_by_force_is_told_while_it_is_driven[memory]",),
+    ),
+    Mutant(
+        "a deadlock is never looked for",
+        "workflow/driver.py",
+        "            self.host.stuck(self.run.id)\n",
+        "            pass\n",
+        (CIRCLES + "test_a_run_that_waits_for_itself_is_told[memory]",),
+    ),
+    Mutant(
+        "a parent that waits for its child is not in the child's way",
+        "workflow/deadlock.py",
+        "for child in youngest_first]",
+        "for child in ()]",
+        (CIRCLES + "test_a_child_that_wants_what_its_parent_holds_is_told[memory-None]",),
+    ),
+    Mutant(
+        "a run that holds nothing itself does not say for which children it waits",
+        "workflow/replay.py",
+        "matters = bool(self.belongings.places or self.run.parent)",
+        "matters = bool(self.belongings.places)",
+        (CIRCLES + "test_a_circle_through_a_run_that_holds_nothing_and_is_parked_is_found[memory]",),
+    ),
+    Mutant(
+        "only some of the children for which a run waits are told",
+        "workflow/replay.py",
+        "return tuple(self._child_waits) if stuck else None",
+        "return tuple(self._child_waits)[:1] if stuck else None",
+        (CIRCLES + "test_a_parent_that_waits_for_another_child_or_a_time_as_well_can_still_go_on[memory]",),
+    ),
+    Mutant(
+        "the youngest is told even if it waits for no lock",
+        "workflow/deadlock.py",
+        "[wait for wait in circle if wait.number]",
+        "circle",
+        (SEARCH + "test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock",),
+    ),
+    Mutant(
+        "who waits behind a circle is counted among it",
+        "workflow/deadlock.py",
+        "    _reach(circle, ahead, last)\n",
+        "    _reach(circle, ahead, next(iter(ahead)))\n",
+        (SEARCH + "test_who_waits_behind_a_circle_for_one_of_two_children_is_no_part_of_it",),
+    ),
+    Mutant(
+        "a run whose lock was taken from it is stuck all the same",
+        "workflow/deadlock.py",
+        "            return [Wait(run, key, number, 0, None)]  # it was",
+        "            continue  # it was",
+        (SEARCH + "test_a_lock_that_was_taken_from_a_stuck_run_brings_it_on",),
+    ),
+    Mutant(
+        "a run that the store does not call stuck believes that it did",
+        "workflow/driver.py",
+        "            self._stuck_at = -1  # the store did not believe it\n",
+        "            pass\n",
+        (CIRCLES + "test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_circle[memory]",),
+    ),
+    Mutant(
+        "the oldest of a circle is told",
+        "workflow/deadlock.py",
+        "    victim = max(asking",
+        "    victim = min(asking",
+        (CIRCLES + "test_the_youngest_of_those_who_wait_for_each_other_is_told[memory-None]",),
+    ),
+    Mutant(
+        "nobody settles what a dead process held",
+        "workflow/lock_sweeper.py",
+        "            self._settle_at = now + SETTLE_SECONDS\n            await self._ask(SettleDue())\n",
+        "            self._settle_at = now + SETTLE_SECONDS\n",
+        (ENGINE + "test_a_run_behind_a_process_that_died_goes_on_although_nobody_speaks[memory]",),
+    ),
+    Mutant(
+        "the sweep looks for no deadlock",
+        "workflow/lock_sweeper.py",
+        "                self.search(asker[0])\n",
+        "                pass\n",
+        (CIRCLES + "test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep[memory]",),
+    ),
+    Mutant(
+        "a circle is believed although it has changed",
+        "workflow/deadlock.py",
+        " or await _read(ask, run) != graph",
+        "",
+        (SEARCH + "test_what_has_changed_between_two_looks_is_not_believed",),
+    ),
+]

@@ -1,0 +1,418 @@
+"""The keeper: heartbeats that do not forget anyone, and debts that are paid."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from exhausted import no_threads
+from waiting import PATIENCE, eventually
+
+from holdfast import Client, LeaseLost, LockTimeout
+from holdfast.commands import Abandon, Acquire, Inspect, Release, Renew
+from holdfast.locks import acquire as taking
+from holdfast.platform import elapsed
+from holdfast.runtime import flows
+from holdfast.runtime import heartbeats as keeper_module
+from holdfast.runtime.grant import Held
+from holdfast.runtime.heartbeats import Callbacks, Keeper, Pulse
+from holdfast.stores import open_store
+from holdfast.testing.builders import acquire, pass_over, release, wait
+
+
+@pytest.fixture
+def hf(plan, url):
+    with Client(url) as client:
+        yield client
+
+
+def test_a_lease_that_comes_while_the_keeper_looks_around_is_not_forgotten(hf, monkeypatch):
+    """It has made its list, and would go to sleep for a minute: the newcomer must ring."""
+    looking, go_on = threading.Event(), threading.Event()
+    pay_debts = Keeper._pay_debts
+
+    def slowly(self, now):
+        looking.set()
+        go_on.wait(20)
+        return pay_debts(self, now)
+
+    monkeypatch.setattr(Keeper, "_pay_debts", slowly)
+    hf.works.keeper.start()
+    assert looking.wait(10)
+    lease = hf.lock("a", ttl=1).acquire()
+    go_on.set()
+    first = lease.expires_at
+    eventually(lambda: lease.expires_at > first + timedelta(seconds=1), within=PATIENCE / 2)
+    lease.release()
+
+
+def test_many_leases_are_renewed_by_one_thread_in_one_batch(hf, plan):
+    leases = [hf.lock(f"k{number}", ttl=3).acquire() for number in range(50)]  # what is due within 0.25 s goes along
+    eventually(lambda: 50 in plan.batches)
+    assert [t.name for t in threading.enumerate()].count("holdfast-keeper") == 1
+    for lease in leases:
+        lease.release()
+
+
+def test_clients_that_took_leases_at_the_same_moment_renew_them_at_different_ones(plan, url, monkeypatch):
+    """Forty that renew permits of one semaphore together would wait for each other, each time."""
+    paces = iter([0.8, 0.9, *[1.0] * 100])
+    monkeypatch.setattr(keeper_module, "_random_pace", lambda: next(paces))
+    with Client(url) as one, Client(url) as another:
+        for client, pace in ((one, 0.8), (another, 0.9)):
+            before = elapsed()
+            lease = client.semaphore("s", permits=2, ttl=300).acquire()
+            assert before + 100 * pace <= lease._kept.renew_at <= elapsed() + 100 * pace
+            lease.release()
+
+
+def test_each_round_of_renewals_has_a_pace_of_its_own(hf, monkeypatch):
+    monkeypatch.setattr(keeper_module, "_random_pace", lambda: 0.8)
+    with hf.lock("a", ttl=300) as lease:
+        kept, first = lease._kept, lease.expires_at
+        before = elapsed()
+        hf.works.keeper.soon(lambda: setattr(kept, "renew_at", 0.0))
+        eventually(lambda: lease.expires_at > first)
+        assert before + 80 <= kept.renew_at <= elapsed() + 80
+
+
+def test_a_round_of_renewals_is_never_later_than_its_interval():
+    paces = [keeper_module._random_pace() for _ in range(1_000)]
+    assert 0.75 <= min(paces) < 0.8
+    assert 0.95 < max(paces) <= 1
+
+
+def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, caplog):
+    stumbled = []
+    renew = Keeper._renew
+
+    def stumble(self, due, sent):
+        if not stumbled:
+            stumbled.append(1)
+            raise ZeroDivisionError
+        renew(self, due, sent)
+
+    monkeypatch.setattr(Keeper, "_renew", stumble)
+    with hf.lock("a", ttl=3, renew_every=0.3) as lease:
+        first = lease.expires_at
+        eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+    assert stumbled
+    assert "stumbled" in caplog.text
+
+
+def test_a_renewal_that_arrives_after_the_release_is_not_a_loss(hf, plan):
+    """The store has released and its reply is on the way; a renewal that comes now finds nothing, and that is well."""
+    seen = []
+    hf.events.subscribe(lambda event: seen.append(event.name))
+    renewing, released, renewed = threading.Event(), threading.Event(), threading.Event()
+
+    def before(commands):
+        if any(isinstance(command, Renew) for command in commands):
+            renewing.set()
+            released.wait(20)
+
+    def after(commands):
+        if any(isinstance(command, Release) for command in commands):
+            released.set()
+            renewed.wait(20)  # the reply of the release takes longer than the whole renewal
+
+    plan.before, plan.after = before, after
+    lease = hf.lock("a", ttl=3, renew_every=0.3).acquire()
+    judge = hf.works.keeper._judge
+
+    def judged(*arguments):
+        judge(*arguments)
+        renewed.set()
+
+    hf.works.keeper._judge = judged
+    assert renewing.wait(10)
+    lease.release()
+    assert renewed.is_set()
+    assert "lease_lost" not in seen
+    assert not lease.lost.is_set()
+
+
+def test_the_deadline_counts_from_the_moment_before_the_request_was_sent(hf, plan):
+    """A reply that was long on its way makes the lease shorter here, never longer."""
+    before = elapsed()
+    plan.after = lambda commands: time.sleep(0.3) if any(isinstance(c, Acquire) for c in commands) else None
+    lease = hf.lock("a", ttl=5).acquire()
+    assert lease._held.deadline < elapsed() - 0.3 + 5
+    assert lease._held.deadline >= before + 5 * 0.98
+    lease.release()
+
+
+def test_an_unknown_renewal_never_prolongs_anything(hf, plan):
+    lease = hf.lock("a", ttl=1.5).acquire()
+    deadline = lease._held.deadline
+    plan.refuse = Renew
+    eventually(lambda: lease._held.failures)
+    assert lease._held.deadline == deadline
+    plan.refuse = None
+    lease.release()
+
+
+def test_a_lost_lease_cannot_be_released_or_renewed(hf):
+    lease = hf.lock("a").acquire()
+    lease._held.lose("test")
+    with pytest.raises(LeaseLost):
+        lease.release()
+    with pytest.raises(LeaseLost):
+        lease.renew()
+    with pytest.raises(LeaseLost):
+        lease.transfer("bob")
+    hf.locks.force_release("a", reason="test")
+
+
+def test_a_callback_that_raises_is_reported_and_stops_nobody(hf):
+    seen = []
+    hf.events.subscribe(lambda event: seen.append((event.name, event.fields)))
+    told = []
+
+    def fail(lease):
+        raise ZeroDivisionError("in the callback")
+
+    bad = hf.lock("a", on_lost=fail).acquire()
+    good = hf.lock("b", on_lost=told.append).acquire()
+    worst = hf.lock("c", on_lost=lambda _lease: sys.exit(1)).acquire()
+    for lease in (bad, worst, good):
+        lease._held.lose("test")
+    eventually(lambda: told == [good])
+    errors = [fields["error"] for name, fields in seen if name == "callback_failed"]
+    assert ["ZeroDivisionError" in error or "SystemExit" in error for error in errors] == [True, True]
+
+
+def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
+    go_on, started = threading.Event(), threading.Event()
+
+    def slow(_lease):
+        started.set()
+        go_on.wait(20)
+
+    other = hf.lock("b", ttl=3, renew_every=0.3).acquire()
+    lost = hf.lock("a", on_lost=slow).acquire()
+    hf.works.keeper.soon(lambda: lost._held.lose("test"))  # as the keeper itself finds out
+    assert started.wait(10)
+    first = other.expires_at
+    eventually(lambda: other.expires_at > first + timedelta(seconds=1))
+    go_on.set()
+    other.release()
+
+
+def test_a_sink_that_ends_its_thread_does_not_end_the_keeper(hf):
+    hf.events.subscribe(lambda _event: sys.exit(1))
+    with hf.lock("a", ttl=3, renew_every=0.3) as lease:
+        first = lease.expires_at
+        eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+        assert lease.valid
+
+
+class AnsweringLoop:
+    """An event loop that answers at once, from within the question."""
+
+    def call_soon_threadsafe(self, callback):
+        callback()
+
+    def is_closed(self):
+        return False
+
+
+def test_a_loop_that_answers_at_once_is_not_silent():
+    loop = AnsweringLoop()
+    pulse = Pulse(loop)
+    assert pulse.silent_for(10.0) == 0.0
+    assert pulse.silent_for(99.0) == 0.0
+    assert not pulse.stopped
+    del loop
+    assert pulse.stopped, "a loop that is gone has stopped"
+
+
+def test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one(caplog):
+    callbacks, told = Callbacks(), []
+    with no_threads():
+        callbacks.add(lambda: told.append(1))
+    assert "nobody can be told" in caplog.text
+    callbacks.add(lambda: told.append(2))
+    eventually(lambda: told == [1, 2])
+
+
+def test_a_loss_that_finds_no_thread_for_its_callback_ends_nobodys_heartbeats(hf):
+    other = hf.lock("b", ttl=6, renew_every=0.3).acquire()
+    told = []
+    lost = hf.lock("a", ttl=3, renew_every=0.3, on_lost=told.append).acquire()
+    eventually(lambda: hf.works.lanes["heartbeats"]._thread)
+    with no_threads():
+        hf.locks.force_release("a", reason="test")
+        eventually(lost.lost.is_set)
+        first = other.expires_at
+        eventually(lambda: other.expires_at > first + timedelta(seconds=1))
+    other.release()
+
+
+def test_a_keeper_that_finds_no_thread_says_so_and_starts_when_there_is_one(url):
+    with Client(url) as hf:
+        with no_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+            hf.lock("a").acquire()
+        with hf.lock("a", ttl=3, renew_every=0.3, wait=10) as lease:
+            first = lease.expires_at
+            eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+
+
+def test_heartbeats_for_which_there_is_no_thread_are_tried_again(hf):
+    seen = []
+    hf.events.subscribe(lambda event: seen.append((event.name, event.fields)))
+    lease = hf.lock("a", ttl=1.5, max_renew_failures=50).acquire()
+    with no_threads():
+        eventually(lambda: any(name == "renewal_unknown" for name, _ in seen))
+    first = lease.expires_at
+    eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
+    assert "no thread" in next(fields["error"] for name, fields in seen if name == "renewal_unknown")
+    lease.release()
+
+
+def test_what_could_not_be_given_back_says_why(tmp_path, monkeypatch):
+    """Also where it was this one command that failed, and not the way to the store."""
+    seen = []
+    hf = Client(f"sqlite:///{tmp_path}/locks.db")  # a store that runs the rules in Python, where one can be broken
+    hf.events.subscribe(lambda event: seen.append(event.fields["error"]) if event.name == "give_back_failed" else None)
+    monkeypatch.setattr(Abandon, "apply", lambda self, record, now: 1 / 0)
+    hf.works.keeper.start()
+    hf.works.give_back(Abandon(key="a", id="x.1", ttl=5_000_000))
+    assert "Abandon on 'a' could not be carried out" in eventually(lambda: seen)[0]
+    hf.close()
+
+
+def test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_caller(url):
+    client, done = Client(url), []
+    keeper = client.works.keeper
+    keeper.start()
+    client.close()
+    keeper.soon(lambda: done.append(1))
+    keeper.soon(lambda: 1 / 0)
+    keeper.soon(lambda: done.append(2))
+    assert not done, "not by the one who comes with it, which may be a finaliser"
+    with Client(url) as hf, hf.lock("a"):
+        assert done == [1, 2]
+
+
+def test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper(hf, monkeypatch):
+    lease = hf.lock("a").acquire()
+    lost_by = []
+    lose = Held.lose
+    monkeypatch.setattr(
+        Held, "lose", lambda self, why: (lost_by.append(threading.current_thread().name), lose(self, why))[1]
+    )
+    flow = lease._hand_over("bob")
+    next(flow)  # on its way to the store
+    flow.close()  # as it is when it is collected
+    eventually(lambda: not lease.valid)
+    assert lost_by == ["holdfast-keeper"]
+    with hf.lock("a", wait=10):
+        pass
+
+
+def test_records_that_nobody_uses_are_removed_by_and_by(url):
+    """The keeper does it now and then, a page at a time; tokens still rise afterwards."""
+    removed = []
+    with Client(url, retention=1) as hf:
+        hf.events.subscribe(
+            lambda event: removed.append(event.fields["removed"]) if event.name == "records_removed" else None
+        )
+        tokens = []
+        for number in range(150):
+            with hf.lock(f"k:{number}") as lease:
+                tokens.append(lease.token)
+        keeper = hf.works.keeper
+
+        def all_removed():
+            keeper._clean_at = 0.0  # its hour has come
+            keeper.soon(lambda: None)
+            return sum(removed) == 150
+
+        eventually(all_removed)
+        assert max(removed) <= 100, "a page at a time"
+        with hf.lock("k:0") as again:
+            assert again.token > tokens[0]
+
+
+def test_a_long_wait_is_said_once_with_holder_and_position(url, monkeypatch):
+    monkeypatch.setattr(flows, "LONG_WAIT", 0.05)
+    monkeypatch.setattr(taking, "LONG_WAIT", 0.05)
+    with Client(url, name="holder") as holder, Client(url, name="waiter") as waiter:
+        seen = []
+        waiter.events.subscribe(lambda event: seen.append(event.fields) if event.name == "wait_long" else None)
+        with holder.semaphore("s", permits=1), pytest.raises(LockTimeout):
+            waiter.semaphore("s", permits=1).acquire(wait=0.3)
+        assert [(event["key"], event["position"]) for event in seen] == [("s", 0)]
+        assert seen[0]["holder"].startswith("holder")
+        seen.clear()
+        with waiter.lock("a"):
+            thread = threading.Thread(target=lambda: waiter.lock("a", wait=0.3, on_busy="skip")(print)())
+            thread.start()
+            thread.join(20)
+        assert [(event["key"], event["position"]) for event in seen] == [("a", 0)], "also at the local gate"
+        assert [event["owner"] for event in seen] == ["waiter"], "named as everywhere else"
+
+
+@pytest.fixture
+def raw(url):
+    """A connection without a client, and the ids that are hinted on the channel `b`."""
+    heard = []
+    store = open_store(url, namespace="default")
+    watch, connection = store.watch("b", lambda ids: heard.extend(ids or ())), store.connect("commands")
+    yield connection, heard
+    connection.close()
+    watch.close()
+    store.close()
+
+
+def test_a_client_that_ends_right_after_a_release_leaves_its_offer_to_the_next_waiters(url, raw):
+    """The waiter that has the offer may be dead, and nobody else would look before its next sign of life."""
+    connection, heard = raw
+    with Client(url) as client:
+        lease = client.lock("k").acquire()
+        connection.execute([wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
+        lease.release()
+        assert heard == []
+    eventually(lambda: "b.1" in heard)
+    (seen,) = connection.execute([Inspect(key="k")])
+    assert [holder.id for holder in seen.record.holders] == ["dead.1"]
+
+
+def test_a_client_that_is_closed_with_its_lock_leaves_the_offer_to_the_next_waiters(url, raw):
+    connection, heard = raw
+    client = Client(url)
+    lease = client.lock("k").acquire()
+    connection.execute([wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
+    client.close()
+    assert lease.lost
+    eventually(lambda: "b.1" in heard)
+
+
+def test_an_offer_that_an_abandoned_attempt_hands_on_is_looked_after(url, raw, hf):
+    """Its next waiter may be dead, too."""
+    connection, heard = raw
+    (held,) = connection.execute([acquire("k", "a.1")])
+    connection.execute([wait("k", "gives up.1"), wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
+    connection.execute([release("k", "a.1", token=held.token)])
+    hf.works.keeper.start()
+    hf.works.give_back(Abandon(key="k", id="gives up.1", ttl=10_000_000))
+    eventually(lambda: "b.1" in heard)  # when the offer to the dead one has run out
+
+
+def test_an_offer_that_lasts_longer_than_the_first_is_looked_after_until_its_end(url, raw, hf):
+    """Each offer that a waiter has missed doubles the next."""
+    connection, heard = raw
+    (held,) = connection.execute([acquire("k", "a.1")])
+    connection.execute([wait("k", "slow.1", waiter_ttl=600_000_000)])
+    (offered,) = connection.execute([release("k", "a.1", token=held.token)])
+    assert offered.woken == ("slow.1",)
+    (seen,) = connection.execute([Inspect(key="k")])
+    connection.execute([pass_over("k", "slow.1", token=seen.record.holders[0].token)])
+    lease = hf.lock("k").acquire()
+    connection.execute([wait("k", "slow.1", waiter_ttl=600_000_000), wait("k", "b.1", waiter_ttl=600_000_000)])
+    lease.release()
+    eventually(lambda: "b.1" in heard)

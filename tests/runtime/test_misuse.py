@@ -1,0 +1,127 @@
+"""Mistakes of use get an error that says what to write instead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast import AsyncClient, Client, ClientClosed, Context, Engine, InvalidOption, workflow
+
+ROOT = Path(__file__).parents[2]
+
+
+@workflow
+async def quick(ctx: Context) -> str:
+    return "done"
+
+
+async def under_trio(use):
+    with pytest.raises(InvalidOption, match=r"needs a running event loop of asyncio.*Under trio.*Client in a thread"):
+        await use()
+
+
+async def open_client():
+    async with AsyncClient("memory://"):
+        pass
+
+
+async def take_lock():
+    await AsyncClient("memory://").lock("a").acquire()
+
+
+async def open_engine():
+    async with Engine("memory://", workflows=[quick]):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
+@pytest.mark.parametrize("use", [open_client, take_lock, open_engine])
+def test_trio_is_told_apart(use):
+    trio.run(under_trio, use)
+
+
+def test_with_on_something_asynchronous_says_async_with():
+    async def main():
+        async with AsyncClient("memory://") as hf, Engine("memory://", workflows=[locking]) as engine:
+            locks = (hf.lock("a"), hf.semaphore("s", permits=2), hf.rwlock("rw").read(), hf.leader("l"))
+            for thing in (hf, engine, *locks):
+                with pytest.raises(TypeError, match=f"{type(thing).__name__} is asynchronous: write `async with`"):
+                    with thing:
+                        pass
+            assert await (await engine.start(locking)).result() == "told twice"
+
+    @workflow
+    async def locking(ctx: Context) -> str:
+        told = 0
+        for thing in (ctx.mutex("a"), ctx.locks("a", "b")):
+            try:
+                with thing:
+                    pass
+            except TypeError as error:
+                told += "write `async with`" in str(error)
+        return "told twice" if told == 2 else "not told"
+
+    asyncio.run(main())
+
+
+def test_async_with_on_something_synchronous_says_with():
+    async def main():
+        with Client("memory://") as hf:
+            for thing in (hf, hf.lock("a"), hf.rwlock("rw").write()):
+                with pytest.raises(TypeError, match=r"is synchronous and would block.*use AsyncClient"):
+                    async with thing:
+                        pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_an_engine_in_the_child_of_a_fork_says_whose_it_is(tmp_path):
+    async def main():
+        async with Engine(f"sqlite:///{tmp_path}/a.db", workflows=[quick]) as engine:
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(writing, tried(engine).encode())
+                os._exit(0)
+            os.close(writing)
+            assert await asyncio.to_thread(os.waitpid, child, 0) == (child, 0)
+            with os.fdopen(reading) as answer:
+                assert "child of it by fork" in answer.read()
+            assert await (await engine.start(quick)).result() == "done"
+
+    def tried(engine):
+        told = []
+        for call in (engine.start(quick), engine.get("x"), engine.sweep()):
+            try:
+                call.send(None)
+            except ClientClosed as error:
+                told.append(str(error))
+            except BaseException as error:
+                return repr(error)
+        return told[0] if len(told) == 3 else "some were not told"
+
+    asyncio.run(main())
+
+
+def test_the_test_kit_names_its_extra_where_pytest_is_missing():
+    program = "import sys; sys.modules['pytest'] = None; from holdfast.testing import TestEngine"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'holdfast[testing]'" in done.stderr
+
+
+def test_the_extra_all_installs_what_there_is_code_for():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = everything.removeprefix("holdfast[").removesuffix("]").split(",")
+    code = {"postgres": "stores.postgresql", "redis": "stores.redis", "cli": "cli", "testing": "testing"}
+    assert {name: find_spec(f"holdfast.{code[name]}") is not None for name in named} == dict.fromkeys(code, True)

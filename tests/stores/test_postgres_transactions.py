@@ -1,0 +1,406 @@
+"""A user's own statements and Holdfast's commands in one transaction: psycopg, a pool, SQLAlchemy."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import psycopg_pool
+import pytest
+import real_servers
+import sqlalchemy
+import sqlalchemy.ext.asyncio
+from providers import PROVIDERS
+
+from holdfast import commands as c
+from holdfast.commands import runs as r
+from holdfast.errors import InvalidOption, StoreContended, StoreError, StoreUnavailable, StoreUnusable
+from holdfast.rules.runs.outcomes import Posted, RunSeen, Started
+from holdfast.rules.runs.record import Event, NewRun
+from holdfast.stores import open_store
+from holdfast.stores.contract import Joinable
+from holdfast.testing.builders import acquire, swap
+from holdfast.testing.proxy import Proxy
+
+SCHEMA = {"schema": "tests"}
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    PROVIDERS["postgres"].url(tmp_path)  # empties it
+    found = real_servers.shared("postgres")
+    with psycopg.connect(found.url, autocommit=True) as db:
+        db.execute("DROP TABLE IF EXISTS invoices; CREATE TABLE invoices (id text PRIMARY KEY)")
+    return found
+
+
+@pytest.fixture
+def pool(server):
+    with psycopg_pool.ConnectionPool(server.url, min_size=1, max_size=2, open=True) as made:
+        yield made
+
+
+@pytest.fixture
+def engine(server):
+    made = sqlalchemy.create_engine(server.url.replace("postgresql://", "postgresql+psycopg://"))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture(params=["url", "pool", "engine"])
+def store(request, server):
+    handle = server.url if request.param == "url" else request.getfixturevalue(request.param)
+    made = open_store(handle, namespace="default", options=SCHEMA)
+    yield made
+    made.close()
+
+
+def start(run="r", **more):
+    return r.StartRun(new=NewRun(id=run, type="order", input="1", request=f"start {run}", **more))
+
+
+def write(connection, invoice="i1"):
+    if isinstance(connection, psycopg.Connection):
+        connection.execute("INSERT INTO invoices VALUES (%s)", (invoice,))
+    else:
+        connection.execute(sqlalchemy.text("INSERT INTO invoices VALUES (:id)"), {"id": invoice})
+
+
+def driver_of(connection):
+    return connection if isinstance(connection, psycopg.Connection) else connection.connection.dbapi_connection
+
+
+def there(store, server, run="r"):
+    """Whether the run and the invoice are there, seen from outside."""
+    connection = store.connect("queries")
+    (seen,) = connection.execute([r.SeeRun(run=run)])
+    connection.close()
+    with psycopg.connect(server.url) as db:
+        return seen.claim is not None, db.execute("SELECT count(*) FROM invoices").fetchone()[0]
+
+
+def test_what_is_committed_is_there_with_the_users_own_writes(store, server):
+    assert isinstance(store, Joinable)
+    with store.transaction() as connection:
+        write(connection)
+        joined = store.join(connection)
+        outcomes = joined.execute([start(), acquire(), swap("a.1"), r.SeeRun(run="r")])
+        assert [type(one).__name__ for one in outcomes] == ["Started", "Granted", "Swapped", "RunSeen"]
+        assert there(store, server) == (False, 0)
+        joined.close()
+        with pytest.raises(StoreUnusable, match="join the transaction again"):
+            joined.execute([start()])
+    assert there(store, server) == (True, 1)
+
+
+def test_what_is_rolled_back_never_existed(store, server):
+    for _ in range(2):  # the connection can be used again
+        with pytest.raises(Boom):
+            with store.transaction() as connection:
+                write(connection)
+                assert isinstance(store.join(connection).execute([start()])[0], Started)
+                raise Boom
+    assert there(store, server) == (False, 0)
+    with store.transaction() as connection:
+        write(connection)
+    assert there(store, server) == (False, 1)
+
+
+def test_an_error_that_was_caught_within_the_block_does_not_pass_for_a_commit(store, server):
+    with pytest.raises(StoreUnusable, match="nothing was committed"):
+        with store.transaction() as connection:
+            store.join(connection).execute([start()])
+            write(connection)
+            with pytest.raises((psycopg.Error, sqlalchemy.exc.DBAPIError)):
+                write(connection)
+            with pytest.raises(StoreUnusable, match="roll it back"):
+                store.join(connection)
+    assert there(store, server) == (False, 0)
+
+
+@pytest.mark.parametrize("end", ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "COMMIT AND CHAIN"])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_transaction_that_the_user_has_ended_is_not_joined(store, server, end, later):
+    for _ in range(2):  # the connection can be used again
+        with pytest.raises(InvalidOption, match="ended the transaction itself"):
+            with store.transaction() as connection:
+                driver = driver_of(connection)
+                driver.execute(end)
+                if later:
+                    write(connection)
+                store.join(connection)
+    assert there(store, server) == (False, 0)
+    with store.transaction() as connection:
+        write(connection)
+        store.join(connection).execute([start()])
+    assert there(store, server) == (True, 1)
+
+
+def test_savepoints_and_the_isolation_level_are_the_users_own(store, server):
+    with store.transaction() as connection:
+        driver = driver_of(connection)
+        driver.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        driver.execute("SAVEPOINT mine")
+        write(connection, "i2")
+        driver.execute("ROLLBACK TO mine")
+        write(connection)
+        store.join(connection).execute([start()])
+        driver.execute("SAVEPOINT left_open")
+        store.join(connection).execute([start("s")])
+        assert driver.execute("SHOW transaction_isolation").fetchone() == ("serializable",)
+    assert there(store, server) == (True, 1)
+    assert there(store, server, "s") == (True, 1)
+
+
+def test_a_connection_that_was_lent_once_is_the_users_own_afterwards(server, pool, engine):
+    for handle in (pool, engine):
+        store = open_store(handle, namespace="default", options=SCHEMA)
+        with store.transaction():
+            pass
+        with pool.connection() if handle is pool else engine.connect() as connection:
+            store.join(connection).execute([start(type(handle).__name__)])
+            connection.commit()
+        assert there(store, server, type(handle).__name__) == (True, 0)
+        store.close()
+
+
+def test_the_users_own_errors_stay_what_they_are(store, server):
+    with pytest.raises((psycopg.errors.UniqueViolation, sqlalchemy.exc.IntegrityError)):
+        with store.transaction() as connection:
+            write(connection)
+            write(connection)
+    assert there(store, server) == (False, 0)
+
+
+def test_what_the_server_refuses_at_the_commit_for_the_users_reasons_stays_so_too(store, server):
+    with psycopg.connect(server.url, autocommit=True) as db:
+        db.execute("ALTER TABLE invoices ADD CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
+        db.execute("ALTER TABLE invoices DROP CONSTRAINT invoices_pkey")
+    with pytest.raises((psycopg.errors.UniqueViolation, sqlalchemy.exc.IntegrityError)):
+        with store.transaction() as connection:
+            store.join(connection).execute([start()])
+            write(connection)
+            write(connection)
+    assert there(store, server) == (False, 0)
+
+
+def test_a_bad_command_breaks_neither_the_transaction_nor_its_neighbours(store, server):
+    with store.transaction() as connection:
+        bad = r.PostEvent(run="a\0b", event=Event(kind="signal", name="x"))
+        outcomes = store.join(connection).execute([start(), bad, start("s")])
+        assert [type(one).__name__ for one in outcomes] == ["Started", "Failed", "Started"]
+        write(connection)
+    assert there(store, server) == (True, 1)
+
+
+def test_a_row_that_somebody_else_has_is_waited_for_within_a_transaction_but_not_without_an_end(store, server):
+    connection = store.connect("commands")
+    connection.execute([start(), start("s")])
+    connection.close()
+    signals = [r.PostEvent(run=name, event=Event(kind="signal")) for name in ("r", "s")]
+    with psycopg.connect(server.url) as other:
+        other.execute("SELECT 1 FROM tests.runs WHERE id = 'r' FOR UPDATE")
+        timer = threading.Timer(0.5, other.rollback)  # far longer than a batch looks for a row
+        timer.start()
+        with store.transaction() as mine:
+            assert [type(one) for one in store.join(mine).execute(signals)] == [Posted, Posted]
+            timer.join()
+    with psycopg.connect(server.url) as other:
+        other.execute("SELECT 1 FROM tests.runs WHERE id = 'r' FOR UPDATE")
+        with store.transaction() as mine:
+            (stuck,) = store.join(mine).execute(signals[:1])
+            assert isinstance(stuck, c.Failed)
+            assert isinstance(stuck.error, StoreContended)
+            write(mine)
+        other.rollback()
+    assert there(store, server) == (True, 1)
+
+
+def test_the_patience_of_the_users_transaction_stays_as_it_was(store):
+    with store.transaction() as connection:
+        driver = driver_of(connection)
+        driver.execute("SET LOCAL lock_timeout = '7s'")
+        idle = driver.execute("SHOW idle_in_transaction_session_timeout").fetchone()
+        store.join(connection).execute([start(), acquire()])
+        assert driver.execute("SHOW lock_timeout").fetchone() == ("7s",)
+        assert driver.execute("SHOW idle_in_transaction_session_timeout").fetchone() == idle == ("0",)
+
+
+def test_nobody_is_notified_of_what_may_never_happen(store, server):
+    with psycopg.connect(server.url, autocommit=True) as ear:
+        waiting = store.connect("commands")
+        waiting.execute([acquire(), acquire(id="far.1", queue=True)])
+        watch = store.watch("far", print)
+        ear.execute(watch._listen)
+        watch.close()
+        with store.transaction() as connection:
+            (outcome,) = store.join(connection).execute([c.Abandon(key="k", id="a.1", ttl=0)])
+            assert outcome.woken == ("far.1",)
+        waiting.close()
+        assert list(ear.notifies(timeout=0.1)) == []
+
+
+# -- connections of the user's own -------------------------------------------------------------------------------
+
+
+def test_any_connection_to_the_same_database_can_be_joined(server, engine):
+    store = open_store(server.url, namespace="default", options=SCHEMA)
+    with psycopg.connect(server.url) as db:
+        store.join(db).execute([start("a")])
+    with psycopg.connect(server.url, autocommit=True) as db, db.transaction():
+        store.join(db).execute([start("b")])
+    with psycopg.connect(server.url, row_factory=psycopg.rows.dict_row) as db:
+        store.join(db).execute([start("c")])
+    with engine.begin() as connection:
+        store.join(connection).execute([start("d")])
+    with engine.connect() as connection:
+        store.join(connection).execute([start("e")])  # begins a transaction, which nobody commits
+    connection = store.connect("queries")
+    page = connection.execute([r.ListRuns()])[0]
+    connection.close()
+    assert {run.id for run in page.runs} == {"a", "b", "c", "d"}
+    store.close()
+
+
+def test_a_connection_that_commits_by_itself_is_refused(server, engine):
+    store = open_store(server.url, namespace="default", options=SCHEMA)
+    with psycopg.connect(server.url, autocommit=True) as db:
+        with pytest.raises(InvalidOption, match=r"with connection\.transaction"):
+            store.join(db)
+        with db.transaction():
+            joined = store.join(db)
+        with pytest.raises(InvalidOption, match="autocommit"):
+            joined.execute([start()])
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with pytest.raises(InvalidOption, match="autocommit"):
+            store.join(connection)
+    store.close()
+
+
+def test_an_engine_that_commits_by_itself_lends_no_transaction(server):
+    engine = sqlalchemy.create_engine(
+        server.url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT"
+    )
+    store = open_store(engine, namespace="default", options=SCHEMA)
+    with pytest.raises(InvalidOption, match="AUTOCOMMIT"):
+        with store.transaction():
+            pytest.fail("nobody comes here")
+    store.close()
+    engine.dispose()
+
+
+def test_a_connection_to_another_database_is_refused(server):
+    with psycopg.connect(server.url, autocommit=True) as db:
+        db.execute("CREATE DATABASE not_ours")
+        other = server.url.rpartition("/")[0] + "/not_ours"
+        store = open_store(server.url, namespace="default", options=SCHEMA)
+        with psycopg.connect(other) as stranger, pytest.raises(InvalidOption, match="another database"):
+            store.join(stranger)
+        store.close()
+        db.execute("DROP DATABASE not_ours")
+
+
+def test_what_is_no_connection_of_a_kind_that_is_known_is_refused(server, engine):
+    store = open_store(server.url, namespace="default", options=SCHEMA)
+    with psycopg.connect(server.url) as db:
+        pass
+    with pytest.raises(InvalidOption, match="closed"):
+        store.join(db)
+    with sqlalchemy.create_engine("sqlite://").connect() as connection:
+        with pytest.raises(InvalidOption, match=r"sqlite\+pysqlite"):
+            store.join(connection)
+    with psycopg.connect(server.url, client_encoding="latin1") as db:
+        with pytest.raises(InvalidOption, match="client_encoding=utf8"):
+            store.join(db)
+    for thing in (engine, object(), None):
+        with pytest.raises(InvalidOption, match="cannot be joined"):
+            store.join(thing)
+    store.close()
+
+
+# -- what can go wrong on the way ---------------------------------------------------------------------------------
+
+
+def test_a_commit_of_which_nothing_is_heard_is_ambiguous(store, server):
+    with pytest.raises(StoreUnavailable) as caught:
+        with store.transaction() as connection:
+            write(connection)
+            driver = driver_of(connection)
+            with psycopg.connect(server.url, autocommit=True) as admin:
+                admin.execute("SELECT pg_terminate_backend(%s)", (driver.info.backend_pid,))
+    assert caught.value.ambiguous
+
+
+def test_a_connection_that_was_lost_between_two_blocks_is_replaced(server):
+    store = open_store(server.url, namespace="default", options=SCHEMA)
+    with store.transaction() as connection:
+        first = connection.info.backend_pid
+    with store.transaction() as connection:
+        assert connection.info.backend_pid == first, "it is used again"
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("SELECT pg_terminate_backend(%s)", (first,))
+    with store.transaction() as connection:
+        write(connection)
+    assert there(store, server) == (False, 1)
+    store.close()
+    assert connection.closed
+
+
+def test_a_connection_that_is_lost_within_the_block_has_done_nothing(server):
+    with Proxy("127.0.0.1", server.port) as proxy:
+        store = open_store(proxy.url_for(server.url), namespace="default", options=SCHEMA)
+        with pytest.raises(StoreError) as caught:
+            with store.transaction() as connection:
+                joined = store.join(connection)
+                joined.execute([start()])
+                proxy.cut()
+                joined.execute([start("s")])
+        assert not caught.value.ambiguous
+        store.close()
+
+
+def test_a_server_that_is_not_there_lends_nothing_and_says_so():
+    store = open_store("postgresql://127.0.0.1:1/db", namespace="default")
+    with pytest.raises(StoreUnavailable, match="cannot be reached") as caught:
+        with store.transaction():
+            pytest.fail("nobody comes here")
+    assert not caught.value.ambiguous
+    store.close()
+
+
+def test_a_pool_or_an_engine_that_is_used_up_is_unavailable(server):
+    with psycopg_pool.ConnectionPool(server.url, min_size=1, max_size=1, open=True, timeout=0.05) as pool:
+        store = open_store(pool, namespace="default", options=SCHEMA)
+        with pool.connection(timeout=30), pytest.raises(StoreUnavailable, match="could"):
+            with store.transaction():
+                pytest.fail("nobody comes here")
+        store.close()
+    engine = sqlalchemy.create_engine(
+        server.url.replace("postgresql://", "postgresql+psycopg://"), pool_size=1, max_overflow=0, pool_timeout=0.05
+    )
+    store = open_store(engine, namespace="default", options=SCHEMA)
+    with engine.connect(), pytest.raises(StoreUnavailable, match="could be had"):
+        with store.transaction():
+            pytest.fail("nobody comes here")
+    store.close()
+    engine.dispose()
+
+
+def test_a_reader_of_a_repeatable_snapshot_is_told_that_others_were_there(store, server):
+    """Nothing that was written after the snapshot can be decided upon: it is refused, and the run is unharmed."""
+    connection = store.connect("commands")
+    connection.execute([start()])
+    with psycopg.connect(server.url) as mine:
+        mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        mine.execute("SELECT 1")
+        connection.execute([r.PostEvent(run="r", event=Event(kind="signal"))])
+        (outcome,) = store.join(mine).execute([r.PostEvent(run="r", event=Event(kind="signal"))])
+        assert isinstance(outcome, c.Failed)
+    (seen,) = connection.execute([r.SeeRun(run="r", history=True)])
+    assert isinstance(seen, RunSeen)
+    assert [event.number for event in seen.claim.events] == [1]
+    connection.close()

@@ -1,0 +1,155 @@
+"""Many runs at once in a Redis: each is claimed once, nothing is too long, and no page keeps the server for long."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from providers import REDISES
+
+from holdfast.commands import runs as r
+from holdfast.errors import StoreUnusable
+from holdfast.rules.runs import record as rule
+from holdfast.rules.runs.outcomes import Claimed, Posted, Recorded, RunPage, Started
+from holdfast.rules.runs.record import Park
+from holdfast.rules.runs.repository import RunFilter
+from holdfast.stores.redis import writing as redis_writing
+from holdfast.testing.builders import START
+from holdfast.testing.suite.runs import record, signal, start
+from stores.runs_asking import ask, claim, hire
+
+AT_ONCE = START - rule.LONG_AGO
+
+
+@pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
+def provider(request):
+    return request.param
+
+
+def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened, url):
+    store = opened(url)
+    connection = store.connect("commands")
+    for first in range(0, 2_000, 500):
+        connection.execute([start(f"run-{n:04}") for n in range(first, first + 500)])
+    found, together = {}, threading.Barrier(2)
+
+    def work(worker):
+        mine = store.connect("commands")
+        hire(mine, worker)
+        taken = found[worker] = []
+        together.wait(30)
+        while claims := ask(mine, claim(worker, limit=37), Claimed).claims:
+            if not taken:
+                together.wait(30)  # on a busy machine one might have all of them before the other begins
+            taken += [(one.run.id, one.run.worker, one.entries) for one in claims]
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in ("w.1", "v.1")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found.values()), "both had a part"
+    everyone = found["w.1"] + found["v.1"]
+    assert sorted(run for run, _, _ in everyone) == [f"run-{n:04}" for n in range(2_000)]
+    assert all(worker in found and entries == ("1",) for _, worker, entries in everyone)
+
+
+def test_more_events_with_keys_than_one_command_carries_are_removed_at_once(connection, server, base):
+    """A script sends at most about 8,000 values with one command."""
+    ask(connection, start("r"), Started)
+    many = 8_100
+    for first in range(0, many, 100):
+        connection.execute([signal("r", key=f"k{n}") for n in range(first, first + 100)])
+    revive = r.ReviveRun(run="r", fence=0, keep=1, request="again", forget=tuple(range(1, many + 1)))
+    (outcome,) = connection.execute([revive])
+    assert isinstance(outcome, Posted), outcome
+    assert not server.exists(base + "inbox-keys:r")
+    assert set(server.lrange(base + "inbox:r", 0, -1)) <= {""} | {server.lindex(base + "inbox:r", -1)}
+
+
+def test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_write(
+    connection, server, base, monkeypatch
+):
+    monkeypatch.setattr(redis_writing, "AT_ONCE", 10_000)
+    hire(connection)
+    run = ask(connection, start("r", worker="w.1"), Started).run
+    before = {name: server.dump(name) for name in server.keys(base + "run*")}
+    (failed,) = connection.execute([record(run, *map(str, range(9_000)), then=Park(0))])
+    assert isinstance(failed.error, StoreUnusable)
+    assert "TOOLONG" in str(failed.error)
+    assert {name: server.dump(name) for name in server.keys(base + "run*")} == before
+
+
+def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(connection):
+    hire(connection)
+    entries = tuple(f'["step {n}"]' for n in range(1_200))
+    runs = [outcome.run for outcome in connection.execute([start(f"r{n:04}", worker="w.1") for n in range(1_000)])]
+    done = connection.execute([record(run, *entries[:3], then=Park(0)) for run in runs])
+    assert all(outcome.done for outcome in done)
+    connection.execute([signal(run.id) for run in runs])
+    claimed = ask(connection, claim(limit=5_000), Claimed)
+    assert [one.run.id for one in claimed.claims] == [run.id for run in runs]
+    assert {(one.entries, one.events[0].payload) for one in claimed.claims} == {(("1", *entries[:3]), "7")}
+    assert len(connection.execute([r.OwnedRuns(worker="w.1")])[0].runs) == 1_000
+    long = claimed.claims[0].run
+    for request, at in (("a", 4), ("b", 1_204)):  # without and with something to do afterwards
+        last = Park(0) if request == "b" else None
+        outcome = ask(connection, record(long, *entries, at=at, request=request, then=last), Recorded)
+        assert outcome.done
+    (again,) = ask(connection, claim(), Claimed).claims
+    assert again.entries == ("1", *entries[:3], *entries, *entries)
+    freed = connection.execute([r.DismissWorker(worker="w.1"), r.CountRuns(), r.OwnedRuns(worker="w.1")])
+    assert (freed[1].counts, freed[2].runs) == ({"order": 1_000}, {})
+
+
+def test_the_runs_of_a_dead_worker_are_freed_a_thousand_at_a_time_by_their_ids(connection, clock):
+    hire(connection, "w.1", seconds=1)
+    names = [f"r{n:04}" for n in range(1_100)]
+    for name in reversed(names):
+        clock.now += 1
+        connection.execute([start(name, worker="w.1")])
+    clock.pass_by(2)
+    hire(connection, "v.1")
+    assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[:1_000]
+    assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[1_000:]
+
+
+def test_a_parent_that_is_claimed_with_the_end_of_its_child_has_not_seen_it_yet(connection, clock):
+    """One claim stops a child that kills its workers, and gives its parent: the event must not be lost in between."""
+    ask(connection, start("child", parent="parent"), Started)
+    for life in range(rule.POISONED):
+        hire(connection, f"w.{life}", seconds=0.5)
+        assert ask(connection, claim(f"w.{life}"), Claimed).claims
+        clock.pass_by(0.6)
+    hire(connection, "v.1")
+    ask(connection, start("parent"), Started)
+    (parent,) = ask(connection, claim("v.1"), Claimed).claims
+    assert [(event.kind, event.name) for event in parent.events] == [("child", "child")]
+    assert not ask(connection, record(parent.run, then=Park(None), seen=0), Recorded).done
+    assert ask(connection, signal("parent"), Posted).number == 2
+
+
+def test_a_page_that_finds_nothing_among_many_says_where_to_go_on(connection, clock):
+    """No script keeps the server for long: it looks at two thousand, and is asked again."""
+    for first in range(0, 5_000, 1_000):
+        block = range(first, first + 1_000)
+        connection.execute([start(f"r{n:04}", attributes={"a": n <= 2_500, "b": n >= 2_500}) for n in block])
+        clock.now += 1
+    wanted, after, pages, found = RunFilter(attributes={"a": True, "b": True}), None, 0, []
+    while pages == 0 or after is not None:
+        page = ask(connection, r.ListRuns(wanted=wanted, after=after), RunPage)
+        pages, after, found = pages + 1, page.next, found + [run.id for run in page.runs]
+    assert (found, pages) == (["r2500"], 2)
+    ids, after = [], None
+    while not ids or after is not None:
+        page = ask(connection, r.ListRuns(after=after, limit=999), RunPage)
+        ids, after = ids + [run.id for run in page.runs], page.next
+    blocks = [range(first + 999, first - 1, -1) for first in range(4_000, -1, -1_000)]
+    assert ids == [f"r{n:04}" for block in blocks for n in block]
+
+
+def test_a_page_begins_after_any_cursor_also_one_that_nobody_is_at(connection, clock):
+    connection.execute([start(f"r{n}") for n in range(10)])
+    for cursor, first in (((START, "r5x"), "r5"), ((START, "r5"), "r4"), ((START, ""), None), ((START + 1, ""), "r9")):
+        page = ask(connection, r.ListRuns(after=cursor, limit=1), RunPage)
+        assert [run.id for run in page.runs] == ([first] if first else [])

@@ -1,0 +1,244 @@
+"""One provider a store: how tests reach it. A new store adds one of these and inherits every test."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psycopg
+import pytest
+import real_servers
+import redis
+
+from holdfast.rules.lock_record import LockRecord, decode, encode
+from holdfast.rules.record_type import StoredRecord
+from holdfast.stores import open_store
+from holdfast.stores.redis.keys import Layout
+
+
+@dataclass(frozen=True)
+class Provider:
+    name: str
+    url: Callable[[Path], str]
+    """The address of an empty store, shared by all who open it."""
+    dump: Callable[[str, str], dict[str, LockRecord]]
+    """The records of a URL's namespace as they are stored."""
+    plant_record: Callable[[str, str, str, str, str], None]
+    """Put any text in the place of a record of a type, due long ago."""
+    plant: Callable[[str, str, str, str], None] | None = None
+    """Put any text in the place of a record (None: the store keeps no text)."""
+    processes: bool = False
+    """Other processes reach the same records."""
+    notices: bool = False
+    """It notices that nobody receives a hint."""
+
+
+def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
+    store = open_store(url, namespace=namespace)
+    records = dict(store._space.records)
+    store.close()
+    return records
+
+
+def _plant_record_memory(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    store = open_store(url, namespace=namespace)
+    store._space.typed.put(kind, key, StoredRecord(text, 1))
+    store.close()
+
+
+def sqlite_path(url: str) -> str:
+    return url.removeprefix("sqlite:///").partition("?")[0]
+
+
+def _dump_sqlite(url: str, namespace: str) -> dict[str, LockRecord]:
+    with closing(sqlite3.connect(sqlite_path(url))) as db:
+        rows = db.execute("SELECT key, record, due_at FROM locks WHERE namespace = ?", (namespace,)).fetchall()
+    records = {key: decode(key, text) for key, text, _ in rows}
+    for key, _, due_at in rows:
+        assert records[key].due_at == due_at, "the indexed column says what the record says"
+    return records
+
+
+def _plant_sqlite(url: str, namespace: str, key: str, text: str) -> None:
+    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
+        db.execute("INSERT OR REPLACE INTO locks VALUES (?, ?, ?, 1)", (namespace, key, text))
+
+
+def _plant_record_sqlite(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    with closing(sqlite3.connect(sqlite_path(url))) as db, db:
+        db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, 1)", (namespace, kind, key, text))
+
+
+POSTGRES_SCHEMA = "tests"
+
+
+def _postgres_url(folder: Path) -> str:
+    """One schema for all tests, emptied for each: making one takes longer than most tests do."""
+    address = f"{real_servers.shared('postgres').url}?schema={POSTGRES_SCHEMA}"
+    with _postgres(address) as db:
+        if db.execute("SELECT to_regclass(%s)", (f"{POSTGRES_SCHEMA}.workers",)).fetchone()[0]:
+            for table in (
+                "locks",
+                "slots",
+                "runs",
+                "journal",
+                "events",
+                "workers",
+                "terms",
+                "places",
+                "starts",
+                "records",
+            ):
+                db.execute(f"DELETE FROM {POSTGRES_SCHEMA}.{table}")
+    return address
+
+
+def _postgres(url: str) -> psycopg.Connection:
+    return psycopg.connect(url.partition("?")[0], autocommit=True)
+
+
+def _dump_postgres(url: str, namespace: str) -> dict[str, LockRecord]:
+    with _postgres(url) as db:
+        rows = db.execute(
+            f"SELECT key, record::text, due_at FROM {POSTGRES_SCHEMA}.locks WHERE namespace = %s", (namespace,)
+        ).fetchall()
+    records = {key: decode(key, text) for key, text, _ in rows}
+    for key, _, due_at in rows:
+        assert records[key].due_at == due_at, "the indexed column says what the record says"
+    return records
+
+
+def _plant_postgres(url: str, namespace: str, key: str, text: str) -> None:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        pytest.skip("PostgreSQL itself refuses what is not JSON")
+    with _postgres(url) as db:
+        db.execute(
+            f"INSERT INTO {POSTGRES_SCHEMA}.locks VALUES (%s, %s, %s, 1) "
+            "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = 1",
+            (namespace, key, text),
+        )
+
+
+def _plant_record_postgres(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    with _postgres(url) as db:
+        db.execute(
+            f"INSERT INTO {POSTGRES_SCHEMA}.records VALUES (%s, %s, %s, %s, 1) "
+            "ON CONFLICT (namespace, kind, key) DO UPDATE SET record = excluded.record, due_at = 1",
+            (namespace, kind, key, text),
+        )
+
+
+def _redis_url(kind: str, folder: Path) -> str:
+    """The server that all tests share; the names in it are this test's own."""
+    prefix = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return f"{real_servers.shared(kind).url}?prefix={prefix}"
+
+
+def redis_layout(url: str, namespace: str) -> Layout:
+    return Layout(url.partition("?prefix=")[2].partition("&")[0] or "holdfast", namespace)
+
+
+def _dump_redis(url: str, namespace: str) -> dict[str, LockRecord]:
+    layout = redis_layout(url, namespace)
+    with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
+        keys = client.zrange(layout.index, 0, -1)
+        texts = dict(zip(keys, client.mget([layout.lock(key) for key in keys]), strict=True)) if keys else {}
+        due = client.zrange(layout.due, 0, -1, withscores=True)
+    records = {key: decode(key, text) for key, text in texts.items()}
+    for key, text in texts.items():
+        assert text.encode() == encode(records[key]), "the script writes what the rules write, byte by byte"
+    expected = {key: record.due_at for key, record in records.items() if record.due_at is not None}
+    assert dict(due) == expected, "the index says what the records say"
+    return records
+
+
+def _plant_redis(url: str, namespace: str, key: str, text: str) -> None:
+    layout = redis_layout(url, namespace)
+    with redis.Redis.from_url(url.partition("?")[0]) as client:
+        client.set(layout.lock(key), text)
+        client.zadd(layout.index, {key: 0})
+        client.zadd(layout.due, {key: 1})
+
+
+def _plant_record_redis(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    layout = redis_layout(url, namespace)
+    with redis.Redis.from_url(url.partition("?")[0]) as client:
+        client.set(layout.record(kind, key), text)
+        client.zadd(layout.record_keys(kind), {key: 0})
+        client.zadd(layout.due_records(kind), {key: 1})
+
+
+PROVIDERS = {
+    provider.name: provider
+    for provider in (
+        Provider("memory", lambda folder: f"memory://{folder}", _dump_memory, _plant_record_memory),
+        Provider(
+            "sqlite",
+            lambda folder: f"sqlite:///{folder}/locks.db",
+            _dump_sqlite,
+            _plant_record_sqlite,
+            _plant_sqlite,
+            processes=True,
+        ),
+        Provider(
+            "valkey",
+            lambda folder: _redis_url("valkey", folder),
+            _dump_redis,
+            _plant_record_redis,
+            _plant_redis,
+            processes=True,
+            notices=True,
+        ),
+        Provider(
+            "redis",
+            lambda folder: _redis_url("redis", folder),
+            _dump_redis,
+            _plant_record_redis,
+            _plant_redis,
+            processes=True,
+            notices=True,
+        ),
+        Provider("postgres", _postgres_url, _dump_postgres, _plant_record_postgres, _plant_postgres, processes=True),
+    )
+}
+REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
+
+
+def names() -> list[str]:
+    return list(PROVIDERS)
+
+
+def url(name: str, folder: Path) -> str:
+    return PROVIDERS[name].url(folder)
+
+
+def open_files() -> list[str]:
+    """The files and sockets of stores that this process has open; empty where the system does not tell."""
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        return []
+    found = []
+    sockets = _wake_sockets()
+    for descriptor in descriptors.iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:
+            continue
+        name = target.removesuffix(" (deleted)")
+        database = name.removesuffix("-wal").removesuffix("-shm").removesuffix("-turn").removesuffix("-wake")
+        if target in sockets or name.endswith(("-turn", "-wake")) or Path(f"{database}-turn").exists():
+            found.append(target)
+    return found
+
+
+def _wake_sockets() -> set[str]:
+    lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
+    fields = [line.split() for line in lines]
+    return {f"socket:[{f[6]}]" for f in fields if len(f) > 7 and ("-wake/" in f[7] or "/.new-" in f[7])}

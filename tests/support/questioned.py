@@ -1,0 +1,183 @@
+"""A store that keeps its records in memory and lets the rules see them only by questions and changes.
+
+It shows that what a server store needs is enough: the executor over this source must be equal to the memory store.
+"""
+
+# ruff: noqa: C901, PLR0911, PLR0912  (one case a question, one loop a kind of change)
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from holdfast.rules.runs.limits import group_of
+from holdfast.rules.runs.record import worker_key
+from holdfast.stores import questions as q
+from holdfast.stores.common import woken_by_channel
+from holdfast.stores.executor import execute
+from holdfast.stores.index_moves import members as members_of
+from holdfast.stores.index_moves import places_of
+from holdfast.stores.memory import store as memory
+
+
+class MemorySource:
+    """Answers from the books of a memory store, and counts its reads and writes."""
+
+    guesses = None
+
+    def __init__(self, space, now):
+        self.space, self.now = space, now
+        self.reads = self.writes = 0
+        self.asked: list[set[q.Question]] = []
+
+    def read(self, questions, *, changing):
+        self.reads += 1
+        self.asked.append(set(questions))
+        snapshot = q.Snapshot(self.now)
+        for question in questions:
+            snapshot.put(question, self._answer(question))
+            if isinstance(question, q.EnlistedWorkers):
+                for worker in self.space.runs.workers():
+                    lease = q.LockByKey(worker_key(worker.id))
+                    snapshot.put(lease, self._answer(lease))
+        return snapshot
+
+    def _answer(self, question):
+        book = self.space.runs
+        match question:
+            case q.RunById():
+                return book.run(question.id)
+            case q.RunByKey():
+                return book.run_with_key(question.workflow, question.key)
+            case q.Entries():
+                return book.entries(question.run, None if question.whole else 1)
+            case q.Events():
+                return book.events(question.run, question.after)
+            case q.EventByKey():
+                return book.event_with_key(question.run, question.key)
+            case q.EnlistedWorkers():
+                return book.workers()
+            case q.Claimable():
+                return None
+            case q.LockByKey():
+                return self.space.records.get(question.key)
+            case q.TermsOf():
+                return book.terms(question.workflow)
+            case q.SlotAt():
+                return self.space.slots.get(question.address)
+            case q.RecordAt():
+                stored = self.space.typed.get(question.kind, question.key)
+                return None if stored is None else stored.text
+            case q.GroupSize():
+                return book.queued(question.group) if question.queued else book.admitted(question.group)
+            case q.CrowdedPlaces():
+                return [
+                    (place, book.queued(group_of(question.workflow, place)))
+                    for place in book.crowded(question.workflow)
+                ]
+            case q.StartsToCome():
+                return book.starts_after(question.group, self.now)
+            case _:
+                return self._list(question)[: question.limit]
+
+    def _list(self, question):
+        book = self.space.runs
+        match question:
+            case q.RunsAtOnce():
+                return [item for item in book._due.get(question.type, ()) if item[0] < 0]
+            case q.RunsByTime():
+                return [item for item in book._due.get(question.type, ()) if item[0] >= 0]
+            case q.RunsOf():
+                return [run.id for run in book.owned(question.worker, None)]
+            case q.Members() | q.LatestArrivals():
+                names = book.members(question.group, queued=question.queued, limit=None)
+                key = members_of(question.group, queued=question.queued)
+                members = sorted({item for name in names for place, item in places_of(book.run(name)) if place == key})
+                if isinstance(question, q.Members):
+                    return members
+                return sorted((member[1:] for member in members if member[0] == question.rank), reverse=True)
+            case q.LatestStarts():
+                return book._starts.get(question.group, [])[::-1]
+            case q.DueLocks():
+                due = ((record.due_at, key) for key, record in self.space.records.items())
+                return sorted(item for item in due if item[0] is not None and item[0] <= self.now)
+            case q.LocksAfter():
+                keys = sorted(self.space.records)
+                return keys[bisect_right(keys, question.after) :]
+            case q.RecordsAfter():
+                return self.space.typed.keys_after(question.kind, question.prefix, question.after, None)
+            case q.DueRecords():
+                return self.space.typed.due(question.kind, self.now)
+        raise NotImplementedError(question)
+
+    def write(self, repository, hints, woken):
+        self.writes += 1
+        changes, book = repository.changes, self.space.runs
+        for run in changes.runs.values():
+            book.save(run)
+        for run, steps in changes.journals.items():
+            for step in steps:
+                if isinstance(step, q.Cut):
+                    book.cut(run, step.keep)
+                else:
+                    book.append(run, step.at, step.entries)
+        for run, posts in changes.inboxes.items():
+            for post in posts:
+                if isinstance(post, q.Unpost):
+                    book.unpost(run, post.numbers)
+                else:
+                    book.post(run, post.event)
+        for key, record in changes.locks.items():
+            if record is None:
+                self.space.remove(key)
+            else:
+                self.space.put(key, record)
+        self.space.slots.update(changes.slots)
+        for (kind, key), change in changes.records.items():
+            self.space.typed.put(kind, key, change.stored)
+        for workflow, terms in changes.terms.items():
+            book.put_terms(workflow, terms)
+        for name, worker in changes.workers.items():
+            if worker is None:
+                book.dismiss(name)
+            else:
+                book.enlist(worker)
+        for start in changes.starts:
+            book.note_start(start.group, start.at, start.run, start.limit, start.now)
+        return True
+
+    def check(self, changes):
+        pass
+
+    def undo(self):
+        pass
+
+    def scan(self, command):
+        return memory._answer(self.space, command, self.now)
+
+
+class QuestionedConnection(memory.MemoryConnection):
+    """A connection whose batches go by questions."""
+
+    def execute(self, commands):
+        space = self._space
+        if space is None:
+            return super().execute(commands)
+        with space.mutex:
+            outcomes, hints, _ = execute(MemorySource(space, self._clock()), commands)
+            woken = woken_by_channel(outcomes, hints)
+            told = [(watch, ids) for channel, ids in woken.items() for watch in space.watches.get(channel, ())]
+        for watch, ids in told:
+            watch.on_hint(ids)
+        return outcomes
+
+
+class QuestionedStore(memory.MemoryStore):
+    """The memory store, by way of questions."""
+
+    def connect(self, role):
+        return QuestionedConnection(self._open_space(), self._clock)
+
+
+def open_questioned(url, *, namespace, clock):
+    store = memory.open_memory(url, namespace=namespace, clock=clock)
+    return QuestionedStore(url=store.url, identity=store.identity, space=store._open_space(), clock=clock)
