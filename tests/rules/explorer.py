@@ -2,7 +2,7 @@
 
 The search is breadth first over distinct states. A state is the record, the clock, and what each owner
 believes; two states are one when they differ only in names, in the size of tokens or in the time of day, which
-no rule can tell apart. Every step is held against all the statements of `rules.invariants`, and against the one
+no rule can tell apart. Every step is held against all the statements of `invariants.py`, and against the one
 that users pay for: whoever believes that it holds does hold, and there are never more of them than permits.
 
 Plain owners acquire (queueing or not), renew, release and abandon while time ticks, and start afresh with a new
@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from holdfast.commands import Abandon, Acquire, LockCommand, PassOver, Release, Renew, Transfer
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.invariants import Asked, step_violations, violations
 from holdfast.rules.lock_record import EMPTY, Holder, Label, LockRecord, Waiter
 
 from .harness import SECOND, T0
+from .invariants import Asked, step_violations, violations
 
 TICK = SECOND
 TTL = 3 * TICK

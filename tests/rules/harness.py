@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.rules.invariants import Asked, step_violations, violations
 from holdfast.rules.lock import OFFER_LIFE, Lock
 from holdfast.rules.lock_record import EMPTY, Label, LockRecord
+
+from .invariants import Asked, step_violations, violations
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

@@ -2,11 +2,12 @@
 
 from msgspec.structs import replace
 
-from holdfast.rules import invariants, lock
+from holdfast.rules import lock
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock import OPEN_CALL
 from holdfast.rules.lock_record import Label, LockRecord, Overflow, Waiter
 
+from . import invariants
 from .harness import HOUR, OFFER, SECOND, T0, Desk
 from .test_offers import offered
 

@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from holdfast.rules import lock
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.invariants import Asked, step_violations, violations
 from holdfast.rules.lock import Lock
 from holdfast.rules.lock_record import EMPTY, Label, decode, encode
 
 from .harness import HOUR, SECOND, T0
+from .invariants import Asked, step_violations, violations
 from .model import Model
 from .proof import SEARCHING, histories
 

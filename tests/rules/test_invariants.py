@@ -5,11 +5,11 @@ from msgspec.structs import replace
 
 from holdfast.rules import lock
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.invariants import Asked, step_violations, violations
 from holdfast.rules.lock_record import EMPTY, Forced, Holder, Label, LockRecord, Overflow, Tombstone, Waiter
-from holdfast.rules.stepping import Change
 
 from .harness import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
+from .invariants import Asked, step_violations, violations
+from .steps import Change
 
 A = Holder("a", Label("a"), token=T0, since=T0, ttl=TTL, expires_at=T0 + TTL)
 B = Holder("b", Label("b"), token=T0 + 1, since=T0, ttl=TTL, expires_at=T0 + TTL)
@@ -297,7 +297,7 @@ def test_a_record_read_back_from_a_store_need_not_be_the_same_object():
 
 def test_every_statement_has_been_heard():
     """A statement that no example above can break says nothing."""
-    from holdfast.rules import invariants  # noqa: PLC0415 - only here the inside is looked at
+    from . import invariants  # noqa: PLC0415 - only here the inside is looked at
 
     broken = [text for record in BROKEN.values() for text in violations(record, T0)]
     for check in invariants._STATE:

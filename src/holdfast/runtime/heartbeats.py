@@ -294,10 +294,6 @@ class Keeper:
         """This lease is over."""
         self._kept.pop(held.id, None)
 
-    def kept(self) -> list[Held]:
-        """The leases in the keeper's care."""
-        return [kept.held for kept in list(self._kept.values())]
-
     def lose_all(self, reason: str) -> None:
         """Everything in the keeper's care is lost. On the keeper's thread."""
         for kept in list(self._kept.values()):

@@ -48,7 +48,6 @@ _OURS = {
     "valkey": _REDIS,
     "valkeys": _REDIS,
 }
-_TO_COME = {"mongodb": "mongodb", "dynamodb": "dynamodb", "mssql": "mssql"}
 _HANDLES = {
     ("psycopg_pool", "ConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),
     ("psycopg_pool", "AsyncConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),
@@ -127,12 +126,6 @@ def _opener(scheme: str) -> Opener:
     for name in (scheme, base):
         for point in entry_points(group=GROUP, name=name):
             return _load(point, base)
-    if base in _TO_COME:
-        raise StoreNotInstalled(
-            f"no store is registered for {base}:// URLs. Its driver comes with pip install "
-            f"'holdfast[{_TO_COME[base]}]', but this version of Holdfast does not bring the store itself yet: "
-            f"upgrade Holdfast, or use one of {_known()}."
-        )
     raise StoreNotInstalled(
         f"the scheme {scheme!r} is not known. Known here are {_known()}; write sqlite:///relative/path.db, "
         "sqlite:////absolute/path.db, memory:// or memory://name. Another store registers itself under the "
@@ -161,7 +154,7 @@ def _load(point: EntryPoint, base: str) -> Opener:
     try:
         opener: Opener = point.load()
     except ImportError as error:
-        extra = _TO_COME.get(base)
-        advice = f"pip install 'holdfast[{extra}]'" if extra else f"install what {point.value!r} needs"
-        raise StoreNotInstalled(f"the store for {base}:// cannot be loaded ({error}). To get it: {advice}.") from error
+        raise StoreNotInstalled(
+            f"the store for {base}:// cannot be loaded ({error}). To get it: install what {point.value!r} needs."
+        ) from error
     return opener

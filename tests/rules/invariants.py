@@ -13,10 +13,11 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from . import lock_outcomes as out
-from .lock import MAX_TOMBSTONES, MAX_WAITERS, OFFER_LIFE, OPEN_CALL
-from .lock_record import Holder, LockRecord, Tombstone, Waiter
-from .stepping import Asked, Change, everyone, floor, identity_of, load, lowered, place_of
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock import MAX_TOMBSTONES, MAX_WAITERS, OFFER_LIFE, OPEN_CALL
+from holdfast.rules.lock_record import Holder, LockRecord, Tombstone, Waiter
+
+from .steps import Asked, Change, everyone, floor, identity_of, load, lowered, place_of
 
 __all__ = ["MAX_TOKEN", "Asked", "step_violations", "violations"]
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from . import lock_outcomes as out
-from .lock_record import Holder, LockRecord, Tombstone, Waiter
+from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import Holder, LockRecord, Tombstone, Waiter
 
 Mortal = TypeVar("Mortal", Holder, Waiter, Tombstone)
 
