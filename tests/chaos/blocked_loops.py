@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faults import FaultyConnection, FaultyStore, Plan
 from support.common import Crew, Journal, Report, main, until
 
 import holdfast.runtime.base
@@ -28,6 +27,7 @@ from holdfast import AsyncClient, Client, LeaseLost, LockTimeout
 from holdfast.commands import Abandon, Acquire, Command, Release
 from holdfast.rules import lock_outcomes as out
 from holdfast.stores import open_store
+from support.faults import FaultyConnection, FaultyStore, Plan
 
 TTL = 1.5
 AT_ONCE = 4

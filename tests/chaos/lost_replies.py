@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FaultyConnection, FaultyStore, Plan, planned
 from support.common import Report, main, until
 
 import holdfast.runtime.base
@@ -41,6 +40,7 @@ from holdfast.commands import (
     Transfer,
 )
 from holdfast.stores import open_store
+from support.faults import FaultyConnection, FaultyStore, Plan, planned
 
 TTL = 60.0
 PATIENCE = 30.0

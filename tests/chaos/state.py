@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faults import FaultyStore, Plan
 from support.common import Crew, Journal, Report, main, until
 
 import holdfast.runtime.base
@@ -23,6 +22,7 @@ from holdfast import AsyncClient, Client
 from holdfast.commands import Command, ReadSlot, SwapSlot
 from holdfast.rules.slot import Conflict
 from holdfast.stores import open_store
+from support.faults import FaultyStore, Plan
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ class Stage:
         return found | {"keys": keys, of_type: counts}  # a name without a record is passed over
 
 
-SENDERS = ("redis*.lua", "reading.py", "writing.py", "lists.py", "source.py")
+SENDERS = ("lua/*.lua", "reading.py", "writing.py", "lists.py", "source.py")
 
 
 def commands_of_the_scripts(operator: redis.Redis) -> set[str]:

@@ -25,8 +25,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))  # `waiting` and `faults` live among the tests
-
 from holdfast.platform import elapsed
 
 SizeT = TypeVar("SizeT")
