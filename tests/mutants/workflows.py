@@ -309,7 +309,7 @@ WORKFLOWS = [
     Mutant(
         "long reads of an engine go by the connection for commands",
         "workflow/worker.py",
-        '"queries" if isinstance(command, LONG_READS) else "commands"',
+        '"queries" if is_long else "commands"',
         '"commands"',
         (QUERIES + "[memory-OwnedRuns]",),
     ),

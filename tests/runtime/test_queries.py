@@ -66,9 +66,9 @@ async def short(ctx: Context) -> int:
     return await ctx.step("one", lambda: 1)
 
 
-@pytest.mark.parametrize("kind", [ListLocks, OwnedRuns, SeeRun], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [ListLocks, OwnedRuns], ids=lambda kind: kind.__name__)
 def test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_client(url, plan, monkeypatch, kind):
-    """While it looks for deadlocks, for runs of its own, or for a signal, locks are taken and runs are claimed."""
+    """While it looks for deadlocks or for runs of its own, locks are taken and runs are claimed."""
     monkeypatch.setattr(patrol, "PAGE_SECONDS", 0)
     armed, under_way, go_on = threading.Event(), threading.Event(), threading.Event()
     order = []

@@ -442,9 +442,11 @@ class Worker:
         """The way to the store: a long read goes by the connection for queries, so that no acquire waits for it.
 
         Two commands that are under way at once may then be carried out in another order than they were sent in. What
-        depends on an order awaits the first one.
+        depends on an order awaits the first one. A look at one run with a short history follows a signal to it: it is
+        no long read, and must not wait behind one.
         """
-        return self._client.works.lanes["queries" if isinstance(command, LONG_READS) else "commands"]
+        is_long = isinstance(command, LONG_READS) and not isinstance(command, SeeRun)
+        return self._client.works.lanes["queries" if is_long else "commands"]
 
     def body_of(self, call: StepCall) -> Callable[..., Any]:
         """The function of a step: its own; a test may put another in its place."""
