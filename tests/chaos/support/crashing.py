@@ -11,10 +11,9 @@ import os
 import signal
 from typing import Any
 
-from support.story import RESULT, WORKFLOWS, Log, fails_once, sleeper, story
-
 from holdfast import AsyncClient, Engine, RunEnded, WorkflowFailed
 from holdfast.runtime import failpoints
+from support.story import RESULT, WORKFLOWS, Log, fails_once, sleeper, story
 
 TTL = 0.8
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from support.common import Crew, Journal, Worker, until
-
 from holdfast import AsyncClient, Client, Concurrency, Context, Engine, step, workflow
 from holdfast.commands.runs import CountRuns, ListRuns
 from holdfast.rules.runs.outcomes import Census, RunPage
 from holdfast.rules.runs.record import Run
 from holdfast.stores import open_store
 from holdfast.validation import MICROSECONDS
+from support.common import Crew, Journal, Worker, until
 
 if TYPE_CHECKING:
     from load import Stage

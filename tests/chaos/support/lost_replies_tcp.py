@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.common import Report, until
-from support.servers import Place
 
 from holdfast import Client, LeaseLost, LockTimeout, StoreUnavailable
 from holdfast.commands import Settle
 from holdfast.testing.proxy import Proxy
+from support.common import Report, until
+from support.servers import Place
 
 TTL = 20.0
 SHORT = 1.5

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from faults import FaultyConnection, FaultyStore, Plan
-from support.common import Crew, Journal, Worker, until
 
 import holdfast.runtime.base
 from holdfast import Client, HoldfastError
 from holdfast.commands import Acquire, Command
 from holdfast.stores import open_store
+from support.common import Crew, Journal, Worker, until
 
 STARTING = 40.0
 """Seconds that processes may need to start on a busy machine."""

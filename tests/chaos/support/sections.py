@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import counter
-from support.common import Crew, Journal, Report, Worker, until
 
 from holdfast import Client, LeaseLost, StaleToken, StoreUnavailable
 from holdfast.fencing import fenced_read, fenced_replace
 from holdfast.platform import elapsed
+from support.common import Crew, Journal, Report, Worker, until
 
 ENOUGH = "enough"
 """The file that tells workers to come to an end."""

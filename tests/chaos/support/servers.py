@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 import msgspec
 import real_servers
 import redis
-from support.common import Report
 
 from holdfast.stores.redis import fast_path as redis_fast
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.servers import Server, ServerMissing
 from support import common
+from support.common import Report
 
 SizeT = TypeVar("SizeT")
 KINDS = tuple(real_servers.KINDS)

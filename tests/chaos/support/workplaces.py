@@ -9,9 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from support.common import LONGEST_FULL, Report
-
 from support import servers
+from support.common import LONGEST_FULL, Report
 
 SizeT = TypeVar("SizeT")
 KINDS = ("sqlite", "postgres", "valkey", "redis")
