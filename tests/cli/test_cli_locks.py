@@ -107,7 +107,7 @@ def test_a_held_key_is_shown_with_its_queue_and_ends_with_1(busy):
     first, _, held, waiting = done.stdout.splitlines()
     assert first == "invoice:42 is held"
     assert "held by ann (" in held
-    assert "waiting at 0: bob (" in waiting
+    assert "waiting at place 1: bob (" in waiting
 
 
 def test_a_free_key_ends_with_0(url):

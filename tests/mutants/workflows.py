@@ -307,6 +307,13 @@ WORKFLOWS = [
         (ATTEMPTS + OF_ANOTHER_ATTEMPT + "[memory-False]",),
     ),
     Mutant(
+        "a workflow tries again what a step raised and it gives up on",
+        "workflow/failures.py",
+        " or (isinstance(error, StepFailed) and error.kind in map(_name, kinds))",
+        "",
+        (ATTEMPTS + "test_what_the_workflow_gives_up_on_ends_it_also_when_a_step_raises_it[memory-Own]",),
+    ),
+    Mutant(
         "long reads of an engine go by the connection for commands",
         "workflow/worker.py",
         '"queries" if is_long else "commands"',

@@ -98,6 +98,32 @@ def test_signals_that_came_in_the_pause_are_read_by_the_next_attempt(url, played
     played(story)
 
 
+class Own(Exception):
+    """An exception of somebody's own."""
+
+
+@pytest.mark.parametrize("raised", [Own, PermissionError])
+def test_what_the_workflow_gives_up_on_ends_it_also_when_a_step_raises_it(url, played, engine_on, raised):
+    runs = []
+
+    def work():
+        runs.append(1)
+        raise raised("no use in trying again")
+
+    @workflow(retry=Retry(max_attempts=3, initial=0, give_up_on=raised))
+    async def once(ctx, _none: None) -> None:
+        await ctx.step("work", work)
+
+    async def story():
+        async with engine_on(url, [once]) as engine:
+            handle = await engine.start(once)
+            with pytest.raises(WorkflowFailed, match="no use in trying again"):
+                await handle.result(timeout=20)
+
+    played(story)
+    assert len(runs) == 1
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_child_that_failed_is_started_anew_with_the_next_attempt(url, played, engine_on, named):
     runs = []

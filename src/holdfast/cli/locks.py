@@ -74,7 +74,7 @@ def _show(info: LockInfo) -> None:
         )
     for waiter in info.waiters:
         kept = "" if waiter.time_left is None else f", its place is kept for {length(waiter.time_left)}"
-        say(f"  waiting at {waiter.position}: {who(waiter)} for {length(waiter.age)}{kept}")
+        say(f"  waiting at place {waiter.position + 1}: {who(waiter)} for {length(waiter.age)}{kept}")
     if info.waiting > len(info.waiters):
         say(f"  and {info.waiting - len(info.waiters)} more runs are waiting")
     if info.forced is not None:

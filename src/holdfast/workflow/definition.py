@@ -178,7 +178,8 @@ class Step(Generic[P, R]):
         self._static = isinstance(function, staticmethod)
         self.function = function = function.__func__ if isinstance(function, staticmethod) else function
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            raise InvalidWorkflow(f"{_called(function)} is a generator: a step returns one result")
+            called = getattr(function, "__qualname__", function)
+            raise InvalidWorkflow(f"the step {called!r} is a generator: a step returns one result")
         self.name = checked_name(getattr(function, "__name__", "step") if name is None else name, what="step name")
         self.retry = checked_retry(retry)
         self.timeout = timeout

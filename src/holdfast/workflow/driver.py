@@ -32,7 +32,7 @@ from .definition import Workflow
 from .driver_host import Host
 from .driver_locks import Holding, Make
 from .driver_state import Slots
-from .failures import failure_of, refusal_in
+from .failures import failure_of, is_one_of, refusal_in
 from .limits import exceeded
 from .pause import Pause, pause_of
 from .queries import RESTART
@@ -402,7 +402,7 @@ class Driver:
         self._stop_effects()
         failure = failure_of(error)
         retry, tried = self.workflow.retry, self._code.attempt
-        if status == "failed" and tried < retry.max_attempts and not isinstance(error, retry.give_up_on):
+        if status == "failed" and tried < retry.max_attempts and not is_one_of(error, retry.give_up_on):
             now = self.host.now()
             again_at = now + round(retry.delay_after(tried, self.host.chance()) * 1_000_000)
             deadline = self._deadline()

@@ -110,6 +110,11 @@ def _reduced(error: StepFailed) -> tuple[object, ...]:
     return step_failed, (error.step, Failure(error.kind, error.detail, error.traceback, bases), error.attempts)
 
 
+def is_one_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether an error is of one of these types. What a step raised is known by the name of its type alone."""
+    return isinstance(error, kinds) or (isinstance(error, StepFailed) and error.kind in map(_name, kinds))
+
+
 def _name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
