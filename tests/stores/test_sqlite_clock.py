@@ -124,7 +124,7 @@ def test_a_process_that_ends_takes_its_name_along(url, crooked):
 
 
 ENGINE = """
-import asyncio, sys
+import asyncio, os, sys
 from holdfast import AsyncClient, Context, Engine, workflow
 from holdfast.stores.sqlite import clock as sqlite_clock
 
@@ -134,17 +134,20 @@ sqlite_clock.LOOK_SECONDS = 0.0
 async def flow(ctx: Context) -> None:
     await asyncio.sleep(0.05)
 
+def say(word):  # by one write: two threads do this
+    os.write(1, f"{word}\\n".encode())
+
 def tell(event):
     if event.name in ("worker_lost", "clock_differs") or event.fields.get("leases"):
-        print(event.name, flush=True)
+        say(event.name)
 
 async def main():
     async with AsyncClient(sys.argv[1]) as hf:
         hf.events.subscribe(tell)
-        async with Engine(hf, workflows=[flow], worker_ttl=1, name=sys.argv[2]) as engine:
+        async with Engine(hf, workflows=[flow], worker_ttl=3, name=sys.argv[2]) as engine:
             for _ in range(5):
                 await (await engine.start(flow)).result()
-                print("returned", flush=True)
+                say("returned")
             await asyncio.to_thread(sys.stdin.readline)
 
 asyncio.run(main())
