@@ -33,7 +33,7 @@ EXECUTOR = [
     Mutant(
         "a form is one statement, however long",
         "stores/postgresql/native.py",
-        "    for some in work.parts_of([commands[place] for place in places]):\n",
+        "    for some in batch_cost.parts_of([commands[place] for place in places]):\n",
         "    for some in (range(len(places)),):\n",
         (WORK + "TestPostgres::test_no_statement_of_a_form_gets_more_than_so_many_runs",),
     ),

@@ -139,7 +139,7 @@ REDIS_WHOLE = [
     Mutant(
         "nobody asks for the rights of a user",
         "stores/redis/store.py",
-        "            redis_rights.check_once(self._place, link, self.layout.index)\n",
+        "            permissions.check_once(self._place, link, self.layout.index)\n",
         "",
         (RIGHTS + "test_a_user_that_lacks_one_command_is_refused_at_connecting_and_told_which[valkey-HDEL]",),
     ),

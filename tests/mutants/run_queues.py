@@ -83,7 +83,7 @@ RUN_QUEUES = [
     Mutant(
         "every run is listed in the record of the lock",
         "rules/runs/locks.py",
-        "            listed=overflow.LISTED,\n",
+        "            listed=lock_queue.LISTED,\n",
         "",
         (GROWTH + "test_the_record_of_a_lock_stays_small",),
     ),

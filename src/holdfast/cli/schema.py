@@ -33,9 +33,9 @@ def schema() -> None:
 @pass_settings
 def list_(settings: Settings) -> None:
     """Show the version of the tables and every set of functions, the last used first."""
-    url, postgres_upkeep = _upkeep(settings)
-    version, known = postgres_upkeep.sets_of(url)
-    own = postgres_upkeep.own_set(url).digest
+    url, maintenance = _maintained(settings)
+    version, known = maintenance.sets_of(url)
+    own = maintenance.own_set(url).digest
     if settings.json:
         tell({"version": version, "own": own, "sets": [_document(one) for one in known]})
         return
@@ -49,9 +49,9 @@ def list_(settings: Settings) -> None:
 @pass_settings
 def install(settings: Settings) -> None:
     """Make the tables and functions of this release where they are missing, as any client that opens the store does."""
-    url, postgres_upkeep = _upkeep(settings)
-    postgres_upkeep.install(url)
-    own = postgres_upkeep.own_set(url).digest
+    url, maintenance = _maintained(settings)
+    maintenance.install(url)
+    own = maintenance.own_set(url).digest
     if settings.json:
         tell({"own": own})
     else:
@@ -63,8 +63,8 @@ def install(settings: Settings) -> None:
 @pass_settings
 def sql_(settings: Settings) -> None:
     """Print the SQL that makes what is missing, for an owner of the database to run. Empty where nothing is missing."""
-    url, postgres_upkeep = _upkeep(settings)
-    text = postgres_upkeep.statements(url)
+    url, maintenance = _maintained(settings)
+    text = maintenance.statements(url)
     if settings.json:
         tell({"sql": text})
     else:
@@ -80,8 +80,8 @@ def sql_(settings: Settings) -> None:
 @pass_settings
 def prune(settings: Settings, unused_for: float, force: bool) -> None:  # noqa: FBT001  (click's way)
     """Remove the functions of releases that no client uses any more. Those of this release stay."""
-    url, postgres_upkeep = _upkeep(settings)
-    gone, kept = postgres_upkeep.prune(url, unused_for=unused_for, force=force)
+    url, maintenance = _maintained(settings)
+    gone, kept = maintenance.prune(url, unused_for=unused_for, force=force)
     if settings.json:
         tell({"removed": [_document(one) for one in gone], "kept": [_document(one) for one in kept]})
         return
@@ -91,14 +91,14 @@ def prune(settings: Settings, unused_for: float, force: bool) -> None:  # noqa: 
         say(f"kept: {_line(one)}")
 
 
-def _upkeep(settings: Settings) -> tuple[str, Any]:
+def _maintained(settings: Settings) -> tuple[str, Any]:
     """The address of the store and what can be done there; raises where that is another kind of store."""
     if scheme_of(settings.address).partition("+")[0] not in ("postgresql", "postgres"):
         raise InvalidOption("only a PostgreSQL store has a schema with functions: give a postgresql:// URL")
     open_store(settings.address, namespace=settings.namespace).close()
-    from ..stores.postgresql import maintenance as postgres_upkeep  # noqa: PLC0415  (its driver is there, as the line above shows)
+    from ..stores.postgresql import maintenance  # noqa: PLC0415  (its driver is there, as the line above shows)
 
-    return settings.address, postgres_upkeep
+    return settings.address, maintenance
 
 
 def _line(one: KnownSet) -> str:

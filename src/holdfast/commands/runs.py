@@ -1,14 +1,13 @@
-"""What a store can be asked about runs. Like `commands.py`: frozen values, each docstring its specification.
+"""Commands about runs: frozen values, each docstring its specification.
 
-Every command about runs is told over a book of records (`rules.runs`): `apply(book, now)`. A store that has workflows
-carries it out within one atomic step, or has a native form of it.
+A command about runs is decided over a repository of records: `apply(book, now)`. A store that has workflows executes it
+within one atomic step, or has a native form of it.
 """
 
 from __future__ import annotations
 
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs import admission as admitting
-from ..rules.runs import transitions as runs
+from ..rules.runs import admission, transitions
 from ..rules.runs.limits import Terms
 from ..rules.runs.lock_requests import Ask
 from ..rules.runs.outcomes import Census, Owned, RunPage, TermsDiffer
@@ -38,8 +37,8 @@ class StartRun(RunCommand, frozen=True, kw_only=True):
     worker: str = ""
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.start`."""
-        return runs.start(book, now, self.new, self.worker)
+        """Decide by `rules.runs.transitions.start`."""
+        return transitions.start(book, now, self.new, self.worker)
 
 
 class PublishTerms(RunCommand, frozen=True, kw_only=True):
@@ -53,7 +52,7 @@ class PublishTerms(RunCommand, frozen=True, kw_only=True):
 
     def apply(self, book: Book, now: int) -> Outcome:
         """Decide by `rules.admitting.publish`."""
-        return admitting.publish(book, now, self.workflow, self.terms)
+        return admission.publish(book, now, self.workflow, self.terms)
 
 
 class SeeTerms(RunCommand, frozen=True, kw_only=True):
@@ -84,8 +83,8 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
     runs: tuple[str, ...] = ()
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.claim`."""
-        return runs.claim(
+        """Decide by `rules.runs.transitions.claim`."""
+        return transitions.claim(
             book,
             now,
             worker=self.worker,
@@ -120,8 +119,8 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     stuck: tuple[str, ...] | None = None
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.record`."""
-        return runs.record(
+        """Decide by `rules.runs.transitions.record`."""
+        return transitions.record(
             book,
             now,
             run=self.run,
@@ -150,8 +149,8 @@ class PostEvent(RunCommand, frozen=True, kw_only=True):
     event: Event
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.post`."""
-        return runs.post(book, now, self.run, self.event)
+        """Decide by `rules.runs.transitions.post`."""
+        return transitions.post(book, now, self.run, self.event)
 
 
 class ReviveRun(RunCommand, frozen=True, kw_only=True):
@@ -169,8 +168,8 @@ class ReviveRun(RunCommand, frozen=True, kw_only=True):
     fresh: bool = False
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.revive`."""
-        return runs.revive(
+        """Decide by `rules.runs.transitions.revive`."""
+        return transitions.revive(
             book,
             now,
             run=self.run,
@@ -189,8 +188,8 @@ class WatchRun(RunCommand, frozen=True, kw_only=True):
     id: str
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.watch`."""
-        return runs.watch(book, now, self.run, self.id)
+        """Decide by `rules.runs.transitions.watch`."""
+        return transitions.watch(book, now, self.run, self.id)
 
 
 class SeeRun(RunCommand, frozen=True, kw_only=True):
@@ -201,7 +200,7 @@ class SeeRun(RunCommand, frozen=True, kw_only=True):
 
     def apply(self, book: Book, now: int) -> Outcome:
         """Tell by `rules.runs.see`."""
-        return runs.see(book, now, self.run, history=self.history)
+        return transitions.see(book, now, self.run, history=self.history)
 
 
 class ListRuns(RunCommand, frozen=True, kw_only=True):
@@ -244,7 +243,7 @@ class RunsOutlook(RunCommand, frozen=True, kw_only=True):
 
     def apply(self, book: Book, now: int) -> Outcome:
         """Tell by `rules.runs.outlook`."""
-        return runs.outlook(book, now, self.types)
+        return transitions.outlook(book, now, self.types)
 
 
 class ListWorkers(RunCommand, frozen=True, kw_only=True):
@@ -252,7 +251,7 @@ class ListWorkers(RunCommand, frozen=True, kw_only=True):
 
     def apply(self, book: Book, now: int) -> Outcome:
         """Tell by `rules.runs.workers`."""
-        return runs.workers(book, now)
+        return transitions.workers(book, now)
 
 
 class EnlistWorker(RunCommand, frozen=True, kw_only=True):
@@ -263,8 +262,8 @@ class EnlistWorker(RunCommand, frozen=True, kw_only=True):
     types: tuple[str, ...]
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.enlist`."""
-        return runs.enlist(book, now, worker=self.worker, name=self.name, types=self.types)
+        """Decide by `rules.runs.transitions.enlist`."""
+        return transitions.enlist(book, now, worker=self.worker, name=self.name, types=self.types)
 
 
 class DismissWorker(RunCommand, frozen=True, kw_only=True):
@@ -273,8 +272,8 @@ class DismissWorker(RunCommand, frozen=True, kw_only=True):
     worker: str
 
     def apply(self, book: Book, now: int) -> Outcome:
-        """Decide by `rules.runs.dismiss`."""
-        return runs.dismiss(book, now, self.worker)
+        """Decide by `rules.runs.transitions.dismiss`."""
+        return transitions.dismiss(book, now, self.worker)
 
 
 RUN_READS: tuple[type[Command], ...] = (SeeRun, SeeTerms, ListRuns, CountRuns, OwnedRuns, RunsOutlook, ListWorkers)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from .. import platform as _platform
+from .. import platform
 from ..commands import Abandon, Acquire, LockCommand, Release, Settle
 from ..errors import ClientClosed, HoldfastError, InvalidOption
 from ..events import Events
@@ -295,7 +295,7 @@ class BaseClient:
         """Who this is, for people."""
         if owner is None and self._label is not None:
             return self._label
-        label = Label(name=owner or self._name, host=_platform.HOST, pid=os.getpid())
+        label = Label(name=owner or self._name, host=platform.HOST, pid=os.getpid())
         if owner is None:
             self._label = label
         return label
@@ -372,5 +372,5 @@ def _at_exit() -> None:
             client._shut(quietly=True)  # noqa: SLF001
 
 
-_platform.after_fork_in_child(_after_fork)
+platform.after_fork_in_child(_after_fork)
 atexit.register(_at_exit)

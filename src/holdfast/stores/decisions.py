@@ -83,14 +83,22 @@ class Decisions:
             told = [answers[place] for place in range(len(commands))]
             hints = self._tell(told)
         except (Unanswered, Occupied):
-            self.repository.drop()
-            for command in commands:
-                self._decide_one(command)
+            self._decide_apart(commands)
             return
+        self._keep(told, hints)
+
+    def _decide_apart(self, commands: Sequence[Command]) -> None:
+        """Decide each command by itself: together they could not be decided."""
+        self.repository.drop()
+        for command in commands:
+            self._decide_one(command)
+
+    def _keep(self, answers: Sequence[Outcome], hints: Sequence[str]) -> None:
+        """Keep what these commands changed, and their answers."""
         self.repository.keep()
-        self.outcomes += told
+        self.outcomes += answers
         self.hints += hints
-        for answer in told:
+        for answer in answers:
             self.woken += answer.notified
 
     def _tell(self, answers: Sequence[Outcome]) -> list[str]:
@@ -127,15 +135,9 @@ class Decisions:
             hints = self._tell(told)
             self._check(self.repository.made)
         except Exception:  # what was not asked yet, what is occupied, or what this store cannot hold
-            self.repository.drop()
-            for command in commands:
-                self._decide_one(command)
+            self._decide_apart(commands)
             return
-        self.repository.keep()
-        self.outcomes += told
-        self.hints += hints
-        for answer in told:
-            self.woken += answer.notified
+        self._keep(told, hints)
 
     def _decide_record(self, commands: Sequence[RecordCommand]) -> list[Outcome]:
         kind, key = commands[0].record_type, commands[0].key

@@ -22,7 +22,7 @@ from functools import partial
 
 from ..platform import elapsed as real_elapsed
 from ..platform import host_clock
-from ..runtime import base as clients
+from ..runtime import base
 from ..runtime.base import BaseClient, Works
 from ..runtime.heartbeats import Keeper
 from ..runtime.notifier import running_loop
@@ -264,7 +264,7 @@ class VirtualClock(Resting):
 
 def open_works() -> list[Works]:
     """The moving parts of every open client."""
-    found = [client._works for client in list(clients._clients)]
+    found = [client._works for client in list(base._clients)]
     return [works for works in found if works is not None]
 
 

@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 from ..commands import Command
 from ..errors import HoldfastError, StoreUnavailable
 from ..rules.lock_outcomes import Outcome
-from ..runtime import base as client
+from ..runtime import base
 from ..stores import open_store
 from ..stores.contract import Connection, Role, Store
 from .proxy import Proxy
@@ -110,12 +110,12 @@ _patching = threading.Lock()
 @contextmanager
 def clients_open(opening: Callable[..., Store]) -> Iterator[None]:
     """Clients that are made inside open their store in this way."""
-    before = vars(client)["open_store"]
-    setattr(client, "open_store", opening)  # noqa: B010  (a name that the module does not export)
+    before = vars(base)["open_store"]
+    setattr(base, "open_store", opening)  # noqa: B010  (a name that the module does not export)
     try:
         yield
     finally:
-        setattr(client, "open_store", before)  # noqa: B010
+        setattr(base, "open_store", before)  # noqa: B010
 
 
 @contextmanager

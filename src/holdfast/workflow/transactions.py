@@ -12,8 +12,7 @@ from ..commands.runs import RecordRun, SeeRun
 from ..errors import StoreUnavailable
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import Recorded, Refused, RunSeen
-from ..runtime import batcher as lane
-from ..runtime import failpoints
+from ..runtime import batcher, failpoints
 from ..stores.contract import Joinable, Store
 
 READ_BACK_SECONDS = 0.2
@@ -34,7 +33,7 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
     record: RecordRun | None = None
     own: BaseException | None = None  # what the user's function raised
     try:
-        alone = lane.within(store.identity) if store.capabilities.one_writer else nullcontext()
+        alone = batcher.within(store.identity) if store.capabilities.one_writer else nullcontext()
         with alone, store.transaction() as connection:
             try:
                 record = work(connection)

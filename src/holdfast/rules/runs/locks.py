@@ -16,7 +16,7 @@ from ...errors import RecordUnreadable
 from .. import lock
 from .. import lock_outcomes as out
 from ..lock_record import EMPTY, Holder, LockRecord
-from . import lock_queue as overflow
+from . import lock_queue
 from .helpers import post
 from .lock_queue import OverflowReader, label_of
 from .lock_requests import Ask, Said, asker_of, attempt_of
@@ -104,7 +104,7 @@ def _carried_out(book: Book, now: int, run: Run, asked: Ask) -> out.Outcome:
             ttl=asked.ttl,
             queue=True,
             waiter_ttl=None,
-            listed=overflow.LISTED,
+            listed=lock_queue.LISTED,
         )
     )
     reader.save()

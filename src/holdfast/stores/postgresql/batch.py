@@ -18,8 +18,7 @@ from ...errors import StoreContended, StoreError
 from ...platform import elapsed
 from ...rules.lock_outcomes import Outcome
 from ...rules.runs.record import Finish
-from .. import batch_cost as work
-from .. import executor
+from .. import batch_cost, executor
 from ..common import failed, flaw
 from ..footprint import footprint
 from ..questions import GroupSize, LockByKey, Question, RecordAt, RunById, SlotAt, TermsOf
@@ -206,7 +205,9 @@ class Batch:
         for kind, some in groupby(sound, lambda place: executor.kind_of(commands[place])):
             neighbours = list(some)
             wanted = [commands[place] for place in neighbours]
-            for part in work.parts_of(wanted) if kind == "decisions" else ([place] for place in range(len(wanted))):
+            for part in (
+                batch_cost.parts_of(wanted) if kind == "decisions" else ([place] for place in range(len(wanted)))
+            ):
                 answers = self._decide([wanted[place] for place in part], awaited, again=again)
                 for place, answer in zip((neighbours[place] for place in part), answers, strict=True):
                     outcomes[place] = answer

@@ -21,7 +21,7 @@ from ...rules.lock_outcomes import Granted, Outcome, Released, Renewed
 from ...rules.runs import record as rule
 from ...rules.runs.outcomes import Recorded, Started
 from ...rules.runs.record import Finish, NewRun, Park, Then
-from .. import batch_cost as work
+from .. import batch_cost
 from ..native_fields import KnownFields
 from .answers import encoded
 from .functions import source
@@ -204,7 +204,7 @@ def _cut(part: Part, commands: Sequence[Command]) -> Iterator[Part]:
     if form is None:
         yield part
         return
-    for some in work.parts_of([commands[place] for place in places]):
+    for some in batch_cost.parts_of([commands[place] for place in places]):
         yield Part(form, places[some.start : some.stop], sent[some.start : some.stop])
 
 

@@ -25,8 +25,7 @@ from ...rules.lock_outcomes import Outcome
 from ..common import woken_by_channel
 from ..contract import Capabilities, Clock, Finding, Hint, Role
 from . import batch as postgres_batch
-from . import health as postgres_health
-from . import transactions as postgres_join
+from . import health, transactions
 from .address import DEFAULT_SCHEMA, Options, connector, from_engine, from_pool, options_of, parse, where_of
 from .advisory import Anchor, Severed
 from .functions import VERSION, count_of, functions_for, note_use
@@ -83,7 +82,7 @@ def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mappin
         clock=clock,
         options=said,
         apart=f"#engine-{id(handle)}" if package == "sqlalchemy" else "",
-        lender=postgres_join.Pooled(handle) if package == "psycopg_pool" else postgres_join.Engined(handle),
+        lender=transactions.Pooled(handle) if package == "psycopg_pool" else transactions.Engined(handle),
     )
 
 
@@ -136,7 +135,7 @@ class PostgresStore:
         clock: Clock,
         options: Options,
         apart: str = "",
-        lender: postgres_join.Lender | None = None,
+        lender: transactions.Lender | None = None,
     ) -> None:
         """`apart` tells stores apart whose address does not say where they lead: an engine's own settings do.
 
@@ -152,7 +151,7 @@ class PostgresStore:
         self._namespace, self._clock = namespace, clock
         self._anchor = Anchor(listen, timeout=options.timeout) if options.advisory else None
         self._given = lender
-        self._lender = lender or postgres_join.OwnConnections(connect)
+        self._lender = lender or transactions.OwnConnections(connect)
         self._place = ""
         self._functions = functions_for(options.schema)
         self._noted = elapsed()
@@ -242,20 +241,20 @@ class PostgresStore:
     def join(self, connection: Any) -> Connection:
         """Carry commands out within the transaction that is open on this connection, of psycopg or SQLAlchemy."""
         self._check_open()
-        driver = postgres_join.driver_of(connection)
-        run = postgres_join.runner_of(connection, driver)
-        postgres_join.check_lent(driver, run)
-        postgres_join.check_open(driver)
-        there = postgres_join.place_of(driver, run)
+        driver = transactions.driver_of(connection)
+        run = transactions.runner_of(connection, driver)
+        transactions.check_lent(driver, run)
+        transactions.check_open(driver)
+        there = transactions.place_of(driver, run)
         if there != self._place:  # not asked yet, or the server was started anew since then
             with closing(self._session()) as session:
-                self._place = (session.ask(postgres_join.PLACE.encode()) or b"").decode()
+                self._place = (session.ask(transactions.PLACE.encode()) or b"").decode()
         if there != self._place:
             raise InvalidOption(
                 f"this connection leads to another database than {self.url}: what is written in one transaction must "
                 "lie in one database. Give a connection to the same one."
             )
-        return postgres_join.JoinedConnection(
+        return transactions.JoinedConnection(
             connection,
             driver,
             schema=self.options.schema,
@@ -271,7 +270,7 @@ class PostgresStore:
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Look at the server, the schema, durability, poolers and transactions that were left open."""
-        return postgres_health.diagnose(
+        return health.diagnose(
             self._connect,
             self._listen,
             self.options.schema,

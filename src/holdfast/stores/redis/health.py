@@ -16,7 +16,7 @@ import msgspec
 from ...errors import StoreError
 from ...platform import after_fork_in_child
 from ..contract import Finding
-from . import permissions as redis_rights
+from . import permissions
 from .connection import Link, Place
 from .keys import Layout
 
@@ -95,7 +95,7 @@ def _findings(place: Place, link: Link, layout: Layout) -> Iterator[Finding]:
         _known[place.server] = look  # it may have been set up anew since it was first looked at
     yield _server(look)
     yield _role(look)
-    yield redis_rights.finding(link, layout.index)
+    yield permissions.finding(link, layout.index)
     yield _eviction(look)
     yield _persistence(look)
     if place.cluster or look.info.get("cluster_enabled") == "1":

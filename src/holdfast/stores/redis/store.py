@@ -23,9 +23,7 @@ from ..common import flaw, offers_to, pass_overs
 from ..contract import Capabilities, Clock, Finding, Hint, Role
 from ..executor import StepRefused, execute
 from ..urls import redacted
-from . import fast_path as redis_fast
-from . import health as redis_health
-from . import permissions as redis_rights
+from . import fast_path, health, permissions
 from .connection import Link, Place, place_of_client, place_of_url, shown
 from .keys import PREFIX, Layout
 from .scripts import FAST
@@ -73,11 +71,11 @@ class RedisStore:
     @property
     def capabilities(self) -> Capabilities:
         """What this store can promise; whether it is durable has to be asked, once a process and server."""
-        look = redis_health.known(self._place)
+        look = health.known(self._place)
         if look is None and not self._closed:
             try:
                 link = self._link()
-                look = redis_health.known(self._place)
+                look = health.known(self._place)
                 link.close()
             except StoreError:
                 look = None
@@ -95,7 +93,7 @@ class RedisStore:
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Look at the server's role, its settings and its clock."""
-        return redis_health.diagnose(self._place, self.layout)
+        return health.diagnose(self._place, self.layout)
 
     def reopen(self) -> Store:
         """The same, for the child of a fork."""
@@ -109,8 +107,8 @@ class RedisStore:
         self._check_open()
         link = Link(self._place, self.layout.index)
         try:
-            redis_health.look_once(self._place, link)
-            redis_rights.check_once(self._place, link, self.layout.index)
+            health.look_once(self._place, link)
+            permissions.check_once(self._place, link, self.layout.index)
         except BaseException:
             link.close()
             raise
@@ -153,7 +151,7 @@ class RedisConnection:
 
     def _execute(self, commands: Sequence[Command], outcomes: list[Outcome | None]) -> None:
         """Carry out what is not too much for one script, and add the outcomes and the moments of the decisions."""
-        asked, before = redis_fast.asked(commands, self._source.guesses), len(outcomes)
+        asked, before = fast_path.asked(commands, self._source.guesses), len(outcomes)
         outcomes += [None] * len(commands)
         self.moments += [0] * len(commands)
         if asked is not None:
@@ -184,7 +182,7 @@ class RedisConnection:
             self._reopen = self._link.lost
 
     def _try_fast(
-        self, commands: Sequence[Command], asked: redis_fast.Asked, outcomes: list[Outcome | None], first: int
+        self, commands: Sequence[Command], asked: fast_path.Asked, outcomes: list[Outcome | None], first: int
     ) -> None:
         """Put in what the script answers, from the place `first` on; what it declines, or is not asked, stays open."""
         if self._now is None:
@@ -192,12 +190,12 @@ class RedisConnection:
         else:
             answer = self._link.call(FAST, asked.payload, b"%d" % self._now())
         try:
-            reply = redis_fast.read_reply(answer)
+            reply = fast_path.read_reply(answer)
         except (ValueError, msgspec.MsgspecError) as error:
             raise self._link.failed(error) from error
         self.moments[first:] = [reply.now] * len(commands)
         for place, row in zip(asked.places, reply.answers, strict=True):
-            outcomes[first + place] = outcome = redis_fast.outcome_of(commands[place], row, reply)
+            outcomes[first + place] = outcome = fast_path.outcome_of(commands[place], row, reply)
             if outcome is not None:
                 self._source.began = True
         if reply.unheard:

@@ -26,7 +26,7 @@ from ...rules.lock_outcomes import Outcome
 from ...validation import seconds
 from ..common import offers_to, pass_overs, woken_by_channel
 from ..contract import Capabilities, Clock, Finding, Hint, Role
-from . import health as sqlite_health
+from . import health
 from .batch import Batch
 from .clock import Clocks
 from .file import MIN_SQLITE, SCHEMA_VERSION, Handle, is_busy, prepare, store_error, version_of
@@ -90,7 +90,7 @@ def unready(url: str) -> str | None:
     For those who only want to look: opening makes a file that is not there, and brings an older one up to date.
     """
     path, _ = _parse(url)
-    return sqlite_health.unready(path)
+    return health.unready(path)
 
 
 def _check_place(path: Path) -> None:
@@ -167,7 +167,7 @@ class SqliteStore:
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Look at the schema, the settings that durability rests on, and the disk; through a read-only connection."""
-        return sqlite_health.diagnose(self.path)
+        return health.diagnose(self.path)
 
     def reopen(self) -> Store:
         """Open the same file for the child of a fork."""

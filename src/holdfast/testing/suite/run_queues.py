@@ -10,7 +10,7 @@ import pytest
 from ... import commands as c
 from ...commands import runs as r
 from ...rules import lock_outcomes as out
-from ...rules.runs import lock_queue as overflow
+from ...rules.runs import lock_queue
 from ...rules.runs.lock_requests import Ask
 from ...rules.runs.outcomes import Claimed, Recorded
 from ...rules.runs.record import Finish, Park, Run
@@ -32,7 +32,7 @@ class RunQueues(Belongings):
     @pytest.fixture
     def short_list(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Few runs are listed in a lock's record, so that a few more are already an overflow."""
-        monkeypatch.setattr(overflow, "LISTED", LISTED)
+        monkeypatch.setattr(lock_queue, "LISTED", LISTED)
 
     def queued(self, *runs: str, key: str = "k") -> list[Run]:
         """Runs that wait for a key which a client holds, in this order, and are parked."""
@@ -216,7 +216,7 @@ class RunQueues(Belongings):
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     @pytest.mark.usefixtures("short_list")
     def test_a_random_history_of_long_queues_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
-        overflow.LISTED = 1  # the fixture sets it back
+        lock_queue.LISTED = 1  # the fixture sets it back
         seeds = self.chunk_of_seeds(chunk)[::FEWER]
         long = 0
         for seed in seeds:
