@@ -19,7 +19,8 @@ from pathlib import Path
 
 from common import RECORD, ROUNDS, Figure, alternate, bare, commit, finish, folder, median, ratio, resident_bytes, spawn
 
-from holdfast import AsyncClient, Client, Event
+from holdfast import AsyncClient, Client
+from holdfast.events import Event
 
 LEASES = 10_000
 WRITERS = 8

@@ -87,7 +87,7 @@ def pooled_tasks(url: str) -> Callable[[], float]:
     async def work(pool: asyncpg.Pool, number: int) -> None:
         key, name = f"bench:{number}", f"pool.{number}"  # keys that our tasks have made
         for _ in range(TURNS):
-            token, *_ = await one(pool, "Acquire", key, name, None, 30_000_000, "item", 1, {"name": "bench"})
+            token, *_ = await one(pool, "Acquire", key, name, None, 30_000_000, "mutex", 1, {"name": "bench"})
             await one(pool, "Release", key, name, token)
 
     async def main() -> float:

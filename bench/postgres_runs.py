@@ -48,7 +48,7 @@ class Journal:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         lease = c.Acquire(key=worker_key("w.1"), id="w.1", label=Label(name="w"), kind="worker", ttl=10**12)
-        connection.execute([lease, r.EnlistWorker(worker="w.1", name="w", types=("order",))])
+        connection.execute([lease, r.RegisterWorker(worker="w.1", name="w", types=("order",))])
         starts = [NewRun(id=f"run-{n:04}", type="order", input="1", request=f"s.{n}") for n in range(MANY)]
         started = connection.execute([r.StartRun(new=new, worker="w.1") for new in starts])
         self._runs: list[Run] = [outcome.run for outcome in started]  # type: ignore[attr-defined]

@@ -111,7 +111,7 @@ def renewals(server: servers.Server) -> Figure:
     """What a round of heartbeats costs the client, in CPU time of the whole process."""
     with Client(server.url) as client:
         leases = [client.lock(f"lease:{number}", ttl=3_600).acquire() for number in range(LEASES)]
-        keeper = client.works.keeper
+        heartbeats = client.runtime.heartbeats
         rounds = []
         for _ in range(ROUNDS_OF_RENEWAL):
             done, count = threading.Event(), 0
@@ -124,7 +124,7 @@ def renewals(server: servers.Server) -> Figure:
 
             unsubscribe = client.events.subscribe(told)
             before = time.process_time()
-            keeper.soon(lambda: _all_due(keeper))
+            heartbeats.soon(lambda: _all_due(heartbeats))
             done.wait()
             rounds.append((time.process_time() - before) / LEASES * 1e6)
             unsubscribe()
@@ -139,9 +139,9 @@ def renewals(server: servers.Server) -> Figure:
     )
 
 
-def _all_due(keeper: object) -> None:
-    for kept in keeper._kept.values():  # type: ignore[attr-defined]  # noqa: SLF001
-        kept.renew_at = 0.0
+def _all_due(heartbeats: object) -> None:
+    for renewal in heartbeats._renewals.values():  # type: ignore[attr-defined]  # noqa: SLF001
+        renewal.renew_at = 0.0
 
 
 def kept_through_a_stall(server: servers.Server) -> Figure:

@@ -45,7 +45,7 @@ def signals(client: Client) -> Callable[[], float]:
 def claims(connection: Connection) -> Callable[[], float]:
     """Seconds until one worker has a thousand runs that were due."""
     lease = c.Acquire(key=worker_key("w.1"), id="w.1", label=Label(name="w"), kind="worker", ttl=10**12)
-    connection.execute([lease, r.EnlistWorker(worker="w.1", name="w", types=("order",))])
+    connection.execute([lease, r.RegisterWorker(worker="w.1", name="w", types=("order",))])
     numbers = iter(range(10**9))
 
     def measure() -> float:

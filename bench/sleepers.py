@@ -41,7 +41,7 @@ def put(url: str, amount: int) -> None:
     connection = store.connect("commands")
     lease = c.Acquire(key=worker_key("w.1"), id="w.1", label=Label(name="w"), kind="worker", ttl=10**10)
     connection.execute([lease])
-    connection.execute([r.EnlistWorker(worker="w.1", name="w", types=("sleeps",))])
+    connection.execute([r.RegisterWorker(worker="w.1", name="w", types=("sleeps",))])
     for first in range(0, amount, BATCH):
         names = [f"run-{n:06}" for n in range(first, first + BATCH)]
         started = connection.execute(
@@ -56,7 +56,7 @@ def put(url: str, amount: int) -> None:
                 for run in (outcome.run for outcome in started)  # type: ignore[attr-defined]
             ]
         )
-    connection.execute([r.DismissWorker(worker="w.1")])
+    connection.execute([r.UnregisterWorker(worker="w.1")])
     connection.close()
     store.close()
 

@@ -53,14 +53,14 @@ class Counted:
     async def _measure(self) -> float:
         async with AsyncClient(self._url) as client:
             state = client.state("bench", initial=0)
-            lane = client.works.lanes["commands"]
-            submit = lane.submit
+            batcher = client.runtime.batchers["commands"]
+            submit = batcher.submit
 
             def counting(command: object) -> object:
                 self.writes += isinstance(command, SwapSlot)
                 return submit(command)  # type: ignore[arg-type]
 
-            lane.submit = counting  # type: ignore[method-assign,assignment]
+            batcher.submit = counting  # type: ignore[method-assign,assignment]
 
             async def work() -> None:
                 for _ in range(CHANGES):

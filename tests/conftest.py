@@ -19,7 +19,7 @@ from hypothesis import settings
 from real_servers import pytest_terminal_summary, pytest_unconfigure  # noqa: F401
 from waiting import eventually
 
-from holdfast.locks.process_queue import gates
+from holdfast.locks.process_queue import queues
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests here send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -81,7 +81,7 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     eventually(lambda: not _our_threads())
     assert not _our_threads()
-    assert len(gates) == 0
+    assert len(queues) == 0
     assert providers.open_files() == []
 
 

@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import pytest
 
 import holdfast
-import holdfast.fencing
-from holdfast import (
-    AsyncAtomicState,
-    AsyncClient,
+import holdfast.errors
+from holdfast import AsyncClient, AsyncLease, AsyncLock, Client, Context, Engine, Lease, Lock
+from holdfast.locks import (
     AsyncLeader,
-    AsyncLease,
-    AsyncLock,
     AsyncNoopLeaseProvider,
     AsyncReadWriteLock,
-    AtomicState,
-    Client,
-    Context,
-    DurableMutex,
-    DurableSemaphore,
-    Engine,
     Leader,
-    Lease,
-    Lock,
     NoopLeaseProvider,
     ReadWriteLock,
-    RunHandle,
 )
 from holdfast.locks.admin import AsyncLocks, Locks
 from holdfast.locks.named_leases import AsyncLeases, Leases
 from holdfast.locks.run_locks import AsyncRunLocks, RunLocks
+from holdfast.state import AsyncAtomicState, AtomicState, DurableMutex, DurableSemaphore
 from holdfast.state.accessors import AsyncStates, States
+from holdfast.workflow import RunHandle
 from holdfast.workflow.client_runs import AsyncRuns, Runs
 
 NAMES = [
-    "AcquireAttempt", "Admission", "AsyncAtomicState", "AsyncClient", "AsyncFencedScript", "AsyncLeader", "AsyncLease",
-    "AsyncLeaseProvider", "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock", "AsyncTerm", "AtomicState",
-    "AtomicStateConflictError", "ChildHandle", "Client", "ClientClosed", "Concurrency", "Context", "DeadlockDetected",
-    "DurableMutex", "DurableSemaphore", "EVENTS", "Engine", "Event", "Events", "FencedScript", "HoldNotReleasable",
-    "HolderInfo", "HoldfastError", "InvalidDuration", "InvalidKey", "InvalidOption", "InvalidValue", "InvalidWorkflow",
-    "KindMismatch", "Leader", "Lease", "LeaseLost", "LeaseProvider", "LeaseResult", "Lock", "LockInfo", "LockRecord",
-    "LockTimeout", "NeverFits", "NonDeterminismError", "NoopLeaseProvider", "NotHeld", "NotInWorkflow",
-    "QueueFull", "Rate",
-    "ReadWriteLock", "RecordUnreadable", "Retry", "RunEnded", "RunExists", "RunHandle", "RunInfo", "RunLease",
-    "RunLock", "RunLocked", "RunResultTimeout", "RunsPage", "StaleToken", "Step", "StepFailed", "StepInfo",
-    "StepTimeout", "StoreContended", "StoreError", "StoreNotInstalled", "StoreUnavailable", "StoreUnusable", "Term",
-    "UnknownRun", "WaiterInfo", "Workflow", "WorkflowFailed", "WorkflowConcurrencyLimitExceededError",
-    "WorkflowDefinitionRequired", "WorkflowLimitExceeded", "WorkflowQueueFullError", "WorkflowRateLimitExceededError",
-    "WorkflowTypeNotRegisteredError", "WouldDeadlock", "current_step", "fenced_read", "fenced_replace", "fenced_set",
-    "fenced_set_async", "guard", "guard_async", "initial_lock_record", "is_lease_provider", "step", "workflow",
+    "AsyncClient", "AsyncLease", "AsyncLock", "AtomicStateConflictError", "Client", "Concurrency", "Context", "Engine",
+    "HoldfastError", "Lease", "LeaseLost", "Lock", "LockTimeout", "Rate", "Retry", "RunLocked", "StaleToken",
+    "StepFailed", "StoreUnavailable", "WorkflowConcurrencyLimitExceededError", "WorkflowFailed", "current_step",
+    "guard", "guard_async", "step", "workflow",
 ]  # fmt: skip
+
+SUBPACKAGES = {
+    "holdfast.locks": [
+        "AsyncLeader", "AsyncLease", "AsyncLeaseProvider", "AsyncLock", "AsyncNoopLeaseProvider", "AsyncReadWriteLock",
+        "AsyncTerm", "ForcedInfo", "HolderInfo", "Leader", "Lease", "LeaseProvider", "LeaseResult", "Lock", "LockInfo",
+        "NoopLeaseProvider", "ReadWriteLock", "RunLock", "Term", "WaiterInfo", "is_lease_provider",
+    ],
+    "holdfast.state": [
+        "AcquireAttempt", "AsyncAtomicState", "AtomicState", "DurableMutex", "DurableSemaphore", "LockRecord",
+        "initial_lock_record",
+    ],
+    "holdfast.workflow": [
+        "Admission", "ChildHandle", "Concurrency", "Context", "Engine", "Rate", "Retry", "RunHandle", "RunInfo",
+        "RunLease", "RunsPage", "Step", "StepInfo", "Workflow", "current_step", "step", "workflow",
+    ],
+    "holdfast.fencing": [
+        "AsyncFencedScript", "Fenced", "FencedScript", "fenced_read", "fenced_replace", "fenced_set",
+        "fenced_set_async", "guard", "guard_async",
+    ],
+}  # fmt: skip
 
 SIGNATURES = {
     "__init__": "(self, url=None, *, namespace='default', name=None, retention='7 days', store_options=None, "
@@ -84,13 +84,37 @@ def test_the_package_exports_these_names_and_no_others():
         assert getattr(holdfast, name) is not None
 
 
+@pytest.mark.parametrize("package", SUBPACKAGES)
+def test_a_subpackage_exports_these_names_and_no_others(package):
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == SUBPACKAGES[package]
+    for name in SUBPACKAGES[package]:
+        assert getattr(module, name) is not None
+
+
+ENDING_IN_ERROR = {
+    "HoldfastError": "the root",
+    "StoreError": "the root of all errors of a store",
+    "AtomicStateConflictError": "a name that users know from other engines",
+    "NonDeterminismError": "a name that users know from other engines",
+    "WorkflowConcurrencyLimitExceededError": "a name that users know from other engines",
+}
+
+
+def test_an_error_is_named_by_what_happened_and_only_these_end_in_error():
+    kinds = [kind for kind in vars(holdfast.errors).values() if isinstance(kind, type)]
+    errors = [kind for kind in kinds if kind.__module__ == "holdfast.errors"]
+    assert all(issubclass(kind, holdfast.HoldfastError) for kind in errors)
+    assert {kind.__name__ for kind in errors if kind.__name__.endswith("Error")} == set(ENDING_IN_ERROR)
+
+
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_both_clients_have_the_same_words(kind):
     for name, signature in SIGNATURES.items():
         assert bare(getattr(kind, name)) == signature
     assert public(kind) == [
-        "close", "hold", "label", "leader", "leases", "lock", "locks", "namespace", "run_locks", "runs", "rwlock",
-        "semaphore", "state", "url", "works",
+        "close", "hold", "label", "leader", "leases", "lock", "locks", "namespace", "run_locks", "runs", "runtime",
+        "rwlock", "semaphore", "state", "url",
     ]  # fmt: skip
 
 

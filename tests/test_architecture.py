@@ -197,3 +197,22 @@ def test_native_code_is_little_and_its_lines_are_short():
         assert files
         assert sum(map(len, files.values())) <= limit
         assert [path.name for path, lines in files.items() if any(len(line) > 120 for line in lines)] == []
+
+
+def classes_defined_twice(source):
+    """Every class name that two modules define, with the modules: a name means one thing in the whole tree."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path.relative_to(source).as_posix())
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_a_class_name_is_defined_once():
+    assert classes_defined_twice(SOURCE) == {}
+
+
+def test_a_class_name_that_is_defined_twice_is_found(house):
+    root = house(rules__in__lock="class Place:\n    pass", stores__in__common="class Place:\n    pass")
+    assert classes_defined_twice(root) == {"Place": ["rules/lock.py", "stores/common.py"]}

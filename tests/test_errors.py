@@ -128,8 +128,8 @@ def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_n
         errors.AtomicStateConflictError,
         errors.WorkflowLimitExceeded,
         errors.WorkflowConcurrencyLimitExceededError,
-        errors.WorkflowRateLimitExceededError,
-        errors.WorkflowQueueFullError,
+        errors.WorkflowRateLimitExceeded,
+        errors.WorkflowQueueFull,
     }
 
 

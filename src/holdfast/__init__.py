@@ -1,181 +1,54 @@
-"""Durable concurrency for Python: fenced, renewed, fair locks on the store that you already run."""
+"""Durable concurrency for Python: locks, state and workflows on the database that you already run.
+
+These are the names that nearly every program needs. Everything else is in a subpackage: `holdfast.errors` (all
+errors), `holdfast.locks`, `holdfast.state`, `holdfast.workflow`, `holdfast.fencing`, `holdfast.events` and
+`holdfast.testing`.
+"""
 
 from .client import AsyncClient, Client
 from .errors import (
     AtomicStateConflictError,
-    ClientClosed,
-    DeadlockDetected,
     HoldfastError,
-    HoldNotReleasable,
-    InvalidDuration,
-    InvalidKey,
-    InvalidOption,
-    InvalidValue,
-    InvalidWorkflow,
-    KindMismatch,
     LeaseLost,
     LockTimeout,
-    NeverFits,
-    NonDeterminismError,
-    NotHeld,
-    NotInWorkflow,
-    QueueFull,
-    RecordUnreadable,
-    RunEnded,
-    RunExists,
     RunLocked,
-    RunResultTimeout,
     StaleToken,
     StepFailed,
-    StepTimeout,
-    StoreContended,
-    StoreError,
-    StoreNotInstalled,
     StoreUnavailable,
-    StoreUnusable,
-    UnknownRun,
     WorkflowConcurrencyLimitExceededError,
-    WorkflowDefinitionRequired,
     WorkflowFailed,
-    WorkflowLimitExceeded,
-    WorkflowQueueFullError,
-    WorkflowRateLimitExceededError,
-    WorkflowTypeNotRegisteredError,
-    WouldDeadlock,
 )
-from .events import EVENTS, Event, Events
-from .fencing import (
-    AsyncFencedScript,
-    FencedScript,
-    fenced_read,
-    fenced_replace,
-    fenced_set,
-    fenced_set_async,
-    guard,
-    guard_async,
-)
-from .locks.admin import HolderInfo, LockInfo, WaiterInfo
-from .locks.leader import AsyncLeader, AsyncTerm, Leader, Term
-from .locks.lease import AsyncLease, Lease
-from .locks.lock import AsyncLock, Lock
-from .locks.named_leases import (
-    AsyncLeaseProvider,
-    AsyncNoopLeaseProvider,
-    LeaseProvider,
-    LeaseResult,
-    NoopLeaseProvider,
-    is_lease_provider,
-)
-from .locks.run_locks import RunLock
-from .locks.rwlock import AsyncReadWriteLock, ReadWriteLock
-from .rules.lock_record import LockRecord
-from .state.atomic import AsyncAtomicState, AtomicState
-from .state.durable_locks import AcquireAttempt, DurableMutex, DurableSemaphore, initial_lock_record
-from .workflow.context import ChildHandle, Context, StepInfo, current_step
-from .workflow.definition import Retry, Step, Workflow, step, workflow
-from .workflow.engine import Engine, RunHandle
-from .workflow.limits import Admission, Concurrency, Rate
-from .workflow.queries import RunInfo, RunsPage
-from .workflow.replay_locks import RunLease
+from .fencing import guard, guard_async
+from .locks import AsyncLease, AsyncLock, Lease, Lock
+from .workflow import Concurrency, Context, Engine, Rate, Retry, current_step, step, workflow
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "EVENTS",
-    "AcquireAttempt",
-    "Admission",
-    "AsyncAtomicState",
     "AsyncClient",
-    "AsyncFencedScript",
-    "AsyncLeader",
     "AsyncLease",
-    "AsyncLeaseProvider",
     "AsyncLock",
-    "AsyncNoopLeaseProvider",
-    "AsyncReadWriteLock",
-    "AsyncTerm",
-    "AtomicState",
     "AtomicStateConflictError",
-    "ChildHandle",
     "Client",
-    "ClientClosed",
     "Concurrency",
     "Context",
-    "DeadlockDetected",
-    "DurableMutex",
-    "DurableSemaphore",
     "Engine",
-    "Event",
-    "Events",
-    "FencedScript",
-    "HoldNotReleasable",
-    "HolderInfo",
     "HoldfastError",
-    "InvalidDuration",
-    "InvalidKey",
-    "InvalidOption",
-    "InvalidValue",
-    "InvalidWorkflow",
-    "KindMismatch",
-    "Leader",
     "Lease",
     "LeaseLost",
-    "LeaseProvider",
-    "LeaseResult",
     "Lock",
-    "LockInfo",
-    "LockRecord",
     "LockTimeout",
-    "NeverFits",
-    "NonDeterminismError",
-    "NoopLeaseProvider",
-    "NotHeld",
-    "NotInWorkflow",
-    "QueueFull",
     "Rate",
-    "ReadWriteLock",
-    "RecordUnreadable",
     "Retry",
-    "RunEnded",
-    "RunExists",
-    "RunHandle",
-    "RunInfo",
-    "RunLease",
-    "RunLock",
     "RunLocked",
-    "RunResultTimeout",
-    "RunsPage",
     "StaleToken",
-    "Step",
     "StepFailed",
-    "StepInfo",
-    "StepTimeout",
-    "StoreContended",
-    "StoreError",
-    "StoreNotInstalled",
     "StoreUnavailable",
-    "StoreUnusable",
-    "Term",
-    "UnknownRun",
-    "WaiterInfo",
-    "Workflow",
     "WorkflowConcurrencyLimitExceededError",
-    "WorkflowDefinitionRequired",
     "WorkflowFailed",
-    "WorkflowLimitExceeded",
-    "WorkflowQueueFullError",
-    "WorkflowRateLimitExceededError",
-    "WorkflowTypeNotRegisteredError",
-    "WouldDeadlock",
     "current_step",
-    "fenced_read",
-    "fenced_replace",
-    "fenced_set",
-    "fenced_set_async",
     "guard",
     "guard_async",
-    "initial_lock_record",
-    "is_lease_provider",
     "step",
     "workflow",
 ]

@@ -14,11 +14,11 @@ from .events import Events
 from .locks.admin import AsyncLocks, Locks
 from .locks.hold import hold
 from .locks.leader import TTL as TERM
-from .locks.leader import AsyncLeader, BaseLeader, Leader, OnChange, leader_terms
+from .locks.leader import AsyncLeader, BaseLeader, Leader, OnChange, leader_options
 from .locks.lease import AsyncLease, Lease
 from .locks.lock import AsyncLock, BaseLock, Lock
 from .locks.named_leases import AsyncLeases, Leases
-from .locks.options import Key, OnBusy, OnLost, checked_terms
+from .locks.options import Key, OnBusy, OnLost, checked_options
 from .locks.run_locks import AsyncRunLocks, RunLocks
 from .locks.rwlock import ALL, AsyncReadWriteLock, BaseReadWriteLock, ReadWriteLock
 from .observe import LoggingSink
@@ -26,7 +26,7 @@ from .platform import start_thread
 from .runtime.base import BaseClient
 from .runtime.codec import MAX_BYTES
 from .runtime.misuse import AsyncOnly, SyncOnly, require_asyncio
-from .runtime.notifier import Flag
+from .runtime.notifier import Notifier
 from .runtime.runners import run, run_async
 from .state.accessors import AsyncStates, States
 from .stores import Handle
@@ -38,7 +38,7 @@ RwT = TypeVar("RwT", bound=BaseReadWriteLock[Any])
 LeaderT = TypeVar("LeaderT", bound=BaseLeader[Any])
 
 
-class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
+class _LockMethods(BaseClient, Generic[LockT, RwT, LeaderT]):
     """The words that both clients have, for the colour of lock that each gives out."""
 
     _lock_type: type[LockT]
@@ -89,9 +89,9 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
         closed for `lock_delay`. As a decorator, `key` may be a template over the arguments or a function of
         them, and `on_busy="skip"` lets a call that finds the lock busy return None.
         """
-        terms = checked_terms(
+        options = checked_options(
             key,
-            kind="item",
+            kind="mutex",
             ttl=ttl,
             wait=wait,
             owner=owner,
@@ -103,7 +103,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
             on_busy=on_busy,
             lock_delay=lock_delay,
         )
-        return self._lock_type(self, terms)
+        return self._lock_type(self, options)
 
     def semaphore(
         self,
@@ -126,7 +126,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
         Everyone who uses the key says the same `permits`; the newest caller's number counts, and a change of
         it is reported. The other options are those of `lock`.
         """
-        terms = checked_terms(
+        options = checked_options(
             key,
             kind="semaphore",
             permits=permits,
@@ -141,7 +141,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
             on_busy=on_busy,
             lock_delay=lock_delay,
         )
-        return self._lock_type(self, terms)
+        return self._lock_type(self, options)
 
     def rwlock(
         self,
@@ -158,7 +158,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
         lock_delay: Duration = 0,
     ) -> RwT:
         """Many readers or one writer, in order of arrival: take `.read()` or `.write()`. Options as those of `lock`."""
-        terms = checked_terms(
+        options = checked_options(
             checked_key(key),
             kind="rw",
             permits=ALL,
@@ -172,7 +172,7 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
             on_busy=on_busy,
             lock_delay=lock_delay,
         )
-        return self._rw_type(self, terms)
+        return self._rw_type(self, options)
 
     def leader(
         self,
@@ -188,11 +188,11 @@ class _Words(BaseClient, Generic[LockT, RwT, LeaderT]):
 
         `on_change` is called with the candidate whenever it begins or ceases to lead.
         """
-        terms = leader_terms(name, ttl=ttl, owner=owner, renew_every=renew_every, max_stall=max_stall)
-        return self._leader_type(self, terms, on_change)
+        options = leader_options(name, ttl=ttl, owner=owner, renew_every=renew_every, max_stall=max_stall)
+        return self._leader_type(self, options, on_change)
 
 
-class Client(_Words[Lock, ReadWriteLock, Leader], SyncOnly):
+class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
     """Durable locks for synchronous code.
 
     `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made. In its
@@ -243,7 +243,7 @@ class Client(_Words[Lock, ReadWriteLock, Leader], SyncOnly):
         ...     bool(hf.hold("reconciler", ttl=60)), bool(hf.hold("reconciler", ttl=60))
         (True, False)
         """
-        return run(hold(self, key, ttl, owner, Lease), self.works.lanes)
+        return run(hold(self, key, ttl, owner, Lease), self.runtime.batchers)
 
     def close(self) -> None:
         """Release what is held (holds stay for their window), end every thread, close every connection."""
@@ -259,7 +259,7 @@ class Client(_Words[Lock, ReadWriteLock, Leader], SyncOnly):
         self.close()
 
 
-class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader], AsyncOnly):
+class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], AsyncOnly):
     """Durable locks for asynchronous code. The options are those of `Client`.
 
     >>> import asyncio
@@ -302,11 +302,11 @@ class AsyncClient(_Words[AsyncLock, AsyncReadWriteLock, AsyncLeader], AsyncOnly)
 
     async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
         """Take the key for a whole window, or None while somebody has it. Never released early."""
-        return await run_async(hold(self, key, ttl, owner, AsyncLease), self.works.lanes)
+        return await run_async(hold(self, key, ttl, owner, AsyncLease), self.runtime.batchers)
 
     async def close(self) -> None:
         """Release what is held (holds stay for their window), end every thread, close every connection."""
-        done = Flag()
+        done = Notifier()
 
         def shut() -> None:
             try:

@@ -298,7 +298,7 @@ class StepTimeout(HoldfastError, TimeoutError):
     """A step took longer than it may."""
 
 
-class WorkflowTypeNotRegisteredError(HoldfastError, LookupError):
+class WorkflowNotRegistered(HoldfastError, LookupError):
     """The store holds living runs of workflows that this engine does not know. They are left as they are."""
 
     def __init__(self, message: str | None = None, *, types: dict[str, int] | None = None) -> None:
@@ -333,11 +333,11 @@ class WorkflowConcurrencyLimitExceededError(WorkflowLimitExceeded):
     """As many runs live as may live at a time. Try again when one of them has ended."""
 
 
-class WorkflowRateLimitExceededError(WorkflowLimitExceeded):
+class WorkflowRateLimitExceeded(WorkflowLimitExceeded):
     """As many runs were started as may start within a span. Try again after `retry_after` seconds."""
 
 
-class WorkflowQueueFullError(WorkflowLimitExceeded):
+class WorkflowQueueFull(WorkflowLimitExceeded):
     """As many runs wait to be let in as may wait. Try again later."""
 
 

@@ -37,13 +37,13 @@ class Size(counter.Size):
 
 
 SMALL = Size(
-    processes=4, increments=60, stops=0, deaths=0, kills=0, pauses=0, limit=60, offsets=(1, 0, -1), dead_waiters=0
+    processes=4, increments=60, stops=0, crashes=0, kills=0, pauses=0, limit=60, offsets=(1, 0, -1), dead_waiters=0
 )
 FULL = Size(
     processes=6,
     increments=600,
     stops=0,
-    deaths=0,
+    crashes=0,
     kills=0,
     pauses=0,
     limit=400,

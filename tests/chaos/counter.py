@@ -39,7 +39,7 @@ class Size:
     increments: int
     stops: int
     """Workers that are stopped exactly between reading and writing; the successor of half of them is slow there."""
-    deaths: int
+    crashes: int
     """Workers that die exactly before, and as many that die exactly after the write."""
     kills: int
     """Kills from outside, at random moments, two at a time."""
@@ -49,8 +49,8 @@ class Size:
     """Seconds after which it must be done."""
 
 
-SMALL = Size(processes=4, increments=100, stops=2, deaths=1, kills=0, pauses=1, limit=60)
-FULL = Size(processes=8, increments=2_000, stops=30, deaths=10, kills=14, pauses=14, limit=600)
+SMALL = Size(processes=4, increments=100, stops=2, crashes=1, kills=0, pauses=1, limit=60)
+FULL = Size(processes=8, increments=2_000, stops=30, crashes=10, kills=14, pauses=14, limit=600)
 
 
 # -- a worker ---------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Campaign:
         size, chance = self.size, self.chance
         self.path = self.folder / "count.txt"
         self.path.write_text("")
-        moments = chance.sample(range(2, size.increments - 1), size.stops + 2 * size.deaths)
+        moments = chance.sample(range(2, size.increments - 1), size.stops + 2 * size.crashes)
         self.job = {
             "url": f"sqlite:///{self.folder}/locks.db",
             "path": str(self.path),
@@ -132,8 +132,8 @@ class Campaign:
             "increments": size.increments,
             "stop": moments[: size.stops],
             "dawdle": moments[: size.stops // 2],
-            "die-before": moments[size.stops : size.stops + size.deaths],
-            "die-after": moments[size.stops + size.deaths :],
+            "die-before": moments[size.stops : size.stops + size.crashes],
+            "die-after": moments[size.stops + size.crashes :],
         }
         outside = ["kill"] * (size.kills // 2) + ["pause"] * size.pauses
         chance.shuffle(outside)
@@ -200,12 +200,12 @@ def check(campaign: Campaign) -> dict[str, int]:
     report.at_least("increments", len(lines), campaign.size.increments)
     report.demand("more was counted than asked for", kept=len(lines) <= campaign.size.increments)
     notes = crew.notes("entered", "writes", "accepted", "refused")
-    untold = check_history(report, lines, notes, deaths=campaign.faults["kills"])
+    untold = check_history(report, lines, notes, crashes=campaign.faults["kills"])
     report.tell("written by workers that died before they could say so", untold)
     return refusals(campaign)
 
 
-def check_history(report: Report, lines: list[str], notes: list[dict[str, Any]], *, deaths: int) -> int:
+def check_history(report: Report, lines: list[str], notes: list[dict[str, Any]], *, crashes: int) -> int:
     """The file tells who wrote what with which token, the notes what each was told. Returns how many could not tell."""
     report.demand(
         "the lines are numbered in a row", kept=[int(x.split()[0]) for x in lines] == [*range(1, len(lines) + 1)]
@@ -227,7 +227,7 @@ def check_history(report: Report, lines: list[str], notes: list[dict[str, Any]],
     for line in written - tried:
         report.broken(f"nobody wrote this line: {line}")
     untold = len(written - accepted)
-    report.demand("more lines without a word than deaths", kept=untold <= deaths)
+    report.demand("more lines without a word than deaths", kept=untold <= crashes)
     return untold
 
 
@@ -251,11 +251,11 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
         seen = check(campaign)
         with Client(campaign.job["url"]) as hf:  # whatever is left belongs to the dead, and runs out
             hf.lock("counter", ttl=TTL).acquire(wait=WAITING_LEASE + 2 * TTL).release()
-    deaths = 2 * size.deaths
-    report.at_least("kills (-9)", campaign.faults["kills"], deaths + size.kills // 2)
+    crashes = 2 * size.crashes
+    report.at_least("kills (-9)", campaign.faults["kills"], crashes + size.kills // 2)
     report.at_least("pauses past the lease, at the brink", campaign.faults["stops"], size.stops)
     report.at_least("pauses past the lease, anywhere", campaign.faults["pauses"], size.pauses)
-    report.at_least("takeovers", seen["takeovers"], (deaths + size.stops) // 2)
+    report.at_least("takeovers", seen["takeovers"], (crashes + size.stops) // 2)
     report.at_least("late writes refused by the fence", seen["late writes refused"], size.stops - size.stops // 2)
     report.at_least("holders told of their loss by LeaseLost", seen["told by LeaseLost"], size.stops // 2)
     report.tell("store unavailable", seen["store unavailable"])

@@ -104,7 +104,7 @@ def judge(place: Workplace, report: Report, what: str, job: dict[str, Any], code
     report.demand(
         f"{what}: the keys of steps are others", kept={note["key"] for note in notes if "key" in note} == KEYS
     )
-    deaths = {note["pid"]: note["at"] for note in notes if note["what"] == "died"}
+    crashes = {note["pid"]: note["at"] for note in notes if note["what"] == "died"}
     bodies: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for place_, note in enumerate(notes):
         if note["what"] == "begin":
@@ -113,7 +113,7 @@ def judge(place: Workplace, report: Report, what: str, job: dict[str, Any], code
                 for later in notes[place_:]
                 if later["what"] == "end" and (later["key"], later["pid"]) == (note["key"], note["pid"])
             )
-            bodies[note["key"]].append((note["at"], next(ends, deaths.get(note["pid"], note["at"]))))
+            bodies[note["key"]].append((note["at"], next(ends, crashes.get(note["pid"], note["at"]))))
     for key, spans in bodies.items():
         spans.sort()
         overlap = any(later[0] < earlier[1] for earlier, later in pairwise(spans))

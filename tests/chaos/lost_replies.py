@@ -152,12 +152,12 @@ def _settle(kind: type[Command], command: Command) -> Callable[[Client, Plan], N
     """No client sends these yet; a worker of a workflow will. Sent again, they change nothing."""
 
     def effect(hf: Client, plan: Plan) -> None:
-        lane = hf.works.lanes["commands"]
+        batcher = hf.runtime.batchers["commands"]
         _arm(plan, kind)
         try:
-            lane.run(command)
+            batcher.run(command)
         except StoreUnavailable:
-            lane.run(command)
+            batcher.run(command)
 
     return effect
 

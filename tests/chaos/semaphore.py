@@ -37,7 +37,7 @@ class Size:
     entries: int
     stops: int
     """Holders that are stopped inside, past their lease."""
-    deaths: int
+    crashes: int
     """Holders that die inside."""
     kills: int
     """Kills from outside, at random moments."""
@@ -47,8 +47,8 @@ class Size:
     """Seconds after which it must be done."""
 
 
-SMALL = Size(processes=8, entries=200, stops=3, deaths=2, kills=0, pauses=2, limit=60)
-FULL = Size(processes=10, entries=3_000, stops=30, deaths=20, kills=8, pauses=20, limit=600)
+SMALL = Size(processes=8, entries=200, stops=3, crashes=2, kills=0, pauses=2, limit=60)
+FULL = Size(processes=10, entries=3_000, stops=30, crashes=20, kills=8, pauses=20, limit=600)
 
 
 # -- a worker ---------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Campaign:
         size, chance = self.size, self.chance
         self.tally = self.folder / "tally"
         self.tally.write_bytes(b"")
-        moments = chance.sample(range(5, size.entries - 5), size.stops + size.deaths)
+        moments = chance.sample(range(5, size.entries - 5), size.stops + size.crashes)
         self.job = {
             "url": f"sqlite:///{self.folder}/locks.db",
             "path": str(self.folder / "shared.txt"),
@@ -231,7 +231,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
     report.at_least("times that the last permit was taken", times[PERMITS], size.entries // 5)
     report.tell("seconds with 1, 2, 3 inside", ", ".join(f"{seconds[n]:.1f}" for n in range(1, PERMITS + 1)))
     report.at_least("looks into the store", campaign.faults["looks"], size.entries // 20)
-    report.at_least("kills (-9)", dead, size.deaths + size.kills // 2)
+    report.at_least("kills (-9)", dead, size.crashes + size.kills // 2)
     report.at_least("pauses past the lease, inside", campaign.faults["stops"], size.stops * 2 // 3)
     report.at_least("pauses past the lease, anywhere", campaign.faults["pauses"], size.pauses * 2 // 3)
     report.at_least("writes through the fence", len(crew.notes("wrote")), size.entries // 2)

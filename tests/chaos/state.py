@@ -90,10 +90,10 @@ def stale_writers(url: str, size: Size, report: Report) -> None:
     """Read, let another delete (and write anew), then write as if nothing had happened."""
     refused = 0
     with Client(url) as hf, Client(url) as other:
-        address = ("shared", "", "total")
+        address = ("global", "", "total")
 
         def ask(command: Command) -> Any:
-            return hf.works.lanes["commands"].run(command)
+            return hf.runtime.batchers["commands"].run(command)
 
         for n in range(size.stale):
             seen = ask(ReadSlot(address=address))
@@ -102,7 +102,11 @@ def stale_writers(url: str, size: Size, report: Report) -> None:
                 other.state("total").set(0)
             outcome = ask(
                 SwapSlot(
-                    address=address, request=hf.works.new_attempt(), expected=seen.last, version=seen.version, value="1"
+                    address=address,
+                    request=hf.runtime.new_attempt(),
+                    expected=seen.last,
+                    version=seen.version,
+                    value="1",
                 )
             )
             refused += isinstance(outcome, Conflict)

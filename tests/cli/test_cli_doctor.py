@@ -143,20 +143,20 @@ def test_a_file_that_is_replaced_while_it_is_in_use_is_a_problem(path, url, monk
     with Client(url) as hf:
         with monkeypatch.context() as older:
             older.setattr(sqlite_health, "SCHEMA_VERSION", sqlite_file.SCHEMA_VERSION + 1)
-            (finding,) = [each for each in hf.works.store.diagnose() if each.check == "schema"]
+            (finding,) = [each for each in hf.runtime.store.diagnose() if each.check == "schema"]
             assert (finding.level, "replaced" in finding.detail) == ("problem", True)
         sql(path, "PRAGMA user_version = 3")
-        (finding,) = [each for each in hf.works.store.diagnose() if each.check == "schema"]
+        (finding,) = [each for each in hf.runtime.store.diagnose() if each.check == "schema"]
         assert (finding.level, "development" in finding.detail) == ("problem", True)
         sql(path, "PRAGMA user_version = 99")
-        (finding,) = [each for each in hf.works.store.diagnose() if each.check == "schema"]
+        (finding,) = [each for each in hf.runtime.store.diagnose() if each.check == "schema"]
         assert (finding.level, "newer" in finding.detail) == ("problem", True)
 
 
 def test_a_file_that_vanished_is_a_finding_and_no_exception(path, url):
     with Client(url) as hf:
         path.unlink()
-        assert hf.works.store.diagnose()[0].level == "problem"
+        assert hf.runtime.store.diagnose()[0].level == "problem"
 
 
 def test_a_journal_that_is_no_write_ahead_log_is_a_problem(path, url):

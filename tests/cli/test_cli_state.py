@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 from commandline import answer, failure, holdfast, process
 
-from holdfast import Client, InvalidValue
+from holdfast import Client
+from holdfast.errors import InvalidValue
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_row_that_cannot_be_read_is_the_stores_fault_and_not_the_arguments(url
     def unreadable(*_arguments):
         raise InvalidValue("the state 'k' holds something that is not JSON")
 
-    monkeypatch.setattr("holdfast.AtomicState.set", unreadable)
+    monkeypatch.setattr("holdfast.state.AtomicState.set", unreadable)
     assert (
         failure(holdfast("state", "set", "k", "5", "--url", url), 1)
         == "holdfast: the state 'k' holds something that is not JSON.\n"

@@ -69,15 +69,15 @@ def test_a_program_of_a_page_runs_and_prints_what_the_page_says(page, name, tmp_
 
 def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
     (tmp_path / "trip.py").write_text(dict(FILES["README.md"])["trip.py"])
-    lives = []
+    claims = []
     for kill_at in ("booking a hotel", None):
-        lives.append([])
+        claims.append([])
         with subprocess.Popen([sys.executable, "trip.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout:
-                lives[-1].append(line.strip())
-                if lives[-1][-1] == kill_at:
+                claims[-1].append(line.strip())
+                if claims[-1][-1] == kill_at:
                     process.kill()
-    assert lives == [
+    assert claims == [
         ["booking a flight", "booking a hotel"],
         ["booking a hotel", "booking a car", "['flight booked', 'hotel booked', 'car booked']"],
     ]

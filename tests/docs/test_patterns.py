@@ -71,8 +71,8 @@ def test_a_jobs_transition_is_held_for_60_s_renewed_every_20_and_given_up_after_
                 return getattr(jobs, name)
 
             def __enter__(self):
-                (kept,) = mine.works.keeper._kept.values()
-                seen.append((kept.held.ttl, kept.interval, kept.max_failures))
+                (renewal,) = mine.runtime.heartbeats._renewals.values()
+                seen.append((renewal.held.ttl, renewal.interval, renewal.max_failures))
                 raise LookupError("seen enough")
 
             def __exit__(self, *_):
@@ -119,8 +119,8 @@ async def test_a_runs_update_meets_the_other_tasks_first_and_the_store_one_at_a_
             nonlocal inside, most
             inside += 1
             most = max(most, inside)
-            (kept,) = hf.works.keeper._kept.values()
-            terms.add((kept.held.ttl, kept.interval, len((await hf.locks.inspect(lease.key)).waiters)))
+            (renewal,) = hf.runtime.heartbeats._renewals.values()
+            terms.add((renewal.held.ttl, renewal.interval, len((await hf.locks.inspect(lease.key)).waiters)))
             inside -= 1
             return lease.token
 

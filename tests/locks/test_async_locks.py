@@ -11,10 +11,11 @@ import weakref
 import pytest
 from waiting import eventually, eventually_async
 
-from holdfast import AsyncClient, Client, ClientClosed, LeaseLost, LockTimeout, WouldDeadlock
+from holdfast import AsyncClient, Client, LeaseLost, LockTimeout
 from holdfast.commands import Abandon, Acquire
+from holdfast.errors import ClientClosed, WouldDeadlock
 from holdfast.locks import acquire as taking
-from holdfast.locks.process_queue import gates
+from holdfast.locks.process_queue import queues
 
 
 def run(coroutine):
@@ -283,8 +284,8 @@ def give_up_at_the_gate(client, key):
     loop = asyncio.new_event_loop()
     task = loop.create_task(client.lock(key).acquire())
     task._log_destroy_pending = False
-    address = (client.works.store.identity, key, "item")
-    loop.run_until_complete(eventually_async(lambda: gates.waiting(address) == 1))
+    address = (client.runtime.store.identity, key, "mutex")
+    loop.run_until_complete(eventually_async(lambda: queues.waiting(address) == 1))
     loop.close()
     return task
 
@@ -315,10 +316,10 @@ def test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_
         got = []
         behind = threading.Thread(target=lambda: got.append(holder.lock("a", wait=10).acquire()))
         behind.start()
-        eventually(lambda: gates.waiting((holder.works.store.identity, "a", "item")) == 2)
+        eventually(lambda: queues.waiting((holder.runtime.store.identity, "a", "mutex")) == 2)
         del task
         gc.collect()  # the keeper of that client has ended: whoever waits sees to it
-        eventually(lambda: gates.waiting((holder.works.store.identity, "a", "item")) == 1)
+        eventually(lambda: queues.waiting((holder.runtime.store.identity, "a", "mutex")) == 1)
         lease.release()
         behind.join(20)
         assert got
@@ -332,7 +333,7 @@ def test_a_caller_at_the_gate_hears_that_its_client_was_closed(url, monkeypatch)
         client = AsyncClient(url)
         with Client(url) as holder, holder.lock("a"):
             task = asyncio.create_task(client.lock("a").acquire())
-            await eventually_async(lambda: gates.waiting((holder.works.store.identity, "a", "item")) == 1)
+            await eventually_async(lambda: queues.waiting((holder.runtime.store.identity, "a", "mutex")) == 1)
             await client.close()
             with pytest.raises(ClientClosed):
                 await task

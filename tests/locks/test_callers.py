@@ -8,7 +8,8 @@ from contextvars import copy_context
 
 import pytest
 
-from holdfast import AsyncClient, Client, LockTimeout, WouldDeadlock
+from holdfast import AsyncClient, Client, LockTimeout
+from holdfast.errors import WouldDeadlock
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from holdfast import AsyncClient, Client, InvalidKey, LeaseLost, LockTimeout
+from holdfast import AsyncClient, Client, LeaseLost, LockTimeout
+from holdfast.errors import InvalidKey
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ STORM = """
 CROWDED = """
     import faulthandler, random, signal, sys, threading
     from holdfast import Client
-    from holdfast.locks.process_queue import gates
+    from holdfast.locks.process_queue import queues
     faulthandler.dump_traceback_later(50, exit=True)  # a hang shows where
     chance, stop = random.Random(int(sys.argv[2])), threading.Event()
     signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -74,12 +74,13 @@ CROWDED = """
             thread.join()
         for lock in (hf.semaphore("s", permits=2, weight=2, wait=10), hf.rwlock("doc", wait=10).write()):
             lock.acquire().release()
-    print(interrupts, len(gates))
+    print(interrupts, len(queues))
 """
 
 HANDLER = """
     import faulthandler, signal, sys
-    from holdfast import Client, WouldDeadlock
+    from holdfast import Client
+    from holdfast.errors import WouldDeadlock
     faulthandler.dump_traceback_later(50, exit=True)
     seen = []
     def handler(*_):

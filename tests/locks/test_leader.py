@@ -14,8 +14,9 @@ import pytest
 from sync_async import on_a_loop
 from waiting import eventually
 
-from holdfast import AsyncClient, Client, InvalidKey, InvalidOption, LeaseLost, LockTimeout, WouldDeadlock
+from holdfast import AsyncClient, Client, LeaseLost, LockTimeout
 from holdfast.commands import Acquire, Renew
+from holdfast.errors import InvalidKey, InvalidOption, WouldDeadlock
 
 KEY = "leader:scheduler"
 
@@ -117,7 +118,7 @@ def test_a_loss_is_told_before_the_next_beginning_whoever_notices_it_first(url):
         told = []
         leader = client.leader("scheduler", on_change=lambda who: told.append(who.token))
         first = leader.campaign()
-        client.works.callbacks.add = lambda _call: None  # that thread is slow today
+        client.runtime.callbacks.add = lambda _call: None  # that thread is slow today
         client.locks.force_release(KEY, reason="test")
         with pytest.raises(LeaseLost):
             first.renew()

@@ -16,7 +16,7 @@ from holdfast import AsyncClient, Client, LockTimeout
 from holdfast.commands import Acquire
 from holdfast.locks import acquire as taking
 from holdfast.locks.local_queue import A_FEW
-from holdfast.locks.process_queue import gates
+from holdfast.locks.process_queue import queues
 
 PERMITS = 3
 
@@ -58,7 +58,7 @@ async def test_500_tasks_share_a_semaphore_of_3_and_few_of_them_wait_in_the_stor
         assert most_inside <= PERMITS
         assert most_waiters <= PERMITS + A_FEW
         assert [tokens[number] for number in range(500)] == sorted(tokens.values()), "in order of arrival"
-        assert len(gates) == 0
+        assert len(queues) == 0
 
 
 @on_a_loop
@@ -89,7 +89,7 @@ def test_threads_share_a_semaphore(url):
             pass
     assert len(most) == 40
     assert max(most) <= PERMITS
-    assert len(gates) == 0
+    assert len(queues) == 0
 
 
 # -- order ------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ async def test_weights_are_never_exceeded_and_nobody_starves(url):
 
         await asyncio.gather(*(work(1 + number % 5) for number in range(60)))
         assert most <= 5
-        assert len(gates) == 0
+        assert len(queues) == 0
 
 
 @on_a_loop
@@ -170,7 +170,7 @@ async def test_a_writer_between_readers_of_its_process_is_not_overtaken(url):
         await asyncio.gather(*tasks)
         assert set(order[:8]) == set(before)
         assert order[8] == "the writer"
-        assert len(gates) == 0
+        assert len(queues) == 0
 
 
 @on_a_loop
@@ -192,7 +192,7 @@ async def test_300_readers_of_one_process_are_inside_together(url):
             await eventually_async(lambda: queued_here(hf, "doc", "rw") == 300 - A_FEW)
             await eventually_async(lambda: waiters(hf, "doc", A_FEW))
         await asyncio.gather(*tasks)
-        assert len(gates) == 0
+        assert len(queues) == 0
 
 
 @on_a_loop
@@ -258,7 +258,7 @@ def begin(tasks, client, side, name, order):
 def elsewhere(url, monkeypatch):
     """An asynchronous client whose callers do not meet those of the others: as in another process."""
     client = AsyncClient(url)
-    store = client.works.store
+    store = client.runtime.store
     monkeypatch.setattr(store, "identity", f"{store.identity} elsewhere")
     yield client
     client._shut()
@@ -307,7 +307,7 @@ async def test_a_newcomer_with_more_permits_is_no_reason_to_wait_for_ever(url):
         tasks.append(asyncio.create_task(more()))
         await lease.release()
         await asyncio.gather(*tasks)
-        assert len(gates) == 0
+        assert len(queues) == 0
 
 
 # -- try once ---------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ async def test_callers_that_try_once_together_all_get_what_is_free(url, kind):
         assert None not in leases
         for lease in leases:
             await lease.release()
-        assert len(gates) == 0
+        assert len(queues) == 0
 
 
 @on_a_loop

@@ -13,11 +13,12 @@ from crowds import callers, pass_through, queued_here, waiters
 from sync_async import on_a_loop
 from waiting import PATIENCE, eventually, eventually_async
 
-from holdfast import AsyncClient, Client, ClientClosed, LockTimeout
+from holdfast import AsyncClient, Client, LockTimeout
 from holdfast.commands import Inspect
+from holdfast.errors import ClientClosed
 from holdfast.locks import acquire as taking
 from holdfast.locks.local_queue import A_FEW
-from holdfast.locks.process_queue import gates
+from holdfast.locks.process_queue import queues
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ async def test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind(ur
             assert errors[-1].position == 15
             assert queued_here(hf, "s", kind) == 0
         await eventually_async(lambda: waiters(hf, "s", 0))
-        assert len(gates) == 0
+        assert len(queues) == 0
         async with lock:
             pass
 
@@ -68,7 +69,7 @@ def test_a_caller_in_the_local_queue_hears_that_its_client_was_closed(url, monke
             eventually(lambda: queued_here(client, "s") == 3)
             client.close()
         assert len(errors) == A_FEW + 3
-    assert len(gates) == 0
+    assert len(queues) == 0
 
 
 def test_a_caller_whose_loop_ends_in_the_local_queue_does_not_stop_the_others(url):
@@ -82,9 +83,9 @@ def test_a_caller_whose_loop_ends_in_the_local_queue_does_not_stop_the_others(ur
         loop.run_until_complete(eventually_async(lambda: queued_here(client, "s") == 3))
         loop.close()
         del task, tasks
-        address = (client.works.store.identity, "s", "semaphore")
+        address = (client.runtime.store.identity, "s", "semaphore")
         # Some may still be on their way to the store; then a later collection finds them.
-        eventually(lambda: (gc.collect(), not queued_here(client, "s") and len(gates.in_the_way(address)) == 1)[1])
+        eventually(lambda: (gc.collect(), not queued_here(client, "s") and len(queues.in_the_way(address)) == 1)[1])
         lease.release()
         with holder.semaphore("s", permits=1, wait=PATIENCE):
             pass
@@ -108,7 +109,7 @@ def test_a_caller_that_was_not_called_finds_out_by_itself(url, monkeypatch):
                 patch.setattr("holdfast.locks.process_queue._open", lambda _called: None)
                 lease.release()
                 eventually(lambda: len(served) == A_FEW + 3)
-    assert len(gates) == 0
+    assert len(queues) == 0
 
 
 def test_a_long_wait_in_the_local_queue_is_reported_once(url, monkeypatch):
@@ -177,19 +178,19 @@ class StuckLoop:
         standing = threading.Event()
         self._loop.call_soon_threadsafe(lambda: (standing.set(), self._going_on.wait(10 * PATIENCE)))
         assert standing.wait(PATIENCE)
-        self.client.works.lanes["commands"].run(Inspect(key="k"))
+        self.client.runtime.batchers["commands"].run(Inspect(key="k"))
 
     def go_on(self):
         self._going_on.set()
 
 
-@pytest.mark.parametrize("kind", ["item", "semaphore", "rw"])
+@pytest.mark.parametrize("kind", ["mutex", "semaphore", "rw"])
 def test_callers_of_a_loop_that_stands_still_do_not_stop_the_others(url, kind, monkeypatch):
     """Those of them that wait in the store lose their place there; those that wait here are passed over."""
     monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
     monkeypatch.setattr(taking, "WAITER_TTL", 500_000)
     makers = {
-        "item": lambda hf: hf.lock("k"),
+        "mutex": lambda hf: hf.lock("k"),
         "semaphore": lambda hf: hf.semaphore("k", permits=1),
         "rw": lambda hf: hf.rwlock("k").write(),
     }
@@ -198,7 +199,7 @@ def test_callers_of_a_loop_that_stands_still_do_not_stop_the_others(url, kind, m
     with Client(url) as hf, StuckLoop(url) as stuck:
         lease = make(hf).acquire()
         stuck.ask(make, ask)
-        here = ask - (0 if kind == "item" else A_FEW)
+        here = ask - (0 if kind == "mutex" else A_FEW)
         eventually(lambda: queued_here(hf, "k", kind) == here)
         eventually(lambda: len(hf.locks.inspect("k").waiters) == ask - here)
         stuck.stand_still()
@@ -208,14 +209,14 @@ def test_callers_of_a_loop_that_stands_still_do_not_stop_the_others(url, kind, m
                 served.append(number)
 
         with callers(3, work):
-            address = (hf.works.store.identity, "k", kind)
-            eventually(lambda: len(gates.in_the_way(address)) + gates.waiting(address) == 1 + ask + 3)
+            address = (hf.runtime.store.identity, "k", kind)
+            eventually(lambda: len(queues.in_the_way(address)) + queues.waiting(address) == 1 + ask + 3)
             lease.release()
         assert sorted(served) == [0, 1, 2]
         assert stuck.served == 0
         stuck.go_on()
         eventually(lambda: stuck.served == ask)
-    assert len(gates) == 0
+    assert len(queues) == 0
 
 
 def test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take(url, monkeypatch):
@@ -240,7 +241,7 @@ def test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take(ur
         assert stuck.served == 0
         stuck.go_on()
         eventually(lambda: stuck.served == A_FEW + 2)
-    assert len(gates) == 0
+    assert len(queues) == 0
 
 
 def test_a_synchronous_caller_that_blocks_the_loop_of_those_before_it_is_served(url, monkeypatch):
@@ -259,7 +260,7 @@ def test_a_synchronous_caller_that_blocks_the_loop_of_those_before_it_is_served(
             await asyncio.gather(*tasks)
 
     asyncio.run(main())
-    assert len(gates) == 0
+    assert len(queues) == 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -276,7 +277,7 @@ def test_after_a_fork_the_child_queues_behind_none_of_its_parents_callers(url):
             if pid == 0:
                 code = 1
                 try:
-                    assert len(gates) == 0
+                    assert len(queues) == 0
                     if not url.startswith("memory"):
                         assert hf.semaphore("s", permits=1).try_acquire() is None, "the parent's permit is seen"
                     with hf.semaphore("other", permits=1, wait=PATIENCE):
@@ -288,4 +289,4 @@ def test_after_a_fork_the_child_queues_behind_none_of_its_parents_callers(url):
             assert queued_here(hf, "s") == 3
             lease.release()
         assert os.waitstatus_to_exitcode(status) == 0
-    assert len(gates) == 0
+    assert len(queues) == 0

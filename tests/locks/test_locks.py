@@ -12,26 +12,23 @@ import pytest
 from waiting import eventually
 
 import holdfast
-from holdfast import (
-    AsyncClient,
-    Client,
+from holdfast import AsyncClient, Client, LeaseLost, LockTimeout
+from holdfast.commands import Acquire
+from holdfast.errors import (
     ClientClosed,
     HoldNotReleasable,
     InvalidDuration,
     InvalidKey,
     InvalidOption,
     KindMismatch,
-    LeaseLost,
-    LockTimeout,
     NeverFits,
     NotHeld,
     WouldDeadlock,
 )
-from holdfast.commands import Acquire
 from holdfast.locks import acquire as taking
 from holdfast.rules.lock_record import Label
-from holdfast.runtime.heartbeats import Keeper
-from holdfast.runtime.notifier import Flag
+from holdfast.runtime.heartbeats import Heartbeats
+from holdfast.runtime.notifier import Notifier
 
 
 @pytest.fixture
@@ -145,10 +142,10 @@ def test_a_waiter_gets_the_lock_when_it_is_released(hf, other):
 
 
 def gate_or_queue_has_waiter(client, key):
-    from holdfast.locks.process_queue import gates  # noqa: PLC0415
+    from holdfast.locks.process_queue import queues  # noqa: PLC0415
 
-    address = (client.works.store.identity, key, "item")
-    return bool(client.locks.inspect(key).waiters) or gates.waiting(address) > 0
+    address = (client.runtime.store.identity, key, "mutex")
+    return bool(client.locks.inspect(key).waiters) or queues.waiting(address) > 0
 
 
 def test_fifty_local_callers_go_to_the_store_one_at_a_time(plan, url):
@@ -406,7 +403,7 @@ def test_a_change_of_permits_is_reported_and_evicts_whom_it_can_never_fit(hf, ot
 def test_another_kind_on_the_same_key_is_refused_while_it_is_in_use(hf, other):
     with hf.lock("a"), pytest.raises(KindMismatch) as caught:
         other.semaphore("a", permits=2).acquire(wait=0)
-    assert (caught.value.wanted, caught.value.found) == ("semaphore", "item")
+    assert (caught.value.wanted, caught.value.found) == ("semaphore", "mutex")
     with other.semaphore("a", permits=2):
         pass
 
@@ -468,14 +465,14 @@ def test_a_closed_client_cannot_be_entered(url):
 def test_a_grant_that_comes_while_its_client_is_closed_is_given_back(url, monkeypatch):
     """Granted and not yet in the keeper's care: nobody would renew it, nor tell its holder."""
     client = Client(url)
-    keep = Keeper.keep
+    keep = Heartbeats.keep
 
     def close_first(self, kept):
-        monkeypatch.setattr(Keeper, "keep", keep)
+        monkeypatch.setattr(Heartbeats, "keep", keep)
         run_in_thread(client.close)
         keep(self, kept)
 
-    monkeypatch.setattr(Keeper, "keep", close_first)
+    monkeypatch.setattr(Heartbeats, "keep", close_first)
     with Client(url) as other:
         with pytest.raises(ClientClosed):
             client.lock("a").acquire()
@@ -486,28 +483,28 @@ def test_a_grant_that_comes_while_its_client_is_closed_is_given_back(url, monkey
 
 def test_whoever_begins_to_wait_when_its_client_has_closed_opens_nothing_again(url):
     client = Client(url)
-    works = client.works
+    runtime = client.runtime
     client.close()
     with pytest.raises(ClientClosed):
-        works.expect("x", eager=True)
+        runtime.expect("x", eager=True)
     with pytest.raises(ClientClosed):
-        works.listen(Acquire(key="a", id="x", label=Label(name="x"), ttl=1))
+        runtime.listen(Acquire(key="a", id="x", label=Label(name="x"), ttl=1))
 
 
 def test_everyone_who_asked_before_hints_began_to_flow_looks_once_more(hf):
     """Not only the one that opened the watch: the hint for another one may have come just before, and be lost."""
-    works = hf.works
+    runtime = hf.runtime
 
     def ask(id):
-        return works.listen(Acquire(key="a", id=id, label=Label(name="x"), ttl=1))
+        return runtime.listen(Acquire(key="a", id=id, label=Label(name="x"), ttl=1))
 
     flags = [ask("first"), ask("second")]
-    assert works.expect("first", eager=False)
+    assert runtime.expect("first", eager=False)
     flags.append(ask("later"))
-    assert [works.expect(id, eager=False) for id in ("first", "second", "later")] == [False, True, False]
-    assert not works.expect("second", eager=False)
+    assert [runtime.expect(id, eager=False) for id in ("first", "second", "later")] == [False, True, False]
+    assert not runtime.expect("second", eager=False)
     for id in ("first", "second", "later"):
-        works.forget(id)
+        runtime.forget(id)
     del flags
 
 
@@ -530,7 +527,7 @@ def test_a_caller_at_the_gate_that_was_not_called_finds_out_by_itself(hf, monkey
     thread, result = in_thread(lambda: hf.lock("a", wait=60).acquire())
     eventually(lambda: "wait_long" in seen)
     with monkeypatch.context() as patch:
-        patch.setattr(Flag, "set", lambda self: None)
+        patch.setattr(Notifier, "set", lambda self: None)
         lease.release()
     thread.join(20)
     assert result

@@ -7,16 +7,9 @@ import warnings
 import pytest
 from waiting import eventually
 
-from holdfast import (
-    AsyncNoopLeaseProvider,
-    InvalidDuration,
-    InvalidKey,
-    KindMismatch,
-    LeaseResult,
-    NoopLeaseProvider,
-    is_lease_provider,
-)
 from holdfast.commands import Acquire, Release, Renew, Transfer
+from holdfast.errors import InvalidDuration, InvalidKey, KindMismatch
+from holdfast.locks import AsyncNoopLeaseProvider, LeaseResult, NoopLeaseProvider, is_lease_provider
 
 KEY = "thread:abc"
 
@@ -164,7 +157,7 @@ def test_a_lost_reply_changes_no_answer(plan, leases, colour):
 
 
 def test_a_key_that_is_a_lock_is_not_a_lease(leases, hf, colour):
-    with colour.block(hf.lock(KEY)), pytest.raises(KindMismatch, match="in use as a lock of kind 'item'"):
+    with colour.block(hf.lock(KEY)), pytest.raises(KindMismatch, match="in use as a lock of kind 'mutex'"):
         colour.do(leases.acquire_lease(KEY, "run-1", 15))
 
 

@@ -161,7 +161,7 @@ def test_what_never_reached_a_server_is_not_given_back(url):
             with pytest.raises(StoreUnavailable) as caught:
                 hf.lock("k", wait=wait).acquire()
             assert not caught.value.ambiguous
-        assert not hf.works.keeper._debts
+        assert not hf.runtime.heartbeats._abandons
         assert "give_back_failed" not in told
 
 
@@ -176,9 +176,9 @@ def test_a_server_that_stands_still_is_asked_once_more_and_then_given_up(kind, t
         with Client(url) as hf:
             hf.lock("k").acquire().release()
             tries = []
-            lane = hf.works.lanes["commands"]
-            run = lane.run
-            monkeypatch.setattr(lane, "run", lambda command: (tries.append(command), run(command))[1])
+            batcher = hf.runtime.batchers["commands"]
+            run = batcher.run
+            monkeypatch.setattr(batcher, "run", lambda command: (tries.append(command), run(command))[1])
             proxy.stall()
             with pytest.raises(StoreUnavailable) as caught:
                 hf.lock("k", wait=0).acquire()

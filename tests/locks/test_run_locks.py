@@ -10,18 +10,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from waiting import eventually
 
-from holdfast import (
-    AsyncClient,
-    Client,
-    InvalidDuration,
-    InvalidKey,
-    LeaseLost,
-    RunLock,
-    RunLocked,
-    StoreUnavailable,
-)
+from holdfast import AsyncClient, Client, LeaseLost, RunLocked, StoreUnavailable
 from holdfast.commands import Acquire, Release, Renew
-from holdfast.runtime.notifier import Flag
+from holdfast.errors import InvalidDuration, InvalidKey
+from holdfast.locks import RunLock
+from holdfast.runtime.notifier import Notifier
 
 RUN = ("import", "run-7")
 
@@ -48,15 +41,15 @@ def test_the_default_is_30_minutes_renewed_every_10(locks, hf, colour):
     colour.do(locks.try_acquire(*RUN))
     left = colour.do(locks.get(*RUN)).expires_at - datetime.now(UTC)
     assert timedelta(minutes=29) < left <= timedelta(minutes=30)
-    (kept,) = hf.works.keeper._kept.values()
-    assert kept.interval == 600
+    (renewal,) = hf.runtime.heartbeats._renewals.values()
+    assert renewal.interval == 600
 
 
 def test_both_are_settable(locks, hf, colour):
     colour.do(locks.try_acquire(*RUN, "1 hour", renew_every="5 minutes"))
     assert colour.do(locks.get(*RUN)).expires_at - datetime.now(UTC) > timedelta(minutes=59)
-    (kept,) = hf.works.keeper._kept.values()
-    assert kept.interval == 300
+    (renewal,) = hf.runtime.heartbeats._renewals.values()
+    assert renewal.interval == 300
 
 
 def test_the_keeper_renews_it_also_when_the_thread_that_took_it_has_ended(url):
@@ -108,13 +101,13 @@ def test_only_ones_own_hold_is_renewed_and_released(locks, others, colour):
 
 def test_renew_may_give_another_ttl_longer_or_shorter_and_the_heartbeat_follows(locks, hf, colour):
     colour.do(locks.try_acquire(*RUN, 60))
-    (kept,) = hf.works.keeper._kept.values()
+    (renewal,) = hf.runtime.heartbeats._renewals.values()
     assert colour.do(locks.renew(*RUN, "1 hour")) is True
-    assert kept.held.remaining() > 3000
-    assert kept.interval == 1200
+    assert renewal.held.remaining() > 3000
+    assert renewal.interval == 1200
     assert colour.do(locks.renew(*RUN, 30)) is True
-    assert 20 < kept.held.remaining() <= 30
-    assert kept.interval == 10
+    assert 20 < renewal.held.remaining() <= 30
+    assert renewal.interval == 10
     assert colour.do(locks.get(*RUN)).expires_at - datetime.now(UTC) <= timedelta(seconds=30)
 
 
@@ -122,20 +115,20 @@ def test_an_answer_is_judged_by_the_ttl_that_was_sent_although_another_is_asked_
     locks, hf, colour, monkeypatch
 ):
     colour.do(locks.try_acquire(*RUN, 60))
-    keeper = hf.works.keeper
-    (kept,) = keeper._kept.values()
-    judge, judged = keeper._judge, []
+    heartbeats = hf.runtime.heartbeats
+    (renewal,) = heartbeats._renewals.values()
+    judge, judged = heartbeats._judge, []
 
     def meanwhile(*args):
         if not judged:
-            keeper._changes.append((kept, 3_600_000_000, 1_200.0, Flag()))
-            keeper._look_around()
+            heartbeats._changes.append((renewal, 3_600_000_000, 1_200.0, Notifier()))
+            heartbeats._look_around()
             judge(*args)
-            judged.append(kept.held.remaining())
+            judged.append(renewal.held.remaining())
         else:
             judge(*args)
 
-    monkeypatch.setattr(keeper, "_judge", meanwhile)
+    monkeypatch.setattr(heartbeats, "_judge", meanwhile)
     assert colour.do(locks.renew(*RUN)) is True
     eventually(lambda: judged)
     assert judged[0] <= 60
@@ -146,20 +139,20 @@ def test_a_shorter_ttl_counts_from_the_moment_it_was_asked_for_even_if_the_answe
 ):
     monkeypatch.setattr("holdfast.locks.run_locks.RESEND_FOR", 0.6)
     colour.do(locks.try_acquire(*RUN, 3600))
-    (kept,) = hf.works.keeper._kept.values()
+    (renewal,) = hf.runtime.heartbeats._renewals.values()
     plan.refuse = Renew
     with pytest.raises(StoreUnavailable) as caught:
         colour.do(locks.renew(*RUN, 30))
     assert caught.value.ambiguous
-    assert kept.held.remaining() <= 30
-    assert kept.interval == 10
+    assert renewal.held.remaining() <= 30
+    assert renewal.interval == 10
 
 
 def test_a_renewal_that_its_caller_gave_up_costs_nobody_the_run(plan, hf, colour, monkeypatch):
     """The keeper goes on with the shorter ttl, at its pace."""
     monkeypatch.setattr("holdfast.locks.run_locks.RESEND_FOR", 0.3)
     colour.do(hf.run_locks.try_acquire(*RUN, 3600))
-    (kept,) = hf.works.keeper._kept.values()
+    (renewal,) = hf.runtime.heartbeats._renewals.values()
     plan.refuse = Renew
     with pytest.raises(StoreUnavailable):
         colour.do(hf.run_locks.renew(*RUN, 1.2))
@@ -168,13 +161,13 @@ def test_a_renewal_that_its_caller_gave_up_costs_nobody_the_run(plan, hf, colour
     hf.events.subscribe(lambda event: beats.append(event.name) if event.name == "leases_renewed" else None)
     eventually(lambda: len(beats) >= 4)
     assert colour.do(hf.run_locks.token(*RUN)) is not None
-    assert kept.held.ttl == 1_200_000
+    assert renewal.held.ttl == 1_200_000
 
 
 def test_a_longer_ttl_is_not_undone_by_a_heartbeat_that_was_under_way(plan, hf, colour):
     """A heartbeat with the old ttl is on its way when the longer one is asked for: it cannot come after it."""
     colour.do(hf.run_locks.try_acquire(*RUN, 2))
-    (kept,) = hf.works.keeper._kept.values()
+    (renewal,) = hf.runtime.heartbeats._renewals.values()
     under_way, go_on = threading.Event(), threading.Event()
 
     def hold_up(commands):
@@ -187,7 +180,7 @@ def test_a_longer_ttl_is_not_undone_by_a_heartbeat_that_was_under_way(plan, hf, 
     threading.Timer(0.2, go_on.set).start()
     assert colour.do(hf.run_locks.renew(*RUN, 60)) is True
     assert colour.do(hf.run_locks.get(*RUN)).expires_at - datetime.now(UTC) > timedelta(seconds=50)
-    assert kept.held.remaining() > 50
+    assert renewal.held.remaining() > 50
     ttls = [command.ttl for command in plan.sent if isinstance(command, Renew)]
     assert ttls == sorted(ttls)
 

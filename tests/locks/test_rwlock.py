@@ -10,9 +10,10 @@ import pytest
 from sync_async import on_a_loop
 from waiting import eventually
 
-from holdfast import AsyncClient, Client, KindMismatch, LockTimeout, WouldDeadlock
+from holdfast import AsyncClient, Client, LockTimeout
+from holdfast.errors import KindMismatch, WouldDeadlock
 from holdfast.locks.local_queue import A_FEW
-from holdfast.locks.process_queue import gates
+from holdfast.locks.process_queue import queues
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ async def test_readers_that_wait_together_come_in_together(url):
 
         async with client.rwlock("doc:7").write():
             tasks = [asyncio.create_task(read()) for _ in range(10)]
-            while gates.waiting((client.works.store.identity, "doc:7", "rw")) < 10 - A_FEW:
+            while queues.waiting((client.runtime.store.identity, "doc:7", "rw")) < 10 - A_FEW:
                 await asyncio.sleep(0.005)
         await asyncio.gather(*tasks)
         assert most == 10
@@ -199,8 +200,8 @@ def test_a_key_that_is_a_plain_lock_is_not_a_read_write_lock(hf, doc, colour):
 def test_a_dead_writer_is_passed_over(url):
     with Client(url) as dying, Client(url) as client:
         lease = dying.rwlock("doc:7", ttl=0.3).write().acquire()
-        (kept,) = dying.works.keeper._kept.values()
-        dying.works.keeper.drop(kept.held)  # as if its process had died: nobody renews it
+        (renewal,) = dying.runtime.heartbeats._renewals.values()
+        dying.runtime.heartbeats.drop(renewal.held)  # as if its process had died: nobody renews it
 
         def read():
             lease = client.rwlock("doc:7").read().acquire(wait=20)
@@ -209,5 +210,5 @@ def test_a_dead_writer_is_passed_over(url):
         reader = threading.Thread(target=read)
         reader.start()
         eventually(lambda: not reader.is_alive())
-        kept.held.end()
+        renewal.held.end()
         assert not lease.valid

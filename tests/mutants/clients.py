@@ -37,7 +37,7 @@ ABOVE = [
     Mutant(
         "on a swift store a crowd goes all at once",
         "runtime/batcher.py",
-        "        if not self._swift:\n            return MAX_BATCH\n",
+        "        if not self._out_of_process:\n            return MAX_BATCH\n",
         "        if self._name:\n            return MAX_BATCH\n",
         (LANE + "test_on_a_swift_store_a_crowd_goes_in_halves_and_everybody_is_answered",),
     ),
@@ -51,15 +51,15 @@ ABOVE = [
     Mutant(
         "clients that took leases together renew them together",
         "runtime/heartbeats.py",
-        "        kept.renew_at -= kept.interval * (1 - self._pace)\n",
+        "        renewal.renew_at -= renewal.interval * (1 - self._pace)\n",
         "",
         (KEEPER + "test_clients_that_took_leases_at_the_same_moment_renew_them_at_different_ones",),
     ),
     Mutant(
         "clients that have once renewed together do so for ever",
         "runtime/heartbeats.py",
-        "            kept.renew_at = sent + kept.interval * self._pace\n",
-        "            kept.renew_at = sent + kept.interval\n",
+        "            renewal.renew_at = sent + renewal.interval * self._pace\n",
+        "            renewal.renew_at = sent + renewal.interval\n",
         (KEEPER + "test_each_round_of_renewals_has_a_pace_of_its_own",),
     ),
     Mutant(
@@ -86,14 +86,14 @@ ABOVE = [
     Mutant(
         "a cancelled acquire keeps what it got",
         "runtime/flows.py",
-        "        if trace and not never_arrived:\n            desk.give_back(_abandon(command))",
+        "        if trace and not never_arrived:\n            services.give_back(_abandon(command))",
         "        if trace and not never_arrived:\n            pass",
         (ASYNC + "test_cancelled_at_the_very_moment_of_the_grant_it_is_given_back",),
     ),
     Mutant(
         "a waiter that timed out stays in the queue",
         "runtime/flows.py",
-        "                yield from _leave_queue(desk, command)\n",
+        "                yield from _leave_queue(services, command)\n",
         "",
         (ASYNC + "test_a_waiter_that_times_out_leaves_nothing_behind",),
     ),
@@ -122,7 +122,7 @@ ABOVE = [
     Mutant(
         "failing renewals are never given up",
         "runtime/heartbeats.py",
-        "            if held.failures >= kept.max_failures:",
+        "            if held.failures >= renewal.max_failures:",
         "            if held.failures >= 1_000:",
         (REPLIES + "test_three_renewals_in_a_row_that_fail_lose_the_lease",),
     ),
@@ -136,7 +136,7 @@ ABOVE = [
     Mutant(
         "a renewal that comes after the release is taken for a loss",
         "runtime/heartbeats.py",
-        "        elif self._kept.get(held.id) is not kept:  # its holder is giving it back at this moment\n"
+        "        elif self._renewals.get(held.id) is not renewal:  # its holder is giving it back at this moment\n"
         "            return\n",
         "",
         (KEEPER + "test_a_renewal_that_arrives_after_the_release_is_not_a_loss",),
@@ -179,14 +179,14 @@ ABOVE = [
     Mutant(
         "the gate stays shut when a lease is lost",
         "locks/lease.py",
-        "        if turn is not None and turn.held is held:\n            gates.leave(turn)",
-        '        if turn is not None and turn.held is held and held.state == "ended":\n            gates.leave(turn)',
+        "        if turn is not None and turn.held is held:\n            queues.leave(turn)",
+        '        if turn is not None and turn.held is held and held.state == "ended":\n            queues.leave(turn)',
         (LOCKS + "test_the_gate_opens_when_a_lease_is_lost",),
     ),
     Mutant(
         "local callers all go to the store at once",
         "locks/options.py",
-        '        return self.kind in {"item", "semaphore", "rw"}',
+        '        return self.kind in {"mutex", "semaphore", "rw"}',
         "        return False",
         (LOCKS + "test_fifty_local_callers_go_to_the_store_one_at_a_time",),
     ),
@@ -305,7 +305,7 @@ ABOVE = [
     Mutant(
         "a caller at the gate starts no keeper, and nobody sees to what it leaves",
         "runtime/heartbeats.py",
-        "        if not self._serving:\n            _left_over.append(errand)\n",
+        "        if not self._serving:\n            _orphaned_callbacks.append(callback)\n",
         "",
         (KEEPER + "test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_caller",),
     ),
@@ -319,21 +319,21 @@ ABOVE = [
     Mutant(
         "a caller at the gate does not look around for what was left over",
         "locks/acquire.py",
-        "            break\n        see_to_left_over()\n",
+        "            break\n        run_orphaned_callbacks()\n",
         "            break\n",
         (ASYNC + "test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_gate_shut",),
     ),
     Mutant(
         "a caller at the gate waits on when its client is closed",
         "locks/acquire.py",
-        "        client.works  # noqa: B018  (closed meanwhile, this raises)\n",
+        "        client.runtime  # noqa: B018  (closed meanwhile, this raises)\n",
         "",
         (ASYNC + "test_a_caller_at_the_gate_hears_that_its_client_was_closed",),
     ),
     Mutant(
         "a caller at the gate rests on being called",
         "locks/acquire.py",
-        "        if gates.look(turn):",
+        "        if queues.look(turn):",
         "        if False:",
         (LOCKS + "test_a_caller_at_the_gate_that_was_not_called_finds_out_by_itself",),
     ),
@@ -413,9 +413,9 @@ ABOVE = [
     Mutant(
         "a hold is handed over, and so prolonged",
         "locks/lease.py",
-        "        held, works, turn = self._held, self._works, self._turn\n"
-        '        if self._terms.kind == "hold":\n            raise HoldNotReleasable\n',
-        "        held, works, turn = self._held, self._works, self._turn\n",
+        "        held, runtime, turn = self._held, self._runtime, self._turn\n"
+        '        if self._options.kind == "hold":\n            raise HoldNotReleasable\n',
+        "        held, runtime, turn = self._held, self._runtime, self._turn\n",
         (LOCKS + "test_a_hold_is_kept_for_its_whole_window",),
     ),
     Mutant(
@@ -428,8 +428,8 @@ ABOVE = [
     Mutant(
         "leaving an inner block gives back what was given back within it",
         "locks/lock.py",
-        "            run(lease._give(grip), lease._works.lanes)  # noqa: SLF001",
-        "            run(lease._give(), lease._works.lanes)  # noqa: SLF001",
+        "            run(lease._give(grip), lease._runtime.batchers)  # noqa: SLF001",
+        "            run(lease._give(), lease._runtime.batchers)  # noqa: SLF001",
         (LOCKS + "test_giving_back_within_a_reentrant_block_leaves_the_outer_block_its_lock",),
     ),
     Mutant(
@@ -442,28 +442,28 @@ ABOVE = [
     Mutant(
         "a finaliser starts a thread",
         "runtime/base.py",
-        "            works.keeper.soon(works.shut_soon)\n",
-        "            works.shut_soon()\n",
+        "            runtime.heartbeats.soon(runtime.shut_soon)\n",
+        "            runtime.shut_soon()\n",
         (LOCKS + "test_a_forgotten_client_is_closed_by_another_thread_than_its_finalisers",),
     ),
     Mutant(
         "a finaliser takes the locks of a lease",
         "locks/lease.py",
-        "            works.keeper.soon(partial(_lose_track, works, held, to_id))\n",
-        "            _lose_track(works, held, to_id)\n",
+        "            runtime.heartbeats.soon(partial(_lose_track, runtime, held, to_id))\n",
+        "            _lose_track(runtime, held, to_id)\n",
         (KEEPER + "test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper",),
     ),
     Mutant(
         "whoever polls tells nobody",
         "stores/sqlite/hints.py",
-        "            if not _near.tell(self._folder, channel, ids) and self._sends and",
-        "            if not _near.tell(self._folder, channel, ids) and not self._poll and",
+        "            if not _local_hints.tell(self._folder, channel, ids) and self._sends and",
+        "            if not _local_hints.tell(self._folder, channel, ids) and not self._poll and",
         ("tests/stores/test_sqlite_hints.py::test_a_process_that_polls_tells_those_who_listen_on_a_socket",),
     ),
     Mutant(
         "a keeper that has retired takes a lease into care",
         "runtime/heartbeats.py",
-        "        if self.retired:\n            self._refuse(kept)\n",
+        "        if self.retired:\n            self._refuse(renewal)\n",
         "",
         (LOCKS + "test_a_grant_that_comes_while_its_client_is_closed_is_given_back",),
     ),

@@ -124,8 +124,8 @@ EXECUTOR = [
     Mutant(
         "a damaged lock hides those that are due after it",
         "stores/decisions.py",
-        "        except (RecordUnreadable, Occupied):\n            return False\n",
-        "        except (RecordUnreadable, Occupied):\n            return True\n",
+        "        except (RecordUnreadable, RowLocked):\n            return False\n",
+        "        except (RecordUnreadable, RowLocked):\n            return True\n",
         ("tests/stores/test_redis_script.py::test_what_is_not_ours_in_the_place_of_a_record_is_left_alone[valkey]",),
     ),
     Mutant(

@@ -66,7 +66,7 @@ GUARDS = [
     ),
     postgres(
         "two that make the table at once collide",
-        "    yield Ask(TAKE_TURNS)\n",
+        "    yield FenceStatement(TAKE_TURNS)\n",
         "",
         "test_an_older_one_waits_for_the_newer_and_is_judged_by_what_became_of_it",
     ),

@@ -67,21 +67,21 @@ HELD = [
     Mutant(
         "a write that goes with a record forgets the writers before it",
         "rules/slot.py",
-        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
-        "Past(last=id, forgotten=slot.past.forgotten)",
+        "WriteHistory(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "WriteHistory(last=id, forgotten=slot.past.forgotten)",
         (SUITE + "test_a_write_that_is_sent_again_is_known_although_a_record_came_between",),
     ),
     Mutant(
         "a write that goes with a record forgets whom it has forgotten",
         "rules/slot.py",
-        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
-        "Past(last=id, writers=slot.past.writers)",
+        "WriteHistory(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "WriteHistory(last=id, writers=slot.past.writers)",
         (SUITE + "test_writers_that_were_forgotten_stay_so_when_a_record_writes",),
     ),
     Mutant(
         "a reservation outlives the write of a record",
         "rules/slot.py",
-        "Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
+        "WriteHistory(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
         "replace(slot.past, last=id)",
         (SUITE + "test_a_reservation_does_not_stop_a_record_and_ends_with_it",),
     ),
@@ -95,10 +95,10 @@ HELD = [
     Mutant(
         "a slot is written before a record is found to be its own re-send or refused",
         "rules/runs/transitions.py",
-        "    before = book.run(run)\n    if before is not None and before.last == request:\n        done =",
-        "    before = book.run(run)\n"
-        "    if swap is not None and (early := written(book.slot(swap.address), swap, run)) is not None:\n"
-        "        book.put_slot(swap.address, early)\n"
+        "    before = repo.run(run)\n    if before is not None and before.last == request:\n        done =",
+        "    before = repo.run(run)\n"
+        "    if swap is not None and (early := written(repo.slot(swap.address), swap, run)) is not None:\n"
+        "        repo.put_slot(swap.address, early)\n"
         "    if before is not None and before.last == request:\n        done =",
         (SUITE + "test_a_refused_record_does_not_write_its_slot",),
     ),
@@ -133,15 +133,15 @@ HELD = [
     Mutant(
         "a release of a durable lock hands over",
         "state/durable_locks.py",
-        "            lock = Lock(record, at, offers=False)\n            lock.abandon",
-        "            lock = Lock(record, at)\n            lock.abandon",
+        "            lock = LockState(record, at, offers=False)\n            lock.abandon",
+        "            lock = LockState(record, at)\n            lock.abandon",
         (DURABLE + "test_release_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
     ),
     Mutant(
         "a durable lock hands over at the next try of anybody",
         "state/durable_locks.py",
-        "            lock = Lock(record, at, offers=False)\n            outcome",
-        "            lock = Lock(record, at)\n            outcome",
+        "            lock = LockState(record, at, offers=False)\n            outcome",
+        "            lock = LockState(record, at)\n            outcome",
         (DURABLE + "test_expiry_alone_grants_nothing_the_head_takes_it_by_its_own_try",),
     ),
     Mutant(
@@ -161,14 +161,14 @@ HELD = [
     Mutant(
         "a run's lock is forgotten with the thread that took it",
         "locks/run_locks.py",
-        "            lease._kept.thread = None  # noqa",
+        "            lease._renewal.thread = None  # noqa",
         "            pass  # noqa",
         (RUNS + "test_the_keeper_renews_it_also_when_the_thread_that_took_it_has_ended",),
     ),
     Mutant(
         "a shorter ttl counts only when it is answered",
         "runtime/heartbeats.py",
-        "                kept.held.shorten(now, ttl)\n",
+        "                renewal.held.shorten(now, ttl)\n",
         "                pass\n",
         (RUNS + "test_a_shorter_ttl_counts_from_the_moment_it_was_asked_for_even_if_the_answer_never_comes",),
     ),
@@ -182,8 +182,8 @@ HELD = [
     Mutant(
         "a heartbeat counts as over before its answer was judged",
         "runtime/heartbeats.py",
-        "            try:\n                for place, kept in enumerate(due):",
-        "            self._renewing = False\n            try:\n                for place, kept in enumerate(due):",
+        "            try:\n                for place, renewal in enumerate(due):",
+        "            self._renewing = False\n            try:\n                for place, renewal in enumerate(due):",
         (RUNS + "test_an_answer_is_judged_by_the_ttl_that_was_sent_although_another_is_asked_for_meanwhile",),
     ),
     Mutant(
@@ -210,8 +210,8 @@ HELD = [
     Mutant(
         "a writer takes one permit",
         "locks/rwlock.py",
-        "replace(self._terms, weight=ALL)",
-        "replace(self._terms, weight=1)",
+        "replace(self._options, weight=ALL)",
+        "replace(self._options, weight=1)",
         (RW + "test_a_writer_is_alone",),
     ),
     Mutant(
@@ -224,7 +224,7 @@ HELD = [
     Mutant(
         "a term's work goes on after its loss",
         "locks/leader.py",
-        "        self.block = Block(self)\n        if not self.valid:",
+        "        self.block = LeaseScope(self)\n        if not self.valid:",
         "        if not self.valid and self.block is not None:",
         (LEADER + "test_the_block_of_a_term_that_is_over_ends_where_it_first_waits",),
     ),
@@ -238,8 +238,8 @@ HELD = [
     Mutant(
         "a leader that was dropped is kept alive by its keeper",
         "locks/leader.py",
-        "        self._terms = replace(terms, on_lost=lambda _term: _tell(me))\n",
-        "        self._terms = replace(terms, on_lost=lambda _term, _me=self: _tell(me))\n",
+        "        self._options = replace(options, on_lost=lambda _term: _tell(me))\n",
+        "        self._options = replace(options, on_lost=lambda _term, _me=self: _tell(me))\n",
         (LEADER + "test_a_leader_that_was_dropped_is_no_longer_renewed_and_that_is_told",),
     ),
     Mutant(

@@ -47,15 +47,15 @@ LIMITS = [
     Mutant(
         "one that another limit keeps out holds all others up",
         ADMITTING,
-        "                book.save(let_in)\n                woken += wake(book, now, let_in)\n",
-        "                book.save(let_in)\n                woken += wake(book, now, let_in)\n"
+        "                repo.save(let_in)\n                woken += wake(repo, now, let_in)\n",
+        "                repo.save(let_in)\n                woken += wake(repo, now, let_in)\n"
         "            else:\n                break\n",
         (HERE + "test_one_that_another_limit_keeps_out_holds_nobody_up",),
     ),
     Mutant(
         "raising a limit lets nobody in",
         ADMITTING,
-        "    woken = promote(book, now, workflow, book.crowded(workflow), terms)\n",
+        "    woken = promote(repo, now, workflow, repo.crowded(workflow), terms)\n",
         "    woken = ()\n",
         (HERE + "test_when_the_limit_is_raised_who_waits_is_let_in_at_once_and_when_it_is_lowered_nobody_goes",),
     ),
@@ -97,8 +97,8 @@ LIMITS = [
     Mutant(
         "a run that begins again is let in whatever the limit says",
         "rules/runs/transitions.py",
-        "        entrance = enter(book, now, after, again=True)\n",
-        "        entrance = enter(book, now, replace(after, places=()), again=True)\n",
+        "        entrance = enter(repo, now, after, again=True)\n",
+        "        entrance = enter(repo, now, replace(after, places=()), again=True)\n",
         (HERE + "test_one_that_ended_and_may_not_begin_again_stays_as_it_is",),
     ),
     Mutant(

@@ -121,7 +121,7 @@ LOCAL_QUEUE = [
     ),
     gate(
         "the child of a fork queues behind its parent's callers",
-        "after_fork_in_child(gates.reset)\n",
+        "after_fork_in_child(queues.reset)\n",
         "",
         LEFT + "test_after_a_fork_the_child_queues_behind_none_of_its_parents_callers[memory]",
     ),
@@ -134,7 +134,7 @@ LOCAL_QUEUE = [
     ),
     gate(
         "a caller that tries once does not see that a loop is stuck",
-        "            if once:  # it will not look again\n                queue.pass_over(turn, self._pulse)\n",
+        "            if once:  # it will not look again\n                queue.pass_over(turn, self._probe)\n",
         "",
         LEFT + "test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take[memory]",
     ),

@@ -153,7 +153,7 @@ OF_CLIENTS = [
     Mutant(
         "a client that leaves forgets the offers that it has made",
         "runtime/base.py",
-        "            if offers := offers.union(self.keeper.open_offers()):\n",
+        "            if offers := offers.union(self.heartbeats.open_offers()):\n",
         "            if offers:\n",
         (KEEPER + "test_a_client_that_ends_right_after_a_release_leaves_its_offer_to_the_next_waiters[memory]",),
     ),

@@ -20,8 +20,8 @@ POSTGRES = [
     Mutant(
         "a row that somebody else has counts as a failed renewal",
         "runtime/heartbeats.py",
-        "if kept.asked or isinstance(trouble, StoreContended):",
-        "if kept.asked:",
+        "if renewal.asked or isinstance(trouble, StoreContended):",
+        "if renewal.asked:",
         (STORE + "test_a_renewal_whose_row_is_taken_for_a_while_is_no_failure",),
     ),
     Mutant(
@@ -76,15 +76,15 @@ POSTGRES = [
     Mutant(
         "an anchor may be in another database",
         "stores/postgresql/store.py",
-        'if free == b"t" and self._anchor.holds(number):',
-        'if free == b"never" and self._anchor.holds(number):',
+        'if free == b"t" and self._advisory.holds(number):',
+        'if free == b"never" and self._advisory.holds(number):',
         (SESSIONS + "test_an_anchor_in_another_database_is_refused",),
     ),
     Mutant(
         "a grant on its way when the anchor is lost is kept",
         "locks/acquire.py",
-        'if works.severings != severings and terms.kind != "hold":',
-        'if works.severings < severings and terms.kind != "hold":',
+        'if runtime.severings != severings and options.kind != "hold":',
+        'if runtime.severings < severings and options.kind != "hold":',
         (SESSIONS + "test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too",),
     ),
     Mutant(
@@ -97,15 +97,15 @@ POSTGRES = [
     Mutant(
         "nobody is told when the answer was lost",
         "stores/postgresql/store.py",
-        "                near.tell(self._identity, channel, None)",
+        "                local_hints.tell(self._identity, channel, None)",
         "                pass",
         (SESSIONS + "test_whoever_the_server_left_to_us_is_told_also_when_the_answer_is_lost",),
     ),
     Mutant(
         "a forked child keeps the session of its dead parent",
         "stores/postgresql/advisory.py",
-        "            os.close(rope.socket)",
-        "            str(rope.socket)",
+        "            os.close(session.socket)",
+        "            str(session.socket)",
         (ADVISORY + "test_a_forked_child_does_not_keep_its_dead_parents_lock",),
     ),
     Mutant(
@@ -226,14 +226,14 @@ POSTGRES = [
     Mutant(
         "a row that another transaction has is read as it was, and decided on",
         "stores/postgresql/answers.py",
-        "        return Occupied(question, answer)\n\n    def _put_runs",
+        "        return RowLocked(question, answer)\n\n    def _put_runs",
         "        return answer\n\n    def _put_runs",
         (STORE + "test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole",),
     ),
     Mutant(
         "a row that another transaction has is read as an empty record",
         "stores/postgresql/answers.py",
-        "        return Occupied(question, answer)\n\n    def _put_runs",
+        "        return RowLocked(question, answer)\n\n    def _put_runs",
         "        return None\n\n    def _put_runs",
         (STORE + "test_a_row_that_somebody_keeps_locked_delays_its_own_key_alone",),
     ),

@@ -73,8 +73,8 @@ POSTGRES_BELONGINGS = [
     Mutant(
         "a run that cannot give back its locks now keeps its worker from all others",
         "stores/repository.py",
-        "run.deaths < POISONED or self._may_end(run)",
-        "run.deaths < POISONED or run.deaths > 0",
+        "run.crashes < POISONED or self._may_end(run)",
+        "run.crashes < POISONED or run.crashes > 0",
         (BELONGINGS + "test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_other[lock]",),
     ),
     Mutant(

@@ -158,9 +158,9 @@ POSTGRES_RUNS = [
     Mutant(
         "runs are counted before those who are counted are locked",
         "stores/postgresql/reading.py",
-        "        if self._has(*COUNTS, q.CrowdedPlaces):\n            self._lock_groups()\n",
+        "        if self._has(*COUNTS, q.QueuedLimitKeys):\n            self._lock_groups()\n",
         "        if self._has(*LISTS):\n            self._read_lists()\n            self._read_lists = lambda: None\n"
-        "        if self._has(*COUNTS, q.CrowdedPlaces):\n            self._lock_groups()\n",
+        "        if self._has(*COUNTS, q.QueuedLimitKeys):\n            self._lock_groups()\n",
         (
             RUNS + "test_a_start_that_waited_for_another_one_counts_it[start]",
             RUNS + "test_of_many_who_come_at_once_no_more_are_let_in_than_may_be[start]",
@@ -179,14 +179,14 @@ POSTGRES_RUNS = [
     Mutant(
         "terms are changed while somebody counts by the old ones",
         "stores/postgresql/reading.py",
-        "            (sql.ALONE, sql.TRY_ALONE, [q.TermsOf(workflow) for workflow in alone]),\n",
+        "            (sql.ALONE, sql.TRY_ALONE, [q.LimitsOf(workflow) for workflow in alone]),\n",
         "",
         (RUNS + "test_terms_wait_for_those_who_are_just_counted",),
     ),
     Mutant(
         "a start is not counted by the terms that came while it waited",
         "stores/postgresql/reading.py",
-        "            (sql.SHARED, sql.TRY_SHARED, [q.TermsOf(workflow) for workflow in shared]),\n",
+        "            (sql.SHARED, sql.TRY_SHARED, [q.LimitsOf(workflow) for workflow in shared]),\n",
         "",
         (RUNS + "test_a_start_that_waited_for_new_terms_is_told_them",),
     ),
@@ -214,8 +214,8 @@ POSTGRES_RUNS = [
     Mutant(
         "a run that cannot be ended now keeps its worker from all others",
         "stores/repository.py",
-        "run.deaths < POISONED or self._may_end(run)",
-        "run.deaths < POISONED or run.deaths > 1",
+        "run.crashes < POISONED or self._may_end(run)",
+        "run.crashes < POISONED or run.crashes > 1",
         (RUNS + "test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other",),
     ),
     *POSTGRES_BELONGINGS,

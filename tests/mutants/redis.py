@@ -96,7 +96,7 @@ REDIS = [
     Mutant(
         "the short way keeps the place of a waiter that asks again as another kind",
         "stores/redis/lua/queue.lua",
-        'patience == line[found].ttl\n      and command[5] == "item"\n',
+        'patience == line[found].ttl\n      and command[5] == "mutex"\n',
         "patience == line[found].ttl\n",
         (SUITE + "test_a_waiter_that_asks_again_as_another_kind_is_refused_and_keeps_its_place",),
     ),

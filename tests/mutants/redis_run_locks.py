@@ -71,7 +71,7 @@ REDIS_BELONGINGS = [
         "a record with asks takes the short way",
         "stores/redis/fast_path.py",
         '"entries", "seen", "then"},',
-        '"entries", "seen", "then", "asks"},',
+        '"entries", "seen", "then", "lock_requests"},',
         (SUITE + "test_a_run_takes_a_free_lock_in_the_step_of_its_record",),
     ),
     Mutant(

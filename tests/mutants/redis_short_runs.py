@@ -121,8 +121,8 @@ REDIS_SHORT_RUNS = [
     ),
     _mutant(
         "a native end leaves its run stuck",
-        '{ "HDEL", run, "worker", "deaths", "stuck" }',
-        '{ "HDEL", run, "worker", "deaths" }',
+        '{ "HDEL", run, "worker", "crashes", "stuck" }',
+        '{ "HDEL", run, "worker", "crashes" }',
         "an end of a run that was stuck",
     ),
 ]

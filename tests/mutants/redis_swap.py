@@ -27,10 +27,12 @@ REDIS_SWAP = [
         "GroupSize",
         "the number of those who were let in",
     ),
-    _unchecked("a start does not compare the terms", "TermsOf", "the terms"),
+    _unchecked("a start does not compare the terms", "LimitsOf", "the terms"),
     _unchecked("a start does not compare its key", "RunByKey", "a run with the same key"),
     _unchecked(
-        "new terms do not compare the places that are crowded", "CrowdedPlaces", "a place where somebody begins to wait"
+        "new terms do not compare the places that are crowded",
+        "QueuedLimitKeys",
+        "a place where somebody begins to wait",
     ),
     _unchecked("a state is written over another's write", "SlotAt", "a state"),
     _unchecked("a lock is written over another's write", "LockByKey", "a lock"),
@@ -63,8 +65,8 @@ REDIS_SWAP = [
     Mutant(
         "a claim does not compare who is enlisted",
         WRITING,
-        "isinstance(question, q.EnlistedWorkers) and not moved:",
-        "isinstance(question, q.EnlistedWorkers):",
+        "isinstance(question, q.RegisteredWorkers) and not moved:",
+        "isinstance(question, q.RegisteredWorkers):",
         (SWAP + "[valkey-the-worker-is-dismissed]",),
     ),
     Mutant(
@@ -77,8 +79,8 @@ REDIS_SWAP = [
     Mutant(
         "an event is posted anew for every worker that comes",
         WRITING,
-        "isinstance(question, q.EnlistedWorkers) and not moved:",
-        "isinstance(question, q.EnlistedWorkers) and moved:",
+        "isinstance(question, q.RegisteredWorkers) and not moved:",
+        "isinstance(question, q.RegisteredWorkers) and moved:",
         (SWAPS + "test_what_was_only_asked_for_hints_may_change_meanwhile[valkey]",),
     ),
     Mutant(

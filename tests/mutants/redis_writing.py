@@ -145,8 +145,8 @@ REDIS_WRITING = [
     Mutant(
         "one thing in the place of a record costs the batch",
         READING,
-        'if "WRONGTYPE" in reason else Refused(reason)',
-        "if reason is None else Refused(reason)",
+        'if "WRONGTYPE" in reason\n                        else ReadRefused(reason)',
+        "if reason is None\n                        else ReadRefused(reason)",
         (SCRIPT + "test_what_is_not_ours_in_the_place_of_a_record_is_left_alone[valkey]",),
     ),
     Mutant(

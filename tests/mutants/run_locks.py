@@ -15,7 +15,7 @@ BELONGINGS = [
     Mutant(
         "a run that is offered a lock is not told",
         RULE,
-        '                hints += post(book, now, run, Event(kind="lock", name=str(number))).woken\n',
+        '                hints += post(repo, now, run, RunEvent(kind="lock", name=str(number))).woken\n',
         "                pass\n",
         (HERE + "test_who_comes_later_waits_in_order_and_is_offered_it_by_an_event",),
     ),
@@ -29,14 +29,14 @@ BELONGINGS = [
     Mutant(
         "the end of a run keeps its locks",
         "rules/runs/admission.py",
-        "    return woken + give_back(book, now, run)\n",
+        "    return woken + give_back(repo, now, run)\n",
         "    return woken\n",
         (HERE + "test_the_end_of_a_run_gives_everything_back",),
     ),
     Mutant(
         "a run that begins again keeps its locks",
         "rules/runs/transitions.py",
-        "    woken += give_back(book, now, before)\n",
+        "    woken += give_back(repo, now, before)\n",
         "",
         (HERE + "test_a_run_that_begins_again_gives_everything_back",),
     ),
@@ -57,16 +57,16 @@ BELONGINGS = [
     Mutant(
         "a claim does not tell what is held",
         "rules/runs/transitions.py",
-        "held=held(book, now, run)",
+        "held=held(repo, now, run)",
         "held=()",
         (HERE + "test_a_claim_tells_what_the_run_still_holds",),
     ),
     Mutant(
         "asks are carried out before the fence is looked at",
         "rules/runs/transitions.py",
-        "    if before is None or not rule.may_record(before, fence=fence, at=at):\n        return Refused(",
+        "    if before is None or not rule.may_record(before, fence=fence, at=at):\n        return RunRefused(",
         "    if before is None or not rule.may_record(before, fence=fence, at=at):\n"
-        "        if before is not None:\n            ask(book, now, before, asks)\n        return Refused(",
+        "        if before is not None:\n            ask(repo, now, before, lock_requests)\n        return RunRefused(",
         (HERE + "test_a_driver_that_is_not_the_driver_takes_nothing",),
     ),
     Mutant(
@@ -89,7 +89,7 @@ BELONGINGS += [
     Mutant(
         "a run that was granted something is stuck all the same",
         "rules/runs/transitions.py",
-        'taken or limited or any(one.what not in ("queued", "given") for one in said)',
+        'taken or limited or any(one.what not in ("queued", "given") for one in answers)',
         "taken or limited",
         (HERE + "test_a_run_that_was_granted_something_is_not_stuck",),
     ),
@@ -106,14 +106,14 @@ OF_THE_ENGINE = [
     Mutant(
         "a lock is not asked for again after a crash",
         "workflow/replay_locks.py",
-        "            if place.waits:\n                self.asks[number] = place.ask\n",
+        "            if place.waits:\n                self.lock_requests[number] = place.ask\n",
         "            pass\n",
         (ENGINE + "test_a_waiting_run_is_parked_and_woken_when_its_turn_has_come[memory]",),
     ),
     Mutant(
         "a block that is left does not give its lock back",
         "workflow/context_locks.py",
-        "        self._code.belongings.give(block.place)\n",
+        "        self._code.replay_locks.give(block.place)\n",
         "",
         (ENGINE + "test_two_tasks_of_one_run_exclude_each_other[memory]",),
     ),
@@ -141,7 +141,7 @@ OF_THE_ENGINE = [
     Mutant(
         "a run with a lease is parked",
         "workflow/driver.py",
-        "        return self.idle and not self._holding.leased\n",
+        "        return self.idle and not self._driver_locks.leased\n",
         "        return self.idle\n",
         (ENGINE + "test_a_lock_with_a_lease_is_kept_while_its_run_is_driven[memory]",),
     ),
@@ -204,7 +204,7 @@ OF_THE_ENGINE = [
     Mutant(
         "a client that is closed gives back what belongs to runs",
         "runtime/heartbeats.py",
-        " if not kept.lent]",
+        " if not renewal.lent]",
         "]",
         (ENGINE + "test_a_client_that_is_closed_gives_back_nothing_of_a_run",),
     ),
@@ -253,8 +253,8 @@ OF_THE_ENGINE = [
     Mutant(
         "a run that holds nothing itself does not say for which children it waits",
         "workflow/replay.py",
-        "matters = bool(self.belongings.places or self.run.parent)",
-        "matters = bool(self.belongings.places)",
+        "matters = bool(self.replay_locks.places or self.run.parent)",
+        "matters = bool(self.replay_locks.places)",
         (CIRCLES + "test_a_circle_through_a_run_that_holds_nothing_and_is_parked_is_found[memory]",),
     ),
     Mutant(
@@ -281,7 +281,7 @@ OF_THE_ENGINE = [
     Mutant(
         "a run whose lock was taken from it is stuck all the same",
         "workflow/deadlock.py",
-        "            return [Wait(run, key, number, 0, None)]  # it was",
+        "            return [RunWait(run, key, number, 0, None)]  # it was",
         "            continue  # it was",
         (SEARCH + "test_a_lock_that_was_taken_from_a_stuck_run_brings_it_on",),
     ),

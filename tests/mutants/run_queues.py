@@ -27,7 +27,7 @@ RUN_QUEUES = [
     Mutant(
         "what was taken from the overflow stays there",
         "rules/runs/lock_queue.py",
-        "                self.book.save(replace(run, waits=kept))\n",
+        "                self.repo.save(replace(run, waits=kept))\n",
         "                pass\n",
         (HERE + "test_a_long_queue_of_runs_is_served_in_the_order_of_arrival",),
     ),
@@ -41,7 +41,7 @@ RUN_QUEUES = [
     Mutant(
         "a run that gives up keeps its place in the overflow",
         "rules/runs/locks.py",
-        "            book.save(replace(run, waits=tuple(one for one in run.waits if one is not wait)))\n",
+        "            repo.save(replace(run, waits=tuple(one for one in run.waits if one is not wait)))\n",
         "            pass\n",
         (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
     ),

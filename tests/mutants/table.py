@@ -16,7 +16,7 @@ RECORD = "tests/rules/test_record.py::"
 DEAD = "tests/rules/test_dead_waiters.py::"
 
 
-OR_NOT_HELD = "        if held is None:\n            return out.NotHeld()\n        longer"
+OR_NOT_HELD = "        if held is None:\n            return out.NotHolder()\n        longer"
 CONFIRMED = (
     "            expires_at=self._ends_after(ttl),\n            offered=False,\n            place=None,\n"
     "            delay"

@@ -494,7 +494,7 @@ WORKFLOWS = [
     Mutant(
         "a start within a transaction does not say that no worker knows the workflow",
         "workflow/client_runs.py",
-        "            run(self._asking.look_for_workers_of(started.run), self._client.works.lanes)\n",
+        "            run(self._asking.look_for_workers_of(started.run), self._client.runtime.batchers)\n",
         "",
         (NOBODY + "test_a_start_within_a_transaction_says_too_that_no_worker_knows_the_workflow[sqlite-COMMIT]",),
     ),

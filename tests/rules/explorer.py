@@ -32,7 +32,7 @@ TICK = SECOND
 TTL = 3 * TICK
 PATIENCE = 2 * TICK
 NOBODY = Label("owner")
-PLAIN = ("Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHeld")
+PLAIN = ("Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHolder")
 TROUBLED = (*PLAIN, "Transferred", "TargetHolds", "Gone", "PassedOver")
 TO_THE_END = 1_000
 MOST_MISSED = 1
@@ -170,7 +170,7 @@ def _troubles(
 
 
 def _acquire(id: str, permits: int, *, queue: bool) -> Acquire:
-    kind = "item" if permits == 1 else "semaphore"
+    kind = "mutex" if permits == 1 else "semaphore"
     return Acquire(key="k", id=id, label=NOBODY, kind=kind, permits=permits, ttl=TTL, queue=queue, waiter_ttl=PATIENCE)
 
 

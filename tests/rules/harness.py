@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.rules.lock import OFFER_LIFE, Lock
+from holdfast.rules.lock import OFFER_LIFE, LockState
 from holdfast.rules.lock_record import EMPTY, Label, LockRecord
 
 from .invariants import Asked, step_violations, violations
@@ -29,39 +29,39 @@ class Desk:
         return self
 
     def acquire(
-        self, id, *, kind="item", permits=1, weight=1, ttl=TTL, queue=False, waiter_ttl=PATIENCE, delay=0, label="",
+        self, id, *, kind="mutex", permits=1, weight=1, ttl=TTL, queue=False, waiter_ttl=PATIENCE, delay=0, label="",
         listens=False,
     ):  # fmt: skip
         return self._step(
-            Asked(verb="Acquire", id=id), Lock.acquire, id=id, label=Label(label or id), kind=kind, permits=permits,
-            weight=weight, ttl=ttl, queue=queue, waiter_ttl=waiter_ttl, delay=delay, listens=listens,
+            Asked(verb="Acquire", id=id), LockState.acquire, id=id, label=Label(label or id), kind=kind,
+            permits=permits, weight=weight, ttl=ttl, queue=queue, waiter_ttl=waiter_ttl, delay=delay, listens=listens,
         )  # fmt: skip
 
     def wait(self, id, **options):
         return self.acquire(id, queue=True, **options)
 
     def renew(self, id, token, *, ttl=TTL):
-        return self._step(Asked(verb="Renew", id=id, token=token), Lock.renew, id=id, token=token, ttl=ttl)
+        return self._step(Asked(verb="Renew", id=id, token=token), LockState.renew, id=id, token=token, ttl=ttl)
 
     def release(self, id, token):
-        return self._step(Asked(verb="Release", id=id, token=token), Lock.release, id=id, token=token)
+        return self._step(Asked(verb="Release", id=id, token=token), LockState.release, id=id, token=token)
 
     def pass_over(self, id, token):
-        return self._step(Asked(verb="PassOver", id=id, token=token), Lock.pass_over, id=id, token=token)
+        return self._step(Asked(verb="PassOver", id=id, token=token), LockState.pass_over, id=id, token=token)
 
     def abandon(self, id, *, ttl=TTL):
-        return self._step(Asked(verb="Abandon", id=id), Lock.abandon, id=id, ttl=ttl)
+        return self._step(Asked(verb="Abandon", id=id), LockState.abandon, id=id, ttl=ttl)
 
     def transfer(self, id, token, to_id, *, ttl=TTL):
         asked = Asked(verb="Transfer", id=id, token=token, to_id=to_id)
-        return self._step(asked, Lock.transfer, id=id, token=token, to_id=to_id, to_label=Label(to_id), ttl=ttl)
+        return self._step(asked, LockState.transfer, id=id, token=token, to_id=to_id, to_label=Label(to_id), ttl=ttl)
 
     def force_release(self, *, by="operator", reason="stuck"):
-        return self._step(Asked(verb="ForceRelease"), Lock.force_release, by=by, reason=reason)
+        return self._step(Asked(verb="ForceRelease"), LockState.force_release, by=by, reason=reason)
 
     def settle(self):
         """Settle alone; returns whom it offered to."""
-        return self._step(Asked(verb="Settle"), Lock.settled).woken
+        return self._step(Asked(verb="Settle"), LockState.settled).woken
 
     def holder(self, id):
         return next((holder for holder in self.record.holders if holder.id == id), None)
@@ -84,7 +84,7 @@ class Desk:
 
     def _step(self, asked, rule, **fields):
         before = self.record
-        lock = Lock(before, self.now, offers=self.offers)
+        lock = LockState(before, self.now, offers=self.offers)
         answer = lock.answer(lambda lock: rule(lock, **fields))
         self.record = lock.record()
         problems = step_violations(before, asked, self.record, answer, self.now)

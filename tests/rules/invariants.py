@@ -250,7 +250,7 @@ def _only_the_named_change(c: Change) -> Iterator[str]:
 
 def _only_by_right(c: Change) -> Iterator[str]:
     """Renew, release and transfer need the attempt and its token; a `lease` may be named by its owner alone."""
-    if not isinstance(c.answer, out.Renewed | out.Released | out.Transferred | out.NotHeld | out.PassedOver):
+    if not isinstance(c.answer, out.Renewed | out.Released | out.Transferred | out.NotHolder | out.PassedOver):
         return
     held = c.holding.get(c.asked.id)
     right = held is not None and c.asked.token == held.token
@@ -260,7 +260,7 @@ def _only_by_right(c: Change) -> Iterator[str]:
         right = held is not None and held.place is not None and c.asked.token == held.token
     if c.asked.id in c.answer.woken:
         return  # offered within this very step, under a token that the record before does not show
-    if isinstance(c.answer, out.NotHeld):
+    if isinstance(c.answer, out.NotHolder):
         if right:
             yield f"{c.asked.id} holds, and was told that it does not"
     elif c.named and not right:
@@ -326,7 +326,7 @@ def _shape_changes_by_a_new_attempt_alone(c: Change) -> Iterator[str]:
     told = getattr(answer, "permits_before", None)
     fresh_attempt = c.asked.id not in c.holding and c.asked.id not in c.queue
     if (before.kind, before.permits) != (after.kind, after.permits):
-        if not (isinstance(answer, out.Granted | out.Queued | out.Busy | out.QueueFull) and fresh_attempt):
+        if not (isinstance(answer, out.Granted | out.Queued | out.Busy | out.TooManyWaiters) and fresh_attempt):
             yield f"kind or permits were changed by {c.asked.verb} of {c.asked.id}"
         if before.kind != after.kind and (c.holding or c.queue):
             yield "the kind changed under somebody's feet"
@@ -380,9 +380,9 @@ def _refusals_are_told_truly(c: Change) -> Iterator[str]:
     fits = mine is not None and mine.weight <= after.permits - load(after)
     if isinstance(answer, out.Queued) and fits and not eligible and not after.closed_until:
         yield f"{c.asked.id} was told to wait though a permit was free for it"
-    if isinstance(answer, out.QueueFull) and (len(after.waiters), mine) != (answer.waiting, None):
+    if isinstance(answer, out.TooManyWaiters) and (len(after.waiters), mine) != (answer.waiting, None):
         yield f"the answer {answer} does not tell how many wait, or it has a place"
-    if isinstance(answer, out.QueueFull) and answer.waiting < MAX_WAITERS:
+    if isinstance(answer, out.TooManyWaiters) and answer.waiting < MAX_WAITERS:
         yield "the queue was called full and is not"
     if isinstance(answer, out.Busy) and (answer.holders, answer.waiting) != (after.holders, after.waiting):
         yield f"the answer {answer} does not tell who is in the way"

@@ -33,7 +33,7 @@ class One:
 @dataclass
 class Model:
     offers: bool = True
-    kind: str = "item"
+    kind: str = "mutex"
     permits: int = 1
     fence: int = 0
     holders: list[One] = field(default_factory=list)
@@ -197,21 +197,21 @@ class Model:
     def renew(self, *, id, token, ttl):
         held = self.rightful(id, token)
         if not held:
-            return ("NotHeld",)
+            return ("NotHolder",)
         held.ttl, held.end, held.offered, held.place = ttl, self.end(ttl), False, None
         return "Renewed", held.end
 
     def release(self, *, id, token):
         held = self.rightful(id, token)
         if not held:
-            return ("NotHeld",)
+            return ("NotHolder",)
         self.holders.remove(held)
         return ("Released",)
 
     def pass_over(self, *, id, token):
         held = self.find(self.holders, id)
         if not held or held.token != token or not held.place:
-            return ("NotHeld",)
+            return ("NotHolder",)
         self.holders.remove(held)
         self.miss([held])
         return ("PassedOver",)
@@ -231,7 +231,7 @@ class Model:
         if target and target.given_by == id:
             return "Transferred", target.token, target.end
         if not held:
-            return ("NotHeld",)
+            return ("NotHolder",)
         self.holders.remove(held)
         self.queue = [one for one in self.queue if one.id != to_id]
         given = self.grant(One(to_id, held.weight, held.delay, ttl, self.end(ttl), given_by=id))

@@ -228,8 +228,8 @@ def test_another_kind_on_a_key_in_use_is_refused():
     desk = Desk()
     desk.acquire("a")
     answer = desk.acquire("b", kind="semaphore", permits=2)
-    assert answer == out.Mismatch(found="item")
-    assert (desk.record.kind, desk.record.permits) == ("item", 1)
+    assert answer == out.Mismatch(found="mutex")
+    assert (desk.record.kind, desk.record.permits) == ("mutex", 1)
 
 
 def test_another_kind_on_a_key_with_only_waiters_is_refused():

@@ -19,8 +19,8 @@ HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "300"))
 CHUNKS = 4
 ME = Label("me")
 EVERY_ANSWER = {
-    "Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "Transferred", "NotHeld", "TargetHolds",
-    "Mismatch", "TooHeavy", "Gone", "ForceReleased", "Settled", "Seen", "PassedOver", "woken", "hinted",
+    "Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "Transferred", "NotHolder", "TargetHolds",
+    "Mismatch", "TooHeavy", "Gone", "ForceReleased", "Settled", "LockSeen", "PassedOver", "woken", "hinted",
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class History:
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
-        self.kind, self.permits = self.random.choice([("item", 1), ("semaphore", 3), ("rw", 4), ("lease", 1)])
+        self.kind, self.permits = self.random.choice([("mutex", 1), ("semaphore", 3), ("rw", 4), ("lease", 1)])
         self.ids = [f"a.{n}" for n in range(self.random.choice([3, 6, 12]))]
         self.record: LockRecord = EMPTY
 
@@ -109,7 +109,7 @@ def test_a_batch_has_the_answers_and_the_record_of_its_commands_one_by_one(chunk
 
 
 def _unversioned(outcome: out.Outcome) -> out.Outcome:
-    if isinstance(outcome, out.Seen) and outcome.record is not None:
+    if isinstance(outcome, out.LockSeen) and outcome.record is not None:
         return replace(outcome, record=replace(outcome.record, version=0))
     return outcome
 

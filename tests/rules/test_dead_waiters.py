@@ -107,17 +107,17 @@ def test_an_eligible_heavy_waiter_still_blocks_those_behind_it():
 
 def test_each_missed_offer_doubles_the_next_so_that_a_slow_waiter_is_served_in_the_end():
     desk = Desk()
-    lives = []
+    claims = []
     token = desk.acquire("a").token
     holder = "a"
     for n in range(4):
         desk.wait("slow", waiter_ttl=HOUR)
         desk.release(holder, token)
-        lives.append(desk.holder("slow").expires_at - desk.now)
-        desk.later(lives[-1]).settle()
+        claims.append(desk.holder("slow").expires_at - desk.now)
+        desk.later(claims[-1]).settle()
         holder = f"other{n}"
         token = desk.acquire(holder).token
-    assert lives == [OFFER, 2 * OFFER, 4 * OFFER, 8 * OFFER]
+    assert claims == [OFFER, 2 * OFFER, 4 * OFFER, 8 * OFFER]
     desk.wait("slow", waiter_ttl=HOUR)
     desk.release(holder, token)
     assert isinstance(desk.later(10 * OFFER).wait("slow"), out.Granted)
@@ -143,7 +143,7 @@ def test_passing_over_ends_an_offer_at_once():
     assert desk.pass_over("dead", token) == out.PassedOver(hinted=("b",))
     assert (desk.holding, desk.passed) == ([], ["dead", "b"])
     assert isinstance(desk.wait("b"), out.Granted)
-    assert desk.pass_over("dead", token) == out.NotHeld()
+    assert desk.pass_over("dead", token) == out.NotHolder()
 
 
 def test_passing_over_needs_the_id_and_the_token_of_an_offer():
@@ -151,16 +151,16 @@ def test_passing_over_needs_the_id_and_the_token_of_an_offer():
     token = desk.holder("b").token
     before = desk.record
     for id, wrong in (("b", token + 1), ("b", token - 1), ("c", token), ("nobody", token)):
-        assert desk.pass_over(id, wrong) == out.NotHeld()
+        assert desk.pass_over(id, wrong) == out.NotHolder()
     assert desk.record is before
 
 
 def test_a_confirmed_or_endless_grant_cannot_be_passed_over():
     desk = offered("b")
     granted = desk.wait("b")
-    assert desk.pass_over("b", granted.token) == out.NotHeld()
+    assert desk.pass_over("b", granted.token) == out.NotHolder()
     endless = offered("run", waiter_ttl=None)
-    assert endless.pass_over("run", endless.holder("run").token) == out.NotHeld()
+    assert endless.pass_over("run", endless.holder("run").token) == out.NotHolder()
     assert endless.holding == ["run"]
 
 
@@ -191,7 +191,7 @@ def test_a_full_queue_refuses_newcomers_and_keeps_those_who_wait(monkeypatch):
     held.acquire("a")
     due_at = held.record.holders[0].expires_at
     desk = Desk(LockRecord(fence=T0, version=1, holders=held.record.holders, waiters=waiters, due_at=due_at))
-    assert desk.wait("newcomer") == out.QueueFull(waiting=most)
+    assert desk.wait("newcomer") == out.TooManyWaiters(waiting=most)
     assert desk.wait("w7", waiter_ttl=HOUR).position == 7
     assert desk.wait("run", waiter_ttl=None).position == most
     desk.abandon("w7")
@@ -202,7 +202,7 @@ def test_a_full_queue_refuses_newcomers_and_keeps_those_who_wait(monkeypatch):
 def test_settling_says_when_the_offer_ends_that_is_still_open():
     """The client that made the offer looks again then: one that was missed before lasts longer."""
     desk = offered("slow", "next")
-    lock_of = lambda: lock.Lock(desk.record, desk.now)  # noqa: E731
+    lock_of = lambda: lock.LockState(desk.record, desk.now)  # noqa: E731
     assert lock_of().settled() == out.Settled(offer_ends_in=OFFER)
     desk.later(OFFER).settle()
     assert lock_of().settled() == out.Settled()
@@ -217,4 +217,4 @@ def test_a_lock_for_which_only_runs_in_the_overflow_wait_is_not_turned_into_anot
         waiting, T0, id="s", label=Label("s"), kind="semaphore", permits=5, weight=1, ttl=SECOND, queue=True,
         waiter_ttl=SECOND,
     )  # fmt: skip
-    assert answer == out.Mismatch(found="item")
+    assert answer == out.Mismatch(found="mutex")

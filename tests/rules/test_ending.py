@@ -23,7 +23,7 @@ def test_renew_and_release_by_anyone_else_change_nothing(verb, id, off):
     desk = Desk()
     a = desk.acquire("a")
     before = desk.record
-    assert getattr(desk.later(SECOND), verb)(id, a.token + off) == out.NotHeld()
+    assert getattr(desk.later(SECOND), verb)(id, a.token + off) == out.NotHolder()
     assert desk.record is before
 
 
@@ -33,7 +33,7 @@ def test_the_token_of_an_earlier_grant_of_the_same_attempt_is_not_enough(verb):
     stale = desk.acquire("a")
     desk.later(TTL).acquire("a")
     before = desk.record
-    assert getattr(desk, verb)("a", stale.token) == out.NotHeld()
+    assert getattr(desk, verb)("a", stale.token) == out.NotHolder()
     assert desk.record is before
 
 
@@ -41,25 +41,25 @@ def test_the_token_of_an_earlier_grant_of_the_same_attempt_is_not_enough(verb):
 def test_only_a_lease_may_be_named_by_its_owner_alone(verb):
     desk = Desk()
     desk.acquire("owner", kind="lease")
-    assert not isinstance(getattr(desk, verb)("owner", None), out.NotHeld)
-    for kind in ("item", "hold", "semaphore", "rw", "run", "worker"):
+    assert not isinstance(getattr(desk, verb)("owner", None), out.NotHolder)
+    for kind in ("mutex", "hold", "semaphore", "rw", "run", "worker"):
         desk = Desk()
         desk.acquire("owner", kind=kind)
-        assert getattr(desk, verb)("owner", None) == out.NotHeld(), kind
+        assert getattr(desk, verb)("owner", None) == out.NotHolder(), kind
         assert desk.holding == ["owner"]
 
 
 def test_a_lease_named_with_a_wrong_token_is_not_touched():
     desk = Desk()
     a = desk.acquire("owner", kind="lease")
-    assert desk.release("owner", a.token + 1) == out.NotHeld()
-    assert desk.renew("stranger", None) == out.NotHeld()
+    assert desk.release("owner", a.token + 1) == out.NotHolder()
+    assert desk.renew("stranger", None) == out.NotHolder()
 
 
 def test_what_has_expired_cannot_be_renewed():
     desk = Desk()
     a = desk.acquire("a")
-    assert desk.later(TTL).renew("a", a.token) == out.NotHeld()
+    assert desk.later(TTL).renew("a", a.token) == out.NotHolder()
     assert desk.holding == []
 
 
@@ -67,7 +67,7 @@ def test_what_has_expired_cannot_be_released_under_its_successor():
     desk = Desk()
     a = desk.acquire("a")
     desk.later(TTL).acquire("b")
-    assert desk.release("a", a.token) == out.NotHeld()
+    assert desk.release("a", a.token) == out.NotHolder()
     assert desk.holding == ["b"]
 
 
@@ -83,7 +83,7 @@ def test_releasing_twice_is_harmless():
     a = desk.acquire("a")
     assert desk.release("a", a.token) == out.Released()
     before = desk.record
-    assert desk.release("a", a.token) == out.NotHeld()
+    assert desk.release("a", a.token) == out.NotHolder()
     assert desk.record is before
 
 
@@ -173,8 +173,8 @@ def test_a_transfer_changes_the_owner_under_a_higher_token_in_one_step():
     assert answer == out.Transferred(token=token, floor=token, since=token, expires_at=token + 2 * TTL)
     assert desk.holding == ["b"]
     assert (desk.holder("b").weight, desk.holder("b").label.name, desk.record.fence) == (2, "b", token)
-    assert desk.renew("a", a.token) == out.NotHeld()
-    assert desk.release("a", a.token) == out.NotHeld()
+    assert desk.renew("a", a.token) == out.NotHolder()
+    assert desk.release("a", a.token) == out.NotHolder()
 
 
 def test_a_transfer_gets_a_higher_token_even_in_the_same_instant():
@@ -188,9 +188,9 @@ def test_a_transfer_by_anyone_else_changes_nothing():
     a = desk.acquire("a")
     desk.wait("b")
     before = desk.record
-    assert desk.transfer("a", a.token + 1, "b") == out.NotHeld()
-    assert desk.transfer("c", a.token, "b") == out.NotHeld()
-    assert desk.transfer("a", None, "b") == out.NotHeld()
+    assert desk.transfer("a", a.token + 1, "b") == out.NotHolder()
+    assert desk.transfer("c", a.token, "b") == out.NotHolder()
+    assert desk.transfer("a", None, "b") == out.NotHolder()
     assert desk.record is before
 
 
@@ -253,14 +253,14 @@ def test_a_resend_of_a_transfer_after_the_target_ended_is_not_held():
     a = desk.acquire("a")
     b = desk.transfer("a", a.token, "b")
     desk.release("b", b.token)
-    assert desk.transfer("a", a.token, "b") == out.NotHeld()
+    assert desk.transfer("a", a.token, "b") == out.NotHolder()
     assert desk.record.idle
 
 
 def test_what_has_expired_cannot_be_transferred():
     desk = Desk()
     a = desk.acquire("a")
-    assert desk.later(TTL).transfer("a", a.token, "b") == out.NotHeld()
+    assert desk.later(TTL).transfer("a", a.token, "b") == out.NotHolder()
     assert desk.holding == []
 
 
@@ -281,7 +281,7 @@ def test_a_forced_release_keeps_the_fence_and_moves_the_queue():
     answer = desk.force_release()
     assert answer.woken == ("b",)
     assert desk.holder("b").token == a.token + 1
-    assert desk.renew("a", a.token) == out.NotHeld()
+    assert desk.renew("a", a.token) == out.NotHolder()
 
 
 def test_the_token_after_a_forced_release_is_higher_than_before_it():

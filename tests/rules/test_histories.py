@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from holdfast.rules import lock
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.lock import Lock
+from holdfast.rules.lock import LockState
 from holdfast.rules.lock_record import EMPTY, Label, decode, encode
 
 from .harness import HOUR, SECOND, T0
@@ -31,7 +31,7 @@ mostly = st.sampled_from([True, True, True, True, True, True, False])
 
 SEEN: Counter[str] = Counter()
 STORIES = 10_000 if SEARCHING else 200
-COMMON = ["Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHeld", "Settled"]
+COMMON = ["Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHolder", "Settled"]
 UNCOMMON = [
     "Transferred", "TargetHolds", "Mismatch", "TooHeavy", "Gone", "ForceReleased", "woken", "closed",
     "permits changed", "never fits", "removable", "PassedOver", "hinted", "passed over",
@@ -56,43 +56,43 @@ class History(RuleBasedStateMachine):
         self.acquire(queue=False, kind=self.kind if same_kind else "rw", waiter_ttl=patience, **fields)
 
     def acquire(self, *, id, **fields):
-        answer = self.step("Acquire", Lock.acquire, {"label": Label(id)}, id=id, **fields)
+        answer = self.step("Acquire", LockState.acquire, {"label": Label(id)}, id=id, **fields)
         if isinstance(answer, out.Granted):
             self.told[id] = answer.token
 
     @rule(who=holders, which=tokens, ttl=ttls)
     def renew(self, who, which, ttl):
         id = nth(self.record.holders, who)
-        self.step("Renew", Lock.renew, id=id, token=self.token(id, which), ttl=ttl)
+        self.step("Renew", LockState.renew, id=id, token=self.token(id, which), ttl=ttl)
 
     @rule(who=holders, which=tokens)
     def release(self, who, which):
         id = nth(self.record.holders, who)
-        self.step("Release", Lock.release, id=id, token=self.token(id, which))
+        self.step("Release", LockState.release, id=id, token=self.token(id, which))
 
     @rule(who=holders, which=tokens)
     def pass_over(self, who, which):
         id = nth([one for one in self.record.holders if one.offered] or self.record.holders, who)
-        self.step("PassOver", Lock.pass_over, id=id, token=self.token(id, which))
+        self.step("PassOver", LockState.pass_over, id=id, token=self.token(id, which))
 
     @rule(who=waiters, ttl=lengths)
     def abandon(self, who, ttl):
-        self.step("Abandon", Lock.abandon, id=nth(self.record.waiters, who), ttl=ttl)
+        self.step("Abandon", LockState.abandon, id=nth(self.record.waiters, who), ttl=ttl)
 
     @rule(who=holders, which=tokens, to=waiters, ttl=ttls)
     def transfer(self, who, which, to, ttl):
         id, to = nth(self.record.holders, who), nth(self.record.waiters, to)
         token = self.token(id, which)
-        self.step("Transfer", Lock.transfer, {"to_label": Label(to)}, id=id, token=token, to_id=to, ttl=ttl)
+        self.step("Transfer", LockState.transfer, {"to_label": Label(to)}, id=id, token=token, to_id=to, ttl=ttl)
 
     @rule(what=st.sampled_from(["settle", "settle", "store", "force"]))
     def something_rare(self, what):
         if what == "settle":
-            self.step("Settle", Lock.settled)
+            self.step("Settle", LockState.settled)
         elif what == "store":
             self.record = decode("k", encode(self.record))
         else:
-            self.step("ForceRelease", Lock.force_release, {"by": "ada", "reason": "stuck"})
+            self.step("ForceRelease", LockState.force_release, {"by": "ada", "reason": "stuck"})
 
     @rule(how=st.sampled_from(["a while", "to an end", "to an end", "set"]), pick=st.integers(0, 9))
     def time_passes(self, how, pick):
@@ -113,7 +113,7 @@ class History(RuleBasedStateMachine):
 
     def step(self, verb, decide, unseen=None, /, **fields):
         before = self.record
-        working = Lock(before, self.now, offers=self.offers)
+        working = LockState(before, self.now, offers=self.offers)
         answer = working.answer(lambda one: decide(one, **(unseen or {}), **fields))
         self.record = working.record()
         asked = Asked(verb=verb, id=fields.get("id", ""), token=fields.get("token"), to_id=fields.get("to_id", ""))

@@ -149,7 +149,7 @@ FALSE_STEPS = {
     "did not keep what is its own": (renew_a, lambda after, answer: (
         replace(after, holders=(replace(after.holders[0], via="b"), B)), answer)),
     "without the right id and token": (renew_a, lambda after, answer: (after, answer)),
-    "was told that it does not": (renew_a, lambda after, answer: (GOOD, out.NotHeld())),
+    "was told that it does not": (renew_a, lambda after, answer: (GOOD, out.NotHolder())),
     "the queue is": (queue_n, lambda after, answer: (replace(after, waiters=after.waiters[::-1]), answer)),
     "the queue is: jumped": (queue_n, lambda after, answer: (
         replace(after, waiters=(after.waiters[2], *after.waiters[:2])), answer)),
@@ -169,7 +169,7 @@ FALSE_STEPS = {
     "another version": (renew_a, lambda after, answer: (replace(after, unknown={"region": "eu"}), answer)),
     "its version did not rise": (renew_a, lambda after, answer: (replace(after, version=GOOD.version), answer)),
     "the version rose": (renew_a, lambda after, answer: (replace(GOOD, version=6), answer)),
-    "very record": (renew_a, lambda after, answer: (replace(GOOD), out.NotHeld())),
+    "very record": (renew_a, lambda after, answer: (replace(GOOD), out.NotHolder())),
     "one who does not hold": (renew_a, lambda after, answer: (replace(after, holders=(B,)), answer)),
     "the holder is": (renew_a, lambda after, answer: (after, replace(answer, expires_at=T0))),
     "the floor is": (renew_a, lambda after, answer: (after, replace(answer, floor=T0 + 1))),
@@ -179,7 +179,7 @@ FALSE_STEPS = {
     "who is in the way": (queue_n, lambda after, answer: (GOOD, out.Busy(holders=(), waiting=2, now=T0, retry_in=1))),
     "is still there": (release_a, lambda after, answer: (replace(after, holders=(A, *after.holders)), answer)),
     "without a tombstone": (abandon_a, lambda after, answer: (replace(after, tombstones=(STONE,)), answer)),
-    "a kind that is not in use": (queue_n, lambda after, answer: (GOOD, out.Mismatch(found="item"))),
+    "a kind that is not in use": (queue_n, lambda after, answer: (GOOD, out.Mismatch(found="mutex"))),
     "a target that does not hold": (transfer_a, lambda after, answer: (GOOD, out.TargetHolds())),
     "left no note": (force, lambda after, answer: (replace(after, forced=None), answer)),
 }  # fmt: skip
@@ -199,7 +199,7 @@ def test_a_false_step_is_told(name):
 def test_a_revived_grant_is_told():
     before = replace(GOOD, holders=(replace(A, expires_at=T0), B))
     after = replace(GOOD, version=6)
-    found = step_violations(before, of("Renew", id="a", token=T0), after, out.NotHeld(), T0)
+    found = step_violations(before, of("Renew", id="a", token=T0), after, out.NotHolder(), T0)
     assert any("revived" in text for text in found)
 
 
@@ -249,9 +249,9 @@ def test_a_refusal_while_a_permit_is_free_is_told():
 
 
 def test_a_queue_that_is_called_full_and_is_not_is_told():
-    found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.QueueFull(waiting=2), T0)
+    found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.TooManyWaiters(waiting=2), T0)
     assert any("called full" in text for text in found)
-    found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.QueueFull(waiting=9), T0)
+    found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.TooManyWaiters(waiting=9), T0)
     assert any("how many wait" in text for text in found)
 
 
@@ -292,7 +292,7 @@ def test_a_grant_on_a_closed_key_is_told():
 
 def test_a_record_read_back_from_a_store_need_not_be_the_same_object():
     asked, copy = of("Renew", id="z", token=1), replace(GOOD)
-    assert step_violations(GOOD, asked, copy, out.NotHeld(), T0, stored=True) == []
+    assert step_violations(GOOD, asked, copy, out.NotHolder(), T0, stored=True) == []
 
 
 def test_every_statement_has_been_heard():

@@ -10,7 +10,7 @@ from .harness import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
 def offered(*waiters, **options) -> Desk:
     """A lock that was just offered to the first of these waiters."""
     desk = Desk()
-    kind, permits = options.get("kind", "item"), options.get("permits", 1)
+    kind, permits = options.get("kind", "mutex"), options.get("permits", 1)
     a = desk.acquire("a", kind=kind, permits=permits, weight=permits)
     for waiter in waiters:
         desk.wait(waiter, **options)
@@ -65,9 +65,9 @@ def test_an_offer_that_ran_out_cannot_be_confirmed():
     desk = offered("b")
     token = desk.holder("b").token
     desk.later(OFFER)
-    assert isinstance(desk.renew("b", token), out.NotHeld)
-    assert isinstance(desk.release("b", token), out.NotHeld)
-    assert isinstance(desk.pass_over("b", token), out.NotHeld)
+    assert isinstance(desk.renew("b", token), out.NotHolder)
+    assert isinstance(desk.release("b", token), out.NotHolder)
+    assert isinstance(desk.pass_over("b", token), out.NotHolder)
     assert desk.waiting == ["b"]
     assert desk.wait("b").token > token
 

@@ -200,7 +200,7 @@ words = st.text(max_size=6)
 labels = st.builds(Label, words, words, st.integers(0, 9))
 records = st.builds(
     LockRecord,
-    kind=st.sampled_from(["item", "hold", "semaphore", "rw", "lease", "run", "worker"]),
+    kind=st.sampled_from(["mutex", "hold", "semaphore", "rw", "lease", "run", "worker"]),
     permits=st.integers(1, 9),
     fence=moments,
     version=moments,

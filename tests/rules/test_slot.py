@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.rules import slot
-from holdfast.rules.slot import EMPTY_SLOT, RECENT, WRITERS, Conflict, Past, Slot, Swap, Swapped, Writer
+from holdfast.rules.slot import EMPTY_SLOT, RECENT, WRITERS, Conflict, Slot, Swap, Swapped, WriteHistory, Writer
 
 NOW = 1_790_000_000_000_000
 
@@ -52,7 +52,7 @@ def test_a_stale_write_after_a_delete_cannot_bring_the_value_back():
 
 def test_a_write_is_compared_by_its_id_so_an_equal_number_of_other_writes_does_not_match():
     base = written(2)
-    elsewhere = Slot(2, "1", Past(last="x.2"))
+    elsewhere = Slot(2, "1", WriteHistory(last="x.2"))
     assert isinstance(swap(elsewhere, "a.1", base=base)[1], Conflict)
 
 
@@ -119,7 +119,7 @@ def test_a_loser_may_reserve_the_next_write():
 
 
 def test_a_reservation_ends_by_itself_and_a_clock_that_was_set_back_does_not_stretch_it():
-    reserved = Slot(1, "1", Past(last="w.1", reserved_by="a", reserved_until=NOW + 50_000))
+    reserved = Slot(1, "1", WriteHistory(last="w.1", reserved_by="a", reserved_until=NOW + 50_000))
     assert isinstance(swap(reserved, "b.1", now=NOW + 50_000)[1], Swapped)
     assert swap(reserved, "b.1", now=NOW - 3_600_000_000)[1].wait == slot.MAX_RESERVATION
 
@@ -133,7 +133,7 @@ def test_a_second_loser_does_not_take_the_reservation_over():
     assert outcome.wait == 50_000
 
 
-PLACE = ("shared", "", "k")
+PLACE = ("global", "", "k")
 
 
 def test_a_write_that_goes_with_a_record_is_compared_by_its_id_and_its_version():
@@ -146,9 +146,9 @@ def test_a_write_that_goes_with_a_record_is_compared_by_its_id_and_its_version()
 
 def test_a_write_that_goes_with_a_record_keeps_the_writers_and_ends_a_reservation():
     writers = (Writer("a", 1, (1, 2), 2), Writer("b", 0, (7,), 5))
-    reserved = Past(last="b.7", writers=writers, forgotten=3, reserved_by="c", reserved_until=NOW + 50_000)
+    reserved = WriteHistory(last="b.7", writers=writers, forgotten=3, reserved_by="c", reserved_until=NOW + 50_000)
     after = slot.written(Slot(5, "1", reserved), Swap(PLACE, "b.7", 5, "2"), "r:1")
-    assert after == Slot(6, "2", Past(last="r:1", writers=writers, forgotten=3))
+    assert after == Slot(6, "2", WriteHistory(last="r:1", writers=writers, forgotten=3))
 
 
 @settings(max_examples=300)

@@ -20,7 +20,7 @@ def test_a_renewal_just_before_the_end_succeeds_and_at_the_end_fails():
     desk = Desk()
     a = desk.acquire("a")
     assert isinstance(desk.later(TTL - 1).renew("a", a.token), out.Renewed)
-    assert isinstance(desk.later(TTL).renew("a", a.token), out.NotHeld)
+    assert isinstance(desk.later(TTL).renew("a", a.token), out.NotHolder)
 
 
 def test_a_waiter_has_ended_when_its_end_is_now():
@@ -91,7 +91,7 @@ def test_a_step_forward_ends_leases_early_and_the_fence_protects():
     a = desk.acquire("a")
     b = desk.later(HOUR).acquire("b")
     assert b.token > a.token
-    assert desk.renew("a", a.token) == out.NotHeld()
+    assert desk.renew("a", a.token) == out.NotHolder()
 
 
 def test_the_lock_delay_closes_the_key_after_an_abnormal_loss():

@@ -13,12 +13,13 @@ import pytest
 from exhausted import no_threads
 from waiting import eventually
 
-from holdfast import Client, ClientClosed, HoldfastError, StoreUnavailable
+from holdfast import Client, HoldfastError, StoreUnavailable
 from holdfast.commands import Acquire, Failed, Inspect
-from holdfast.rules.lock_outcomes import Seen
+from holdfast.errors import ClientClosed
+from holdfast.rules.lock_outcomes import LockSeen
 from holdfast.rules.lock_record import Label
-from holdfast.runtime.batcher import Lane
-from holdfast.runtime.requests import Parcel
+from holdfast.runtime.batcher import Batcher
+from holdfast.runtime.requests import Request
 from holdfast.stores import open_store
 
 
@@ -27,8 +28,8 @@ def ask(number):
     return Inspect(key=str(number))
 
 
-async def submitted(lane, number):
-    return await lane.submit(ask(number))
+async def submitted(batcher, number):
+    return await batcher.submit(ask(number))
 
 
 BAD = Acquire(key="bad", id="bad.1", label=Label(name="bad"), ttl="soon")  # no rule can add that to a time
@@ -59,7 +60,7 @@ class Gatekeeper:
 
 
 @pytest.fixture
-def keeper():
+def heartbeats():
     store = open_store("memory://", namespace="lane")
     connection = store.connect("commands")
     yield Gatekeeper(connection)
@@ -68,152 +69,152 @@ def keeper():
 
 
 @pytest.fixture
-def lane(keeper):
-    made = Lane(lambda: keeper, "test")
+def batcher(heartbeats):
+    made = Batcher(lambda: heartbeats, "test")
     yield made
-    keeper.gate.release(1_000)
+    heartbeats.gate.release(1_000)
     made.close()
 
 
-def shut(keeper):
-    keeper.gate = threading.Semaphore(0)
+def shut(heartbeats):
+    heartbeats.gate = threading.Semaphore(0)
 
 
-def test_one_caller_gets_a_plain_round_trip_and_no_thread_is_made(lane, keeper):
-    assert isinstance(lane.run(ask(1)), Seen)
-    assert keeper.batches == [[1]]
-    assert lane._thread is None
+def test_one_caller_gets_a_plain_round_trip_and_no_thread_is_made(batcher, heartbeats):
+    assert isinstance(batcher.run(ask(1)), LockSeen)
+    assert heartbeats.batches == [[1]]
+    assert batcher._thread is None
 
 
-def test_what_gathers_during_a_batch_goes_out_together(lane, keeper):
-    shut(keeper)
-    threads = [threading.Thread(target=lane.run, args=(ask(number),)) for number in range(6)]
+def test_what_gathers_during_a_batch_goes_out_together(batcher, heartbeats):
+    shut(heartbeats)
+    threads = [threading.Thread(target=batcher.run, args=(ask(number),)) for number in range(6)]
     threads[0].start()
-    keeper.started.acquire()
+    heartbeats.started.acquire()
     for thread in threads[1:]:
         thread.start()
-    eventually(lambda: len(lane._queue) == 5)
-    keeper.gate.release(10)
+    eventually(lambda: len(batcher._queue) == 5)
+    heartbeats.gate.release(10)
     for thread in threads:
         thread.join(10)
-    assert keeper.batches[0] == [0]
-    assert sorted(keeper.batches[1]) == [1, 2, 3, 4, 5]
-    assert len(keeper.batches) == 2
+    assert heartbeats.batches[0] == [0]
+    assert sorted(heartbeats.batches[1]) == [1, 2, 3, 4, 5]
+    assert len(heartbeats.batches) == 2
 
 
-def test_a_caller_runs_at_most_the_one_batch_that_holds_its_own_command(lane, keeper):
-    shut(keeper)
-    runner = threading.Thread(target=lane.run, args=(ask(0),))
+def test_a_caller_runs_at_most_the_one_batch_that_holds_its_own_command(batcher, heartbeats):
+    shut(heartbeats)
+    runner = threading.Thread(target=batcher.run, args=(ask(0),))
     runner.start()
-    keeper.started.acquire()
+    heartbeats.started.acquire()
     answered = threading.Event()
-    lane.enqueue([ask(1)], lambda *_: answered.set())
-    keeper.gate.release()
+    batcher.enqueue([ask(1)], lambda *_: answered.set())
+    heartbeats.gate.release()
     runner.join(10)
     assert not runner.is_alive(), "it does not wait for the others' batch"
-    keeper.started.acquire()
-    keeper.gate.release()
+    heartbeats.started.acquire()
+    heartbeats.gate.release()
     assert answered.wait(10)
 
 
-def test_one_bad_command_fails_alone(lane):
+def test_one_bad_command_fails_alone(batcher):
     results = []
-    lane.enqueue([ask(1), BAD, ask(2)], lambda outcomes, error: results.append(outcomes))
+    batcher.enqueue([ask(1), BAD, ask(2)], lambda outcomes, error: results.append(outcomes))
     eventually(lambda: results)
-    assert [type(outcome) for outcome in results[0]] == [Seen, Failed, Seen]
+    assert [type(outcome) for outcome in results[0]] == [LockSeen, Failed, LockSeen]
     with pytest.raises(HoldfastError, match="bad"):
-        lane.run(BAD)
-    assert isinstance(lane.run(ask(1)), Seen)
+        batcher.run(BAD)
+    assert isinstance(batcher.run(ask(1)), LockSeen)
 
 
-def test_an_interrupted_caller_throws_the_connection_away_and_the_others_are_ambiguous(lane, keeper):
-    shut(keeper)
-    keeper.error = KeyboardInterrupt()
+def test_an_interrupted_caller_throws_the_connection_away_and_the_others_are_ambiguous(batcher, heartbeats):
+    shut(heartbeats)
+    heartbeats.error = KeyboardInterrupt()
     outcome = []
     # Put into the queue without a word, so that it goes out in the caller's own batch.
-    lane._queue.append(Parcel([ask(7)], lambda outcomes, error: outcome.append(error)))
-    keeper.gate.release()
+    batcher._queue.append(Request([ask(7)], lambda outcomes, error: outcome.append(error)))
+    heartbeats.gate.release()
     with pytest.raises(KeyboardInterrupt):
-        lane.run(ask(1))
-    assert keeper.batches == [[7, 1]]
+        batcher.run(ask(1))
+    assert heartbeats.batches == [[7, 1]]
     assert isinstance(outcome[0], StoreUnavailable)
     assert outcome[0].ambiguous
-    assert keeper.closed == 1
-    keeper.gate.release(5)
-    assert isinstance(lane.run(ask(2)), Seen), "the lane goes on, over a new connection"
+    assert heartbeats.closed == 1
+    heartbeats.gate.release(5)
+    assert isinstance(batcher.run(ask(2)), LockSeen), "the lane goes on, over a new connection"
 
 
-def test_a_surprise_of_the_driver_reaches_every_caller_as_ambiguous(lane, keeper):
-    keeper.error = ZeroDivisionError("a surprise")
+def test_a_surprise_of_the_driver_reaches_every_caller_as_ambiguous(batcher, heartbeats):
+    heartbeats.error = ZeroDivisionError("a surprise")
     with pytest.raises(StoreUnavailable, match="a surprise") as caught:
-        lane.run(ask(1))
+        batcher.run(ask(1))
     assert caught.value.ambiguous
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert isinstance(lane.run(ask(1)), Seen)
+    assert isinstance(batcher.run(ask(1)), LockSeen)
 
 
-def test_a_loop_is_called_back_with_each_outcome_or_error(lane, keeper, caplog):
+def test_a_loop_is_called_back_with_each_outcome_or_error(batcher, heartbeats, caplog):
     answers = []
 
     async def main():
-        lane.ask(ask(1), answers.append)
-        lane.ask(ask(2), lambda _answer: 1 / 0)
-        lane.ask(BAD, answers.append)
-        await lane.submit(ask(3))
-        keeper.error = StoreUnavailable("away")
-        lane.ask(ask(4), answers.append)
+        batcher.ask(ask(1), answers.append)
+        batcher.ask(ask(2), lambda _answer: 1 / 0)
+        batcher.ask(BAD, answers.append)
+        await batcher.submit(ask(3))
+        heartbeats.error = StoreUnavailable("away")
+        batcher.ask(ask(4), answers.append)
         with pytest.raises(StoreUnavailable):
-            await lane.submit(ask(5))
+            await batcher.submit(ask(5))
 
     asyncio.run(asyncio.wait_for(main(), 10))
-    assert keeper.batches == [[1, 2, 3], [4, 5]]
-    assert isinstance(answers[0], Seen)
+    assert heartbeats.batches == [[1, 2, 3], [4, 5]]
+    assert isinstance(answers[0], LockSeen)
     assert isinstance(answers[1], HoldfastError)
     assert isinstance(answers[2], StoreUnavailable)
     assert "what was to be done with an answer failed" in caplog.text
 
 
-def test_what_a_loop_submits_in_one_turn_goes_out_together(lane, keeper):
+def test_what_a_loop_submits_in_one_turn_goes_out_together(batcher, heartbeats):
     async def main():
-        await asyncio.gather(*(lane.submit(ask(number)) for number in range(20)))
+        await asyncio.gather(*(batcher.submit(ask(number)) for number in range(20)))
 
     asyncio.run(main())
-    assert keeper.batches == [list(range(20))]
+    assert heartbeats.batches == [list(range(20))]
 
 
 @pytest.mark.parametrize(("tasks", "first"), [(20, 20), (100, 50), (3_000, 1_000)])
-def test_on_a_swift_store_a_crowd_goes_in_halves_and_everybody_is_answered(keeper, tasks, first):
-    lane = Lane(lambda: keeper, "swift", swift=True)
+def test_on_a_swift_store_a_crowd_goes_in_halves_and_everybody_is_answered(heartbeats, tasks, first):
+    batcher = Batcher(lambda: heartbeats, "swift", out_of_process=True)
 
     async def going_round(number):
-        return [await lane.submit(ask(number)) for _ in range(5)]
+        return [await batcher.submit(ask(number)) for _ in range(5)]
 
     async def main():
         return await asyncio.gather(*(going_round(number) for number in range(tasks)))
 
     answers = list(itertools.chain(*asyncio.run(main())))
-    lane.close()
-    assert [type(answer) for answer in answers] == [Seen] * 5 * tasks
-    assert len(keeper.batches[0]) == first
-    assert sorted(itertools.chain(*keeper.batches)) == sorted(5 * list(range(tasks)))
+    batcher.close()
+    assert [type(answer) for answer in answers] == [LockSeen] * 5 * tasks
+    assert len(heartbeats.batches[0]) == first
+    assert sorted(itertools.chain(*heartbeats.batches)) == sorted(5 * list(range(tasks)))
 
 
-def test_a_cancelled_submission_that_was_not_sent_is_never_sent(lane, keeper):
+def test_a_cancelled_submission_that_was_not_sent_is_never_sent(batcher, heartbeats):
     async def main():
-        task = asyncio.ensure_future(submitted(lane, 1))
+        task = asyncio.ensure_future(submitted(batcher, 1))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await lane.submit(ask(2))
+        await batcher.submit(ask(2))
 
     asyncio.run(main())
-    assert keeper.batches == [[2]]
+    assert heartbeats.batches == [[2]]
 
 
-def test_a_loop_that_is_closed_before_it_posts_leaves_nothing_alive(lane, keeper):
+def test_a_loop_that_is_closed_before_it_posts_leaves_nothing_alive(batcher, heartbeats):
     loop = asyncio.new_event_loop()
-    task = loop.create_task(submitted(lane, 1))
+    task = loop.create_task(submitted(batcher, 1))
     task._log_destroy_pending = False
     loop.call_soon(loop.stop)
     loop.run_forever()  # one turn: submitted, not yet posted
@@ -222,106 +223,106 @@ def test_a_loop_that_is_closed_before_it_posts_leaves_nothing_alive(lane, keeper
     del task, loop
     gc.collect()
     assert gone() is None
-    assert keeper.batches == []
+    assert heartbeats.batches == []
 
 
-def test_a_closed_lane_sends_what_it_had_and_then_refuses(lane, keeper):
-    shut(keeper)
+def test_a_closed_lane_sends_what_it_had_and_then_refuses(batcher, heartbeats):
+    shut(heartbeats)
     answered = []
     for number in range(3):
-        lane.enqueue([ask(number)], lambda outcomes, error: answered.append(error))
-    keeper.started.acquire()
-    closer = threading.Thread(target=lane.close)
+        batcher.enqueue([ask(number)], lambda outcomes, error: answered.append(error))
+    heartbeats.started.acquire()
+    closer = threading.Thread(target=batcher.close)
     closer.start()
-    eventually(lambda: lane._closed)
-    keeper.gate.release(10)
+    eventually(lambda: batcher._closed)
+    heartbeats.gate.release(10)
     closer.join(10)
     assert answered == [None, None, None]
-    assert keeper.closed == 1
+    assert heartbeats.closed == 1
     with pytest.raises(ClientClosed):
-        lane.run(ask(9))
-    assert not lane.enqueue([ask(9)])
+        batcher.run(ask(9))
+    assert not batcher.enqueue([ask(9)])
 
     async def submit():
-        await lane.submit(ask(9))
+        await batcher.submit(ask(9))
 
     with pytest.raises(ClientClosed):
         asyncio.run(submit())
 
 
-def test_closing_waits_for_a_caller_that_is_sending(lane, keeper):
-    shut(keeper)
-    runner = threading.Thread(target=lane.run, args=(ask(0),))
+def test_closing_waits_for_a_caller_that_is_sending(batcher, heartbeats):
+    shut(heartbeats)
+    runner = threading.Thread(target=batcher.run, args=(ask(0),))
     runner.start()
-    keeper.started.acquire()
-    closer = threading.Thread(target=lane.close)
+    heartbeats.started.acquire()
+    closer = threading.Thread(target=batcher.close)
     closer.start()
-    eventually(lambda: lane._closed)
-    assert keeper.closed == 0, "a connection in use is not pulled away"
-    keeper.gate.release(5)
+    eventually(lambda: batcher._closed)
+    assert heartbeats.closed == 0, "a connection in use is not pulled away"
+    heartbeats.gate.release(5)
     closer.join(10)
     runner.join(10)
-    assert keeper.closed == 1
+    assert heartbeats.closed == 1
 
 
-def test_a_call_on_a_closed_lane_starts_nothing_again(lane):
+def test_a_call_on_a_closed_lane_starts_nothing_again(batcher):
     answered = threading.Event()
-    lane.enqueue([ask(1)], lambda *_: answered.set())
+    batcher.enqueue([ask(1)], lambda *_: answered.set())
     assert answered.wait(10)
-    lane.close()
-    thread = lane._thread
+    batcher.close()
+    thread = batcher._thread
     for _ in range(3):
         with pytest.raises(ClientClosed):
-            lane.run(ask(9))
-    assert lane._thread is thread
-    assert lane._runner is None
+            batcher.run(ask(9))
+    assert batcher._thread is thread
+    assert batcher._runner is None
 
 
-def test_a_mistake_in_what_is_done_with_an_answer_stays_alone(lane, keeper, caplog):
-    shut(keeper)
+def test_a_mistake_in_what_is_done_with_an_answer_stays_alone(batcher, heartbeats, caplog):
+    shut(heartbeats)
     answered = []
-    lane.enqueue([ask(0)])
-    keeper.started.acquire()
-    lane.enqueue([ask(1)], lambda *_: 1 / 0)
-    lane.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
-    keeper.gate.release(10)
+    batcher.enqueue([ask(0)])
+    heartbeats.started.acquire()
+    batcher.enqueue([ask(1)], lambda *_: 1 / 0)
+    batcher.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
+    heartbeats.gate.release(10)
     eventually(lambda: answered == [None])
     assert "ZeroDivisionError" in caplog.text
-    assert isinstance(lane.run(ask(3)), Seen), "the thread goes on"
+    assert isinstance(batcher.run(ask(3)), LockSeen), "the thread goes on"
 
 
-def test_where_no_thread_can_be_started_everybody_is_told_and_the_lane_goes_on(lane, keeper):
+def test_where_no_thread_can_be_started_everybody_is_told_and_the_lane_goes_on(batcher, heartbeats):
     async def submit():
-        return await lane.submit(ask(1))
+        return await batcher.submit(ask(1))
 
     answered = []
     with no_threads():
         with pytest.raises(StoreUnavailable, match="no thread") as caught:
             asyncio.run(asyncio.wait_for(submit(), 10))
         assert not caught.value.ambiguous
-        assert lane.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
+        assert batcher.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
         assert "no thread" in str(answered[0])
-        shut(keeper)
-        runner = threading.Thread(target=lane.run, args=(ask(3),))
+        shut(heartbeats)
+        runner = threading.Thread(target=batcher.run, args=(ask(3),))
         runner.start()
-        keeper.started.acquire()
-        lane.enqueue([ask(4)], lambda outcomes, error: answered.append(error))
-        keeper.gate.release(10)
+        heartbeats.started.acquire()
+        batcher.enqueue([ask(4)], lambda outcomes, error: answered.append(error))
+        heartbeats.gate.release(10)
         runner.join(10)
         eventually(lambda: len(answered) == 2)
-        assert isinstance(lane.run(ask(5)), Seen), "a caller needs no thread"
-    assert isinstance(asyncio.run(submit()), Seen)
-    assert keeper.batches == [[3], [5], [1]]
+        assert isinstance(batcher.run(ask(5)), LockSeen), "a caller needs no thread"
+    assert isinstance(asyncio.run(submit()), LockSeen)
+    assert heartbeats.batches == [[3], [5], [1]]
 
 
-def test_a_lane_can_be_closed_where_no_thread_can_be_started(lane, keeper):
-    lane.run(ask(1))
+def test_a_lane_can_be_closed_where_no_thread_can_be_started(batcher, heartbeats):
+    batcher.run(ask(1))
     answered = []
     with no_threads():
-        lane._queue.append(Parcel([ask(7)], lambda outcomes, error: answered.append(error)))
-        lane.close()
+        batcher._queue.append(Request([ask(7)], lambda outcomes, error: answered.append(error)))
+        batcher.close()
     assert "no thread" in str(answered[0])
-    assert keeper.closed == 1
+    assert heartbeats.closed == 1
 
 
 def test_a_real_interrupt_while_acquiring_gives_the_lock_back(url, plan):
@@ -357,18 +358,18 @@ def test_queries_do_not_stand_in_line_with_commands(url, plan):
         assert plan.count(Inspect) == 1
 
 
-def test_many_threads_and_loops_at_once_lose_nothing(lane):
+def test_many_threads_and_loops_at_once_lose_nothing(batcher):
     answers = itertools.count()
     done = []
 
     def from_thread():
         for number in range(200):
-            lane.run(ask(number))
+            batcher.run(ask(number))
             done.append(next(answers))
 
     async def many():
         for _ in range(10):
-            await asyncio.gather(*(lane.submit(ask(number)) for number in range(20)))
+            await asyncio.gather(*(batcher.submit(ask(number)) for number in range(20)))
             done.extend(next(answers) for _ in range(20))
 
     threads = [threading.Thread(target=from_thread) for _ in range(4)]

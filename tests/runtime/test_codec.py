@@ -16,7 +16,7 @@ import msgspec
 import pydantic
 import pytest
 
-from holdfast import InvalidValue
+from holdfast.errors import InvalidValue
 from holdfast.runtime.codec import MAX_BYTES, decode_value, encode_message, encode_value, hints_of
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

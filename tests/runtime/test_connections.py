@@ -18,7 +18,7 @@ from holdfast.commands import Acquire, Failed, Release
 from holdfast.rules import lock_outcomes as out
 from holdfast.runtime import base as client
 from holdfast.runtime import flows
-from holdfast.runtime.batcher import Lane
+from holdfast.runtime.batcher import Batcher
 from holdfast.runtime.renewable_grants import Granting
 from holdfast.stores import open_store
 from holdfast.testing.builders import acquire, release
@@ -167,7 +167,7 @@ def test_a_client_opens_connections_when_it_needs_them(url, crowd, monkeypatch):
         eventually(lambda: crowd.count() == 5)
         with hf.lock("kept", ttl=0.5):  # so that the keeper looks around
             hf.locks.list()
-            eventually(lambda: not hf.works.lanes["queries"].connected)
+            eventually(lambda: not hf.runtime.batchers["queries"].connected)
             eventually(lambda: crowd.count() == 5)
             hf.locks.list()
         held.release()
@@ -198,7 +198,7 @@ def test_releases_in_the_same_batch_go_on_while_grants_are_refused():
     def refused():
         raise StoreUnavailable("too many clients")
 
-    heartbeats = Lane(refused, "heartbeats")
+    heartbeats = Batcher(refused, "heartbeats")
     direct = store.connect("commands")
     (held,) = direct.execute([acquire("a")])
     connection = Granting(lambda: store.connect("commands"), heartbeats)
@@ -208,7 +208,7 @@ def test_releases_in_the_same_batch_go_on_while_grants_are_refused():
     assert "too many clients" in str(answers[0].error)
     assert [type(one) for one in direct.execute([acquire("b", "z.1"), Release(key="a", id="b.1", token=1)])] == [
         out.Granted,
-        out.NotHeld,
+        out.NotHolder,
     ]
     connection.close()
     heartbeats.close()

@@ -11,7 +11,7 @@ from holdfast.rules.lock import OFFER_LIFE
 from holdfast.rules.lock_record import Holder, Label
 from holdfast.runtime import flows
 from holdfast.runtime.flows import Submit, Wait
-from holdfast.runtime.notifier import Flag
+from holdfast.runtime.notifier import Notifier
 
 SECOND = 1_000_000
 OFFER = OFFER_LIFE / SECOND
@@ -27,7 +27,7 @@ class Desk:
         self.offers = []
 
     def listen(self, command):
-        return Flag()
+        return Notifier()
 
     def expect(self, id, *, eager):
         fresh = self._hints and not self.listens
@@ -153,7 +153,7 @@ def test_a_full_queue_is_an_error_that_says_so_and_leaves_nothing_behind():
     flow = flows.acquire(desk, ASK, 20)
     next(flow)
     with pytest.raises(QueueFull, match=r"the queue of 'k' is full: 10,000 callers wait") as caught:
-        flow.send(out.QueueFull(waiting=10_000))
+        flow.send(out.TooManyWaiters(waiting=10_000))
     assert isinstance(caught.value, LockTimeout)
     assert (caught.value.key, caught.value.waiting, caught.value.retryable) == ("k", 10_000, True)
     assert desk.given_back == []

@@ -17,8 +17,8 @@ from holdfast.locks import acquire as taking
 from holdfast.platform import elapsed
 from holdfast.runtime import flows
 from holdfast.runtime import heartbeats as keeper_module
-from holdfast.runtime.grant import Held
-from holdfast.runtime.heartbeats import Callbacks, Keeper, Pulse
+from holdfast.runtime.grant import LocalGrant
+from holdfast.runtime.heartbeats import Callbacks, Heartbeats, LoopProbe
 from holdfast.stores import open_store
 from holdfast.testing.builders import acquire, pass_over, release, wait
 
@@ -32,15 +32,15 @@ def hf(plan, url):
 def test_a_lease_that_comes_while_the_keeper_looks_around_is_not_forgotten(hf, monkeypatch):
     """It has made its list, and would go to sleep for a minute: the newcomer must ring."""
     looking, go_on = threading.Event(), threading.Event()
-    pay_debts = Keeper._pay_debts
+    resend = Heartbeats._resend_abandons
 
     def slowly(self, now):
         looking.set()
         go_on.wait(20)
-        return pay_debts(self, now)
+        return resend(self, now)
 
-    monkeypatch.setattr(Keeper, "_pay_debts", slowly)
-    hf.works.keeper.start()
+    monkeypatch.setattr(Heartbeats, "_resend_abandons", slowly)
+    hf.runtime.heartbeats.start()
     assert looking.wait(10)
     lease = hf.lock("a", ttl=1).acquire()
     go_on.set()
@@ -65,18 +65,18 @@ def test_clients_that_took_leases_at_the_same_moment_renew_them_at_different_one
         for client, pace in ((one, 0.8), (another, 0.9)):
             before = elapsed()
             lease = client.semaphore("s", permits=2, ttl=300).acquire()
-            assert before + 100 * pace <= lease._kept.renew_at <= elapsed() + 100 * pace
+            assert before + 100 * pace <= lease._renewal.renew_at <= elapsed() + 100 * pace
             lease.release()
 
 
 def test_each_round_of_renewals_has_a_pace_of_its_own(hf, monkeypatch):
     monkeypatch.setattr(keeper_module, "_random_pace", lambda: 0.8)
     with hf.lock("a", ttl=300) as lease:
-        kept, first = lease._kept, lease.expires_at
+        renewal, first = lease._renewal, lease.expires_at
         before = elapsed()
-        hf.works.keeper.soon(lambda: setattr(kept, "renew_at", 0.0))
+        hf.runtime.heartbeats.soon(lambda: setattr(renewal, "renew_at", 0.0))
         eventually(lambda: lease.expires_at > first)
-        assert before + 80 <= kept.renew_at <= elapsed() + 80
+        assert before + 80 <= renewal.renew_at <= elapsed() + 80
 
 
 def test_a_round_of_renewals_is_never_later_than_its_interval():
@@ -87,7 +87,7 @@ def test_a_round_of_renewals_is_never_later_than_its_interval():
 
 def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, caplog):
     stumbled = []
-    renew = Keeper._renew
+    renew = Heartbeats._renew
 
     def stumble(self, due, sent):
         if not stumbled:
@@ -95,7 +95,7 @@ def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, 
             raise ZeroDivisionError
         renew(self, due, sent)
 
-    monkeypatch.setattr(Keeper, "_renew", stumble)
+    monkeypatch.setattr(Heartbeats, "_renew", stumble)
     with hf.lock("a", ttl=3, renew_every=0.3) as lease:
         first = lease.expires_at
         eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
@@ -121,13 +121,13 @@ def test_a_renewal_that_arrives_after_the_release_is_not_a_loss(hf, plan):
 
     plan.before, plan.after = before, after
     lease = hf.lock("a", ttl=3, renew_every=0.3).acquire()
-    judge = hf.works.keeper._judge
+    judge = hf.runtime.heartbeats._judge
 
     def judged(*arguments):
         judge(*arguments)
         renewed.set()
 
-    hf.works.keeper._judge = judged
+    hf.runtime.heartbeats._judge = judged
     assert renewing.wait(10)
     lease.release()
     assert renewed.is_set()
@@ -194,7 +194,7 @@ def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
 
     other = hf.lock("b", ttl=3, renew_every=0.3).acquire()
     lost = hf.lock("a", on_lost=slow).acquire()
-    hf.works.keeper.soon(lambda: lost._held.lose("test"))  # as the keeper itself finds out
+    hf.runtime.heartbeats.soon(lambda: lost._held.lose("test"))  # as the keeper itself finds out
     assert started.wait(10)
     first = other.expires_at
     eventually(lambda: other.expires_at > first + timedelta(seconds=1))
@@ -222,12 +222,12 @@ class AnsweringLoop:
 
 def test_a_loop_that_answers_at_once_is_not_silent():
     loop = AnsweringLoop()
-    pulse = Pulse(loop)
-    assert pulse.silent_for(10.0) == 0.0
-    assert pulse.silent_for(99.0) == 0.0
-    assert not pulse.stopped
+    probe = LoopProbe(loop)
+    assert probe.silent_for(10.0) == 0.0
+    assert probe.silent_for(99.0) == 0.0
+    assert not probe.stopped
     del loop
-    assert pulse.stopped, "a loop that is gone has stopped"
+    assert probe.stopped, "a loop that is gone has stopped"
 
 
 def test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one(caplog):
@@ -243,7 +243,7 @@ def test_a_loss_that_finds_no_thread_for_its_callback_ends_nobodys_heartbeats(hf
     other = hf.lock("b", ttl=6, renew_every=0.3).acquire()
     told = []
     lost = hf.lock("a", ttl=3, renew_every=0.3, on_lost=told.append).acquire()
-    eventually(lambda: hf.works.lanes["heartbeats"]._thread)
+    eventually(lambda: hf.runtime.batchers["heartbeats"]._thread)
     with no_threads():
         hf.locks.force_release("a", reason="test")
         eventually(lost.lost.is_set)
@@ -279,20 +279,20 @@ def test_what_could_not_be_given_back_says_why(tmp_path, monkeypatch):
     hf = Client(f"sqlite:///{tmp_path}/locks.db")  # a store that runs the rules in Python, where one can be broken
     hf.events.subscribe(lambda event: seen.append(event.fields["error"]) if event.name == "give_back_failed" else None)
     monkeypatch.setattr(Abandon, "apply", lambda self, record, now: 1 / 0)
-    hf.works.keeper.start()
-    hf.works.give_back(Abandon(key="a", id="x.1", ttl=5_000_000))
+    hf.runtime.heartbeats.start()
+    hf.runtime.give_back(Abandon(key="a", id="x.1", ttl=5_000_000))
     assert "Abandon on 'a' could not be carried out" in eventually(lambda: seen)[0]
     hf.close()
 
 
 def test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_caller(url):
     client, done = Client(url), []
-    keeper = client.works.keeper
-    keeper.start()
+    heartbeats = client.runtime.heartbeats
+    heartbeats.start()
     client.close()
-    keeper.soon(lambda: done.append(1))
-    keeper.soon(lambda: 1 / 0)
-    keeper.soon(lambda: done.append(2))
+    heartbeats.soon(lambda: done.append(1))
+    heartbeats.soon(lambda: 1 / 0)
+    heartbeats.soon(lambda: done.append(2))
     assert not done, "not by the one who comes with it, which may be a finaliser"
     with Client(url) as hf, hf.lock("a"):
         assert done == [1, 2]
@@ -301,9 +301,9 @@ def test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_c
 def test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper(hf, monkeypatch):
     lease = hf.lock("a").acquire()
     lost_by = []
-    lose = Held.lose
+    lose = LocalGrant.lose
     monkeypatch.setattr(
-        Held, "lose", lambda self, why: (lost_by.append(threading.current_thread().name), lose(self, why))[1]
+        LocalGrant, "lose", lambda self, why: (lost_by.append(threading.current_thread().name), lose(self, why))[1]
     )
     flow = lease._hand_over("bob")
     next(flow)  # on its way to the store
@@ -325,11 +325,11 @@ def test_records_that_nobody_uses_are_removed_by_and_by(url):
         for number in range(150):
             with hf.lock(f"k:{number}") as lease:
                 tokens.append(lease.token)
-        keeper = hf.works.keeper
+        heartbeats = hf.runtime.heartbeats
 
         def all_removed():
-            keeper._clean_at = 0.0  # its hour has come
-            keeper.soon(lambda: None)
+            heartbeats._clean_at = 0.0  # its hour has come
+            heartbeats.soon(lambda: None)
             return sum(removed) == 150
 
         eventually(all_removed)
@@ -398,8 +398,8 @@ def test_an_offer_that_an_abandoned_attempt_hands_on_is_looked_after(url, raw, h
     (held,) = connection.execute([acquire("k", "a.1")])
     connection.execute([wait("k", "gives up.1"), wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
     connection.execute([release("k", "a.1", token=held.token)])
-    hf.works.keeper.start()
-    hf.works.give_back(Abandon(key="k", id="gives up.1", ttl=10_000_000))
+    hf.runtime.heartbeats.start()
+    hf.runtime.give_back(Abandon(key="k", id="gives up.1", ttl=10_000_000))
     eventually(lambda: "b.1" in heard)  # when the offer to the dead one has run out
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from holdfast import AsyncClient, Client, ClientClosed, Context, Engine, InvalidOption, workflow
+from holdfast import AsyncClient, Client, Context, Engine, workflow
+from holdfast.errors import ClientClosed, InvalidOption
 
 ROOT = Path(__file__).parents[2]
 

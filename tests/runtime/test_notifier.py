@@ -8,11 +8,11 @@ import threading
 import pytest
 from waiting import eventually
 
-from holdfast.runtime.notifier import Flag
+from holdfast.runtime.notifier import Notifier
 
 
 def test_setting_that_was_interrupted_is_finished_by_setting_again():
-    flag, woken = Flag(), []
+    flag, woken = Notifier(), []
 
     def interrupted():
         if not woken:
@@ -31,7 +31,7 @@ def test_setting_that_was_interrupted_is_finished_by_setting_again():
 
 
 def test_threads_and_loops_that_wait_are_all_woken_and_nobody_stays_on_the_list():
-    flag, woken = Flag(), []
+    flag, woken = Notifier(), []
     threads = [threading.Thread(target=lambda: woken.append(flag.wait(20))) for _ in range(3)]
     threads += [threading.Thread(target=lambda: woken.append(asyncio.run(flag.wait_async(20)))) for _ in range(3)]
     for thread in threads:

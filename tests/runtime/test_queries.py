@@ -9,16 +9,16 @@ import pytest
 
 from holdfast import AsyncClient, Client, Context, Engine, workflow
 from holdfast.commands import Acquire, ListLocks
-from holdfast.commands.runs import CountRuns, ListRuns, OwnedRuns, SeeRun
+from holdfast.commands.runs import CountRuns, ListOwnedRuns, ListRuns, ReadRun
 from holdfast.runtime.flows import send
 from holdfast.runtime.runners import run
 from holdfast.workflow import lock_sweeper as patrol
-from holdfast.workflow.queries import Asking
+from holdfast.workflow.queries import RunQueries
 
 READS = {
     "runs": (ListRuns, lambda hf: hf.runs.list()),
-    "history": (SeeRun, lambda hf: run(Asking(hf, max_bytes=100).see("r", history=True), hf.works.lanes)),
-    "count": (CountRuns, lambda hf: run(send(CountRuns()), hf.works.lanes)),
+    "history": (ReadRun, lambda hf: run(RunQueries(hf, max_bytes=100).see("r", history=True), hf.runtime.batchers)),
+    "count": (CountRuns, lambda hf: run(send(CountRuns()), hf.runtime.batchers)),
     "locks": (ListLocks, lambda hf: hf.locks.list()),
 }
 
@@ -66,7 +66,7 @@ async def short(ctx: Context) -> int:
     return await ctx.step("one", lambda: 1)
 
 
-@pytest.mark.parametrize("kind", [ListLocks, OwnedRuns], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [ListLocks, ListOwnedRuns], ids=lambda kind: kind.__name__)
 def test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_client(url, plan, monkeypatch, kind):
     """While it looks for deadlocks or for runs of its own, locks are taken and runs are claimed."""
     monkeypatch.setattr(patrol, "PAGE_SECONDS", 0)

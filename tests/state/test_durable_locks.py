@@ -7,17 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast import (
-    AcquireAttempt,
-    DurableMutex,
-    DurableSemaphore,
-    InvalidOption,
-    InvalidValue,
-    LockRecord,
-    RecordUnreadable,
-    initial_lock_record,
-)
 from holdfast.commands import SwapSlot
+from holdfast.errors import InvalidOption, InvalidValue, RecordUnreadable
+from holdfast.state import AcquireAttempt, DurableMutex, DurableSemaphore, LockRecord, initial_lock_record
 
 NOW = 1_790_000_000
 HELD = AcquireAttempt(acquired=True, position=-1)

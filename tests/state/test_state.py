@@ -11,17 +11,9 @@ from datetime import UTC, datetime
 import pytest
 from sync_async import on_a_loop
 
-from holdfast import (
-    AsyncClient,
-    AtomicStateConflictError,
-    Client,
-    InvalidKey,
-    InvalidOption,
-    InvalidValue,
-    WouldDeadlock,
-)
+from holdfast import AsyncClient, AtomicStateConflictError, Client
 from holdfast.commands import ReadSlot, SwapSlot
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import InvalidKey, InvalidOption, InvalidValue, StoreUnavailable, WouldDeadlock
 from holdfast.rules.slot import WRITERS
 from holdfast.state.compare_and_swap import RESERVE_AFTER
 from holdfast.state.pending_writes import chains_of
@@ -336,7 +328,7 @@ def test_a_lost_reply_whose_write_is_forgotten_is_said_to_be_unknown(plan, hf, c
 
         def many_clients():
             for _ in range(WRITERS):
-                other.works.channel = secrets.token_hex(8)
+                other.runtime.channel = secrets.token_hex(8)
                 other.state("n").increment()
 
         flood(plan, many_clients)
@@ -418,7 +410,7 @@ async def test_an_exception_about_a_value_that_never_came_to_be_is_not_believed(
 
             first = asyncio.create_task(state.update(lambda value: value + 1))
             await asyncio.sleep(0)
-            while not chains_of(client.works).tip(("shared", "", "n")):
+            while not chains_of(client.runtime).tip(("global", "", "n")):
                 await asyncio.sleep(0)
             assert await state.update(refuse_one) == 102
             assert await first == 101

@@ -73,7 +73,7 @@ def work(connection, name: str, times: int) -> int:
         connection.execute(
             [
                 acquire(f"worker/{run}", run, kind="worker", ttl=60),
-                r.EnlistWorker(worker=run, name=name, types=("order",)),
+                r.RegisterWorker(worker=run, name=name, types=("order",)),
             ]
         )
         (started,) = connection.execute(

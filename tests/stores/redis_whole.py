@@ -14,13 +14,13 @@ import redis
 from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.rules.lock_outcomes import Outcome
-from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.locks import tell
-from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Swap
 from holdfast.stores.memory.records import MemoryRecords
-from holdfast.stores.memory.runs import MemoryBook
+from holdfast.stores.memory.runs import MemoryRunRepository
 from holdfast.stores.redis import permissions as redis_rights
 from holdfast.testing.builders import (
     SECOND,
@@ -35,7 +35,7 @@ from holdfast.testing.builders import (
     transfer,
     wait,
 )
-from holdfast.testing.lock_histories import Model
+from holdfast.testing.lock_histories import LockModel
 from holdfast.testing.run_histories import RunModel
 from holdfast.testing.suite.comparison import unversioned
 from holdfast.testing.suite.run_locks import give, take
@@ -43,18 +43,18 @@ from holdfast.testing.suite.runs import signal, start
 from holdfast.testing.tally import CountRun, EndTally, LeaveTally, PokeTally, SeeTally, add
 from stores.runs_asking import claim, lease
 
-LIMITED = Terms(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=SECOND)))
-PLACES = (Place("all"), Place("pace"))
+LIMITED = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=SECOND)))
+PLACES = (LimitKey("all"), LimitKey("pace"))
 RUNS = ("limited", "queued", "r", "kid", "ended", "idle", "holder", "wants", "orphan")
 
 
-class Rules(RunModel, Model):
+class Rules(RunModel, LockModel):
     """The rules for locks, slots, runs and records in one model."""
 
     def __init__(self) -> None:
         super().__init__()
         self.typed = MemoryRecords()
-        self.book = MemoryBook(self.records.get, self.records.__setitem__, self.slots, self.typed)
+        self.repo = MemoryRunRepository(self.records.get, self.records.__setitem__, self.slots, self.typed)
 
     def _answer(self, command: c.Command, now: int) -> Outcome:
         if isinstance(command, c.RecordCommand):
@@ -63,8 +63,8 @@ class Rules(RunModel, Model):
             return listed
         if isinstance(command, r.RunCommand | c.SlotCommand | c.LockCommand):
             return RunModel._answer(self, command, now)
-        outcome = Model._answer(self, command, now)
-        tell(self.book, now, outcome.woken)
+        outcome = LockModel._answer(self, command, now)
+        tell(self.repo, now, outcome.woken)
         return outcome
 
 
@@ -75,9 +75,9 @@ def record_of(run: str, *entries: str, at: int = 1, seen: int = 0, **more) -> r.
 
 
 STAGE: list[list[c.Command]] = [
-    [lease(), r.EnlistWorker(worker="w.1", name="w", types=("order", "mail"))],
-    [lease("v.1", 0.5), r.EnlistWorker(worker="v.1", name="v", types=("order",))],
-    [r.PublishTerms(workflow="mail", terms=LIMITED)],
+    [lease(), r.RegisterWorker(worker="w.1", name="w", types=("order", "mail"))],
+    [lease("v.1", 0.5), r.RegisterWorker(worker="v.1", name="v", types=("order",))],
+    [r.PublishLimits(workflow="mail", terms=LIMITED)],
     [start("limited", type="mail", places=PLACES, terms=LIMITED.digest, worker="w.1")],
     [start("queued", type="mail", places=PLACES, terms=LIMITED.digest)],
     [start(run, worker="w.1") for run in ("r", "ended", "holder", "wants")],
@@ -85,9 +85,12 @@ STAGE: list[list[c.Command]] = [
     [signal("ended", key="k"), record_of("ended", "a", seen=1, then=Finish("failed", "1"))],
     [acquire(), wait(), acquire("solo"), acquire("for-run"), acquire("idle"), release("idle", token=START)],
     [acquire("due"), wait("due", waiter_ttl=SECOND // 2), acquire("solo", "x.1", queue=True)],
-    [record_of("holder", asks=(take(1, "owned"),)), record_of("wants", asks=(take(1, "owned"), take(2, "for-run")))],
+    [
+        record_of("holder", lock_requests=(take(1, "owned"),)),
+        record_of("wants", lock_requests=(take(1, "owned"), take(2, "for-run"))),
+    ],
     [add(), add("b.1"), add(key="due", ttl=0)],
-    [r.WatchRun(run="r", id="x.1"), swap("a.1"), swap("a.2", address=("shared", "", "other"))],
+    [r.WatchRun(run="r", id="x.1"), swap("a.1"), swap("a.2", address=("global", "", "other"))],
 ]
 """What is there when a command is sent: something of everything that a command can meet. Then a second passes."""
 
@@ -114,7 +117,7 @@ LOCKS: dict[str, list[c.Command]] = {
 SLOTS: dict[str, list[c.Command]] = {
     "ReadSlot": [read()],
     "SwapSlot": [swap("b.1", "a.1", 1, "2")],
-    "SwapSlot-new": [swap("b.1", address=("shared", "", "new"))],
+    "SwapSlot-new": [swap("b.1", address=("global", "", "new"))],
     "SwapSlot-delete": [swap("b.1", "a.1", 1, None)],
     "SwapSlot-reserve": [swap("b.1", "x.1", 0, "2", reserve=SECOND)],
 }
@@ -132,30 +135,30 @@ OF_RUNS: dict[str, list[c.Command]] = {
     "RecordRun-children": [record_of("r", "x", children=(CHILD,))],
     "RecordRun-swap": [record_of("r", "x", swap=Swap(SLOT, "a.1", 1, "2"))],
     "RecordRun-swap-delete": [record_of("r", "x", swap=Swap(SLOT, "a.1", 1, None), then=Park(None))],
-    "RecordRun-asks": [record_of("r", "x", asks=(take(1), take(2, "free")), stuck=())],
-    "RecordRun-gives": [record_of("holder", "x", asks=(give(1, "owned"),), request="gives")],
+    "RecordRun-asks": [record_of("r", "x", lock_requests=(take(1), take(2, "free")), stuck=())],
+    "RecordRun-gives": [record_of("holder", "x", lock_requests=(give(1, "owned"),), request="gives")],
     "RecordRun-Finish-gives": [record_of("holder", "x", request="ends", then=Finish("completed", "1"))],
     "PostEvent": [signal(key="k")],
     "PostEvent-parked": [signal("idle", key="k")],
-    "PostEvent-cancel": [r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel"))],
-    "PostEvent-cancel-queued": [r.PostEvent(run="queued", event=Event(kind="cancel", key="cancel"))],
+    "PostEvent-cancel": [r.PostEvent(run="idle", event=RunEvent(kind="cancel", key="cancel"))],
+    "PostEvent-cancel-queued": [r.PostEvent(run="queued", event=RunEvent(kind="cancel", key="cancel"))],
     "ReviveRun": [r.ReviveRun(run="ended", fence=START, keep=1, request="q.3", forget=(1,))],
-    "PublishTerms": [r.PublishTerms(workflow="import", terms=LIMITED)],
-    "PublishTerms-promotes": [r.PublishTerms(workflow="mail", terms=Terms(version=1))],
+    "PublishLimits": [r.PublishLimits(workflow="import", terms=LIMITED)],
+    "PublishTerms-promotes": [r.PublishLimits(workflow="mail", terms=WorkflowLimits(version=1))],
     "WatchRun": [r.WatchRun(run="r", id="x.2")],
-    "EnlistWorker": [r.EnlistWorker(worker="w.1", name="w", types=("order",))],
-    "DismissWorker": [r.DismissWorker(worker="w.1")],
+    "RegisterWorker": [r.RegisterWorker(worker="w.1", name="w", types=("order",))],
+    "UnregisterWorker": [r.UnregisterWorker(worker="w.1")],
     "ClaimRuns": [claim()],
     "ClaimRuns-named": [claim(runs=("r", "idle"))],
-    "SeeRun": [r.SeeRun(run="ended", history=True)],
-    "SeeTerms": [r.SeeTerms(workflow="mail")],
+    "ReadRun": [r.ReadRun(run="ended", history=True)],
+    "ReadLimits": [r.ReadLimits(workflow="mail")],
     "ListRuns": [r.ListRuns()],
     "ListRuns-filter": [
         r.ListRuns(wanted=RunFilter(statuses=("failed", "pending"), prefix="e"), after=(START + 1, ""))
     ],
     "CountRuns": [r.CountRuns()],
-    "OwnedRuns": [r.OwnedRuns(worker="w.1")],
-    "RunsOutlook": [r.RunsOutlook(types=("order",))],
+    "ListOwnedRuns": [r.ListOwnedRuns(worker="w.1")],
+    "ReadNextDue": [r.ReadNextDue(types=("order",))],
     "ListWorkers": [r.ListWorkers()],
 }
 RECORDS: dict[str, list[c.Command]] = {
@@ -175,19 +178,19 @@ CASES = LOCKS | SLOTS | OF_RUNS | RECORDS
 LOOKS: list[c.Command] = [
     c.ListLocks(limit=1_000),
     read(),
-    read(("shared", "", "other")),
-    read(("shared", "", "new")),
-    *(r.SeeRun(run=run, history=True) for run in (*RUNS, "new", "child")),
+    read(("global", "", "other")),
+    read(("global", "", "new")),
+    *(r.ReadRun(run=run, history=True) for run in (*RUNS, "new", "child")),
     c.ListRecords(kind="tally"),
     c.ListDueRecords(kind="tally"),
     r.ListRuns(limit=1_000),
     r.CountRuns(),
-    r.OwnedRuns(worker="w.1"),
-    r.OwnedRuns(worker="v.1"),
-    r.RunsOutlook(types=("order", "mail")),
+    r.ListOwnedRuns(worker="w.1"),
+    r.ListOwnedRuns(worker="v.1"),
+    r.ReadNextDue(types=("order", "mail")),
     r.ListWorkers(),
-    r.SeeTerms(workflow="mail"),
-    r.SeeTerms(workflow="import"),
+    r.ReadLimits(workflow="mail"),
+    r.ReadLimits(workflow="import"),
 ]
 """Everything that a client can see of the stage."""
 

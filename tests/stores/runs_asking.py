@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.rules.runs import record as rule
-from holdfast.rules.runs.outcomes import Enlisted, Started
+from holdfast.rules.runs.outcomes import Started, WorkerRegistered
 from holdfast.testing.builders import ME, SECOND
 from holdfast.testing.suite.runs import TYPES, start
 
@@ -15,8 +15,8 @@ def lease(worker="w.1", seconds=60):
 
 
 def hire(connection, worker="w.1", *types, seconds=60):
-    enlist = r.EnlistWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
-    assert isinstance(connection.execute([lease(worker, seconds), enlist])[1], Enlisted)
+    enlist = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
+    assert isinstance(connection.execute([lease(worker, seconds), enlist])[1], WorkerRegistered)
     return worker
 
 

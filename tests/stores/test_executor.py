@@ -8,7 +8,7 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import StoreUnavailable
 from holdfast.rules.lock_outcomes import Granted
-from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.record import Finish, NewRun, worker_key
 from holdfast.stores.executor import execute
 from holdfast.stores.memory.store import _Space
@@ -42,7 +42,7 @@ class TestTrips:
     def _space(self):
         self.space, self.clock = _Space(), ManualClock()
         self.send(acquire(worker_key("w.1"), "w.1", kind="worker"))
-        self.send(r.EnlistWorker(worker="w.1", name="worker", types=("order",)))
+        self.send(r.RegisterWorker(worker="w.1", name="worker", types=("order",)))
 
     def send(self, *commands):
         self.source = MemorySource(self.space, self.clock())
@@ -64,7 +64,7 @@ class TestTrips:
         assert self.trips == (1, 1)
 
     def test_a_look_writes_nothing(self):
-        self.send(c.Inspect(key="k"), r.SeeRun(run="a"))
+        self.send(c.Inspect(key="k"), r.ReadRun(run="a"))
         assert self.trips == (1, 0)
 
     def test_starts(self):
@@ -78,10 +78,10 @@ class TestTrips:
         assert self.trips == (3, 1)  # what is due, the runs, and what may lock them
 
     def test_the_end_of_a_run_that_others_wait_for(self):
-        terms = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))
-        self.send(r.PublishTerms(workflow="order", terms=terms))
+        terms = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
+        self.send(r.PublishLimits(workflow="order", terms=terms))
         for number in range(30):
-            self.send(self.start(f"run-{number}", places=(Place("all"),), terms=terms.digest))
+            self.send(self.start(f"run-{number}", places=(LimitKey("all"),), terms=terms.digest))
         (claimed,) = self.send(r.ClaimRuns(worker="w.1", types=(("order", "order"),)))
         run = claimed.claims[0].run
         end = Finish("completed", "1")
@@ -92,7 +92,7 @@ class TestTrips:
 
     def test_the_runs_of_a_worker_that_has_died(self):
         self.send(acquire(worker_key("v.1"), "v.1", kind="worker", ttl=1))
-        self.send(r.EnlistWorker(worker="v.1", name="other", types=("order",)))
+        self.send(r.RegisterWorker(worker="v.1", name="other", types=("order",)))
         self.send(*(r.StartRun(new=self.start(f"run-{number}").new, worker="v.1") for number in range(200)))
         self.clock.pass_by(2)
         (claimed,) = self.send(r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=200))
@@ -101,12 +101,12 @@ class TestTrips:
 
     def test_many_who_wait_and_are_kept_out_by_another_limit_each(self):
         limits = (Limit(name="all", max=1, on_excess="queue"), Limit(name="each", path="x", max=1, on_excess="queue"))
-        terms = Terms(limits=limits)
-        self.send(r.PublishTerms(workflow="order", terms=terms))
+        terms = WorkflowLimits(limits=limits)
+        self.send(r.PublishLimits(workflow="order", terms=terms))
         for number in range(100):
-            places = (Place("all"), Place("each", str(number)))
+            places = (LimitKey("all"), LimitKey("each", str(number)))
             self.send(self.start(f"run-{number}", places=places, terms=terms.digest))
-        self.send(r.PublishTerms(workflow="order", terms=Terms(version=1)))
+        self.send(r.PublishLimits(workflow="order", terms=WorkflowLimits(version=1)))
         assert {self.space.runs.run(f"run-{number}").status for number in range(100)} == {"pending"}
         assert self.trips[0] <= 6
 
@@ -145,7 +145,7 @@ class TestContention:
     def test_a_claim_that_is_outpaced_takes_fewer_runs(self):
         space, clock = _Space(), ManualClock()
         execute(MemorySource(space, clock()), [acquire(worker_key("w.1"), "w.1", kind="worker")])
-        execute(MemorySource(space, clock()), [r.EnlistWorker(worker="w.1", name="worker", types=("order",))])
+        execute(MemorySource(space, clock()), [r.RegisterWorker(worker="w.1", name="worker", types=("order",))])
         starts = [r.StartRun(new=NewRun(id=f"r{n}", type="order", input="1", request=f"s.{n}")) for n in range(100)]
         execute(MemorySource(space, clock()), starts)
         source = Signalled(space, clock(), most=20)

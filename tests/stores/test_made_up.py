@@ -43,13 +43,13 @@ class Hurry(r.RunCommand, frozen=True, kw_only=True):
 
     run: str
 
-    def apply(self, book, now):
-        run = book.run(self.run)
+    def apply(self, repo, now):
+        run = repo.run(self.run)
         if run is None:
             return Painted(before="nothing")
-        parent = book.run(run.parent)
-        book.save(replace(run, priority=run.priority + 1))
-        book.save(replace(parent, attributes={**parent.attributes, "hurried": run.id}))
+        parent = repo.run(run.parent)
+        repo.save(replace(run, priority=run.priority + 1))
+        repo.save(replace(parent, attributes={**parent.attributes, "hurried": run.id}))
         return Painted(before=str(run.priority))
 
 
@@ -133,7 +133,7 @@ def test_a_made_up_command_about_runs_works(opened, url, clock):
     )
     assert outcomes[2:] == [Painted(before="0"), Painted(before="nothing")]
     assert connection.execute([Hurry(run="child")]) == [Painted(before="1")]
-    (seen,) = connection.execute([r.SeeRun(run="parent")])
+    (seen,) = connection.execute([r.ReadRun(run="parent")])
     assert seen.claim.run.attributes == {"hurried": "child"}
 
 

@@ -114,11 +114,11 @@ def test_a_usual_command_is_one_trip_and_any_other_one_two(url, opened, asked):
         (renew(token=granted.token), out.Renewed, 1),
         (wait(), out.Queued, 3),
         (acquire(id="c.1"), out.Busy, 2),
-        (c.Inspect(key="k"), out.Seen, 1),
+        (c.Inspect(key="k"), out.LockSeen, 1),
         (c.Abandon(key="k", id="z.1", ttl=0), out.Abandoned, 2),
         (swap("a.1"), Swapped, 2),
         (read(), SlotSeen, 1),
-        (c.ListLocks(), c.Page, 1),
+        (c.ListLocks(), c.LockPage, 1),
     ):
         asked.clear()
         (outcome,) = connection.execute([command])
@@ -207,7 +207,7 @@ def locked_row_of(url, hf):
 
 def test_a_slot_that_somebody_keeps_locked_delays_itself_alone(url, opened):
     connection = opened(url).connect()
-    mine, yours = ("shared", "", "mine"), ("shared", "", "yours")
+    mine, yours = ("global", "", "mine"), ("global", "", "yours")
     connection.execute([swap("a.1", address=mine), swap("a.2", address=yours)])
     with psycopg.connect(url.partition("?")[0]) as db:
         db.execute("SELECT 1 FROM tests.slots WHERE key = 'yours' FOR UPDATE")
@@ -224,7 +224,7 @@ def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
     connection = opened(url).connect()
     connection.execute([acquire("warm"), acquire("up")])
     with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
-        record = json.dumps({"fence": 1_790_000_000_000_000, "version": 1, "kind": "item"})
+        record = json.dumps({"fence": 1_790_000_000_000_000, "version": 1, "kind": "mutex"})
         db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
         threading.Timer(0.02, getattr(db, end)).start()
         outcomes = pool.submit(connection.execute, [acquire("a"), acquire("new"), acquire("z")]).result()
@@ -249,7 +249,7 @@ def test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making(url, open
     connection.execute([acquire("warm")])
     with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
         held = {"id": "x.1", "label": {"name": "x"}, "token": 7, "since": 7, "ttl": None, "expires_at": None}
-        record = json.dumps({"fence": 7, "version": 1, "kind": "item", "holders": [held]})
+        record = json.dumps({"fence": 7, "version": 1, "kind": "mutex", "holders": [held]})
         db.execute("INSERT INTO tests.locks VALUES ('default', 'new', %s, NULL)", (record,))
         threading.Timer(0.02, db.commit).start()
         (outcome,) = pool.submit(connection.execute, [acquire("new")]).result()
@@ -449,8 +449,8 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
         ("run_list", "ended_at", "timestamp with time zone"),
         ("run_list", "entries", "bigint"),
         ("run_list", "events", "bigint"),
-        ("run_list", "lives", "bigint"),
-        ("run_list", "deaths", "bigint"),
+        ("run_list", "claims", "bigint"),
+        ("run_list", "crashes", "bigint"),
         ("run_list", "parent", "text"),
         ("run_list", "result", "text"),
         ("runs", "namespace", "text"),
@@ -464,8 +464,8 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
         ("runs", "fence", "bigint"),
         ("runs", "length", "bigint"),
         ("runs", "posted", "bigint"),
-        ("runs", "lives", "bigint"),
-        ("runs", "deaths", "bigint"),
+        ("runs", "claims", "bigint"),
+        ("runs", "crashes", "bigint"),
         ("runs", "last", "text"),
         ("runs", "key", "text"),
         ("runs", "parent", "text"),
@@ -579,7 +579,7 @@ def roles(server, schema, opened, admin):
 def test_a_role_with_the_least_rights_can_do_everything(roles, schema, opened):
     connection = opened(f"{roles['holdfast_app']}?schema={postgres_url_quoted(schema)}").connect()
     outcomes = connection.execute([acquire(), wait(), swap("a.1"), c.ListLocks(), c.SettleDue(), c.Cleanup()])
-    assert [type(one).__name__ for one in outcomes] == ["Granted", "Queued", "Swapped", "Page", "Swept", "Swept"]
+    assert [type(one).__name__ for one in outcomes] == ["Granted", "Queued", "Swapped", "LockPage", "Swept", "Swept"]
     outcomes = connection.execute([add(), add(request="r"), LeaveTally(key="k", id="a.1"), SeeTally(key="k")])
     assert [type(one).__name__ for one in outcomes] == ["Counted", "Counted", "Counted", "TallySeen"]
     assert_that_runs_can_be_driven(connection)
@@ -759,7 +759,7 @@ def test_a_notification_that_would_be_too_long_arrives_as_a_call_to_look(url, op
     elsewhere, here = opened(url), opened(url)
     connection = elsewhere.connect()
     worker = {"key": "worker/far.1", "id": "far.1", "label": ME, "kind": "worker", "ttl": 60_000_000}
-    connection.execute([c.Acquire(**worker), r.EnlistWorker(worker="far.1", name="w", types=("order",))])
+    connection.execute([c.Acquire(**worker), r.RegisterWorker(worker="far.1", name="w", types=("order",))])
     with closing(psycopg.connect(url.partition("?")[0], autocommit=True)) as ear:
         heard = []
         watch = Listening("another process", "default", "far", heard.append, connect=here._listen, timeout=5)

@@ -99,7 +99,7 @@ def test_a_grant_is_tied_also_when_it_was_waited_for(url, opened, admin):
     (confirmed,) = connection.execute([wait(ttl=3600)])
     admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
     plain = opened(url.replace("&advisory=true", "")).connect()
-    eventually(lambda: isinstance(plain.execute([renew(id="b.1", token=confirmed.token)])[0], out.NotHeld))
+    eventually(lambda: isinstance(plain.execute([renew(id="b.1", token=confirmed.token)])[0], out.NotHolder))
     (next_one,) = plain.execute([acquire(id="c.1")])
     assert next_one.token > confirmed.token
 

@@ -13,8 +13,8 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import StoreContended, StoreUnusable
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.runs.limits import Limit, Place, Terms
-from holdfast.rules.runs.outcomes import Census, Recorded, Started
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
+from holdfast.rules.runs.outcomes import Recorded, RunCounts, Started
 from holdfast.rules.runs.record import Finish, NewRun
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.stores.postgresql import batch as postgres_batch
@@ -26,8 +26,8 @@ from holdfast.stores.questions import GroupSize
 from holdfast.testing.builders import acquire
 from stores.runs_asking import hire
 
-TERMS = Terms(limits=(Limit(name="tenant", max=10, path="t", on_excess="queue"),), version=1)
-BOTH = Terms(
+TERMS = WorkflowLimits(limits=(Limit(name="tenant", max=10, path="t", on_excess="queue"),), version=1)
+BOTH = WorkflowLimits(
     limits=(Limit(name="all", max=10, on_excess="queue"), Limit(name="tenant", max=10, path="t", on_excess="queue")),
     version=2,
 )
@@ -58,7 +58,7 @@ def trips(monkeypatch):
 
 
 def start(run, tenant="a", terms=TERMS, worker=""):
-    places = tuple(Place(limit.name, tenant if limit.path else "") for limit in terms.limits)
+    places = tuple(LimitKey(limit.name, tenant if limit.path else "") for limit in terms.limits)
     new = NewRun(id=run, type="order", input="1", request=run, places=places, terms=terms.digest)
     return r.StartRun(new=new, worker=worker)
 
@@ -77,7 +77,7 @@ def names(outcomes):
 
 
 def publish(connection, terms=TERMS):
-    connection.execute([r.PublishTerms(workflow="order", terms=terms)])
+    connection.execute([r.PublishLimits(workflow="order", terms=terms)])
 
 
 # -- limits ------------------------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ def test_a_change_of_limits_delays_the_starts_that_they_count_alone(url, opened)
     connection = store.connect()
     publish(connection)
     with store.transaction() as mine:
-        store.join(mine).execute([r.PublishTerms(workflow="order", terms=BOTH)])
-        outcomes = connection.execute([start("r1"), acquire("k"), r.SeeTerms(workflow="order")])
-        assert names(outcomes) == ["Failed", "Granted", "TermsDiffer"]
+        store.join(mine).execute([r.PublishLimits(workflow="order", terms=BOTH)])
+        outcomes = connection.execute([start("r1"), acquire("k"), r.ReadLimits(workflow="order")])
+        assert names(outcomes) == ["Failed", "Granted", "LimitsDiffer"]
         assert "the limits of the workflow 'order' are kept locked by process" in str(outcomes[0].error)
 
 
@@ -163,7 +163,7 @@ def test_a_limit_that_was_waited_for_is_waited_for_again_with_the_next_one(url, 
     publish(connection, BOTH)
     monkeypatch.setattr(postgres_batch, "LOOKS_FOR", 20.0)
     others: dict[str, psycopg.Connection] = {}
-    awaited, look = [], postgres_batch.Batch._next_awaited
+    awaited, look = [], postgres_batch.PostgresBatch._next_awaited
 
     def noting(self):
         found = look(self)
@@ -171,7 +171,7 @@ def test_a_limit_that_was_waited_for_is_waited_for_again_with_the_next_one(url, 
         others[found[-1].group].rollback()
         return found
 
-    monkeypatch.setattr(postgres_batch.Batch, "_next_awaited", noting)
+    monkeypatch.setattr(postgres_batch.PostgresBatch, "_next_awaited", noting)
     with ExitStack() as open_ones:
         for group in ("order/all/", "order/tenant/a"):
             others[group] = open_ones.enter_context(psycopg.connect(url.partition("?")[0]))
@@ -238,7 +238,7 @@ def test_a_right_that_is_missing_fails_its_own_command_alone(url, opened, admin)
     there = urlsplit(url)
     try:
         little = opened(f"postgresql://little:x@{there.hostname}:{there.port}{there.path}?{there.query}").connect()
-        swap = c.SwapSlot(address=("shared", "", "k"), request="a.1", expected="", version=0, value="1")
+        swap = c.SwapSlot(address=("global", "", "k"), request="a.1", expected="", version=0, value="1")
         granted, refused, also = little.execute([acquire("k2"), swap, acquire("k3")])
         assert isinstance(granted, out.Granted)
         assert isinstance(also, out.Granted)
@@ -260,7 +260,7 @@ def test_an_error_of_a_batch_whose_first_part_was_carried_out_is_ambiguous(url, 
         return trip(self, statements)
 
     monkeypatch.setattr(Session, "trip", without_slots)
-    swap = c.SwapSlot(address=("shared", "", "k"), request="a.1", expected="", version=0, value="1")
+    swap = c.SwapSlot(address=("global", "", "k"), request="a.1", expected="", version=0, value="1")
     release = c.Release(key="k2", id=acquire("k2").id, token=held.token)
     with pytest.raises(StoreUnusable) as error:
         connection.execute([release, swap])
@@ -285,13 +285,13 @@ def test_a_list_that_meets_a_locked_table_fails_alone_and_leaves_nothing_behind(
         (counted,) = connection.execute([r.CountRuns()])
         assert isinstance(counted, c.Failed)
     assert names(connection.execute([acquire("k3")])) == ["Granted"]
-    assert names(connection.execute([r.CountRuns()])) == ["Census"]
+    assert names(connection.execute([r.CountRuns()])) == ["RunCounts"]
 
 
 def test_a_list_that_cannot_be_asked_leaves_nothing_behind(url, opened):
     connection = opened(url).connect()
     beyond = r.ListRuns(wanted=RunFilter(since=10**30))
-    swap = c.SwapSlot(address=("shared", "", "k"), request="a.1", expected="", version=0, value="1")
+    swap = c.SwapSlot(address=("global", "", "k"), request="a.1", expected="", version=0, value="1")
     assert names(connection.execute([beyond, acquire("k"), swap])) == ["Failed", "Granted", "Swapped"]
     assert names(connection.execute([beyond])) == ["Failed"]
     assert names(connection.execute([acquire("k2")])) == ["Granted"]
@@ -307,7 +307,7 @@ def test_a_list_makes_functions_that_are_gone(url, opened, admin):
     for (function,) in admin.execute(query).fetchall():
         admin.execute(f"DROP FUNCTION {function}")
     (counted,) = connection.execute([r.CountRuns()])
-    assert isinstance(counted, Census)
+    assert isinstance(counted, RunCounts)
 
 
 def test_commands_on_a_locked_table_fail_with_its_name_and_others_go_on(url, opened):
@@ -316,7 +316,7 @@ def test_commands_on_a_locked_table_fail_with_its_name_and_others_go_on(url, ope
     with closing(psycopg.connect(url.partition("?")[0])) as other:
         other.execute("LOCK TABLE tests.slots IN ACCESS EXCLUSIVE MODE")
         swaps = [
-            c.SwapSlot(address=("shared", "", f"k{n}"), request="a.1", expected="", version=0, value="1")
+            c.SwapSlot(address=("global", "", f"k{n}"), request="a.1", expected="", version=0, value="1")
             for n in range(3)
         ]
         *refused, granted = connection.execute([*swaps, acquire("k2")])

@@ -9,9 +9,9 @@ from providers import PROVIDERS
 from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
-from holdfast.rules.runs.limits import Terms
+from holdfast.rules.runs.limits import WorkflowLimits
 from holdfast.rules.runs.outcomes import Claimed
-from holdfast.rules.runs.record import Event, NewRun
+from holdfast.rules.runs.record import NewRun, RunEvent
 from holdfast.testing.builders import acquire
 from stores.runs_asking import hire
 
@@ -60,7 +60,7 @@ def test_runs_that_cannot_be_read_keep_no_other_from_being_claimed(connection, a
     damaged = [f"a{n}" for n in range(many)]
     start(connection, *damaged)
     if damage == "event":
-        connection.execute([r.PostEvent(run=run, event=Event(kind="signal", name="x")) for run in damaged])
+        connection.execute([r.PostEvent(run=run, event=RunEvent(kind="signal", name="x")) for run in damaged])
     start(connection, "b", "c")
     admin.execute(DAMAGE[damage], {"runs": damaged})
     found = [run for _ in range(2) for run in claimed(connection, limit)]
@@ -70,10 +70,10 @@ def test_runs_that_cannot_be_read_keep_no_other_from_being_claimed(connection, a
 
 def test_a_damaged_event_fails_the_commands_that_need_it(connection, admin):
     start(connection, "a", "b")
-    connection.execute([r.PostEvent(run=run, event=Event(kind="signal", name="x")) for run in ("a", "b")])
+    connection.execute([r.PostEvent(run=run, event=RunEvent(kind="signal", name="x")) for run in ("a", "b")])
     admin.execute(DAMAGE["event"], {"runs": ["a"]})
     damaged, sound, row = connection.execute(
-        [r.SeeRun(run="a", history=True), r.SeeRun(run="b", history=True), r.SeeRun(run="a", history=False)]
+        [r.ReadRun(run="a", history=True), r.ReadRun(run="b", history=True), r.ReadRun(run="a", history=False)]
     )
     assert isinstance(damaged.error, RecordUnreadable)
     assert "event of the run 'a'" in str(damaged.error)
@@ -86,7 +86,7 @@ def test_a_damaged_worker_disturbs_nobody_and_its_runs_are_set_free(connection, 
     connection.execute([r.StartRun(new=NewRun(id="orphan", type="order", input="1", request="o"), worker="dead.1")])
     admin.execute("""UPDATE tests.workers SET worker = '{"name": 5}' WHERE id = 'dead.1'""")
     start(connection, "a")
-    (posted,) = connection.execute([r.PostEvent(run="a", event=Event(kind="signal", name="x"))])
+    (posted,) = connection.execute([r.PostEvent(run="a", event=RunEvent(kind="signal", name="x"))])
     assert posted.number == 1
     connection.execute([c.ForceRelease(key="worker/dead.1", by="me", reason="test")])
     assert sorted(claimed(connection, 10)) == ["a", "orphan"]
@@ -94,13 +94,13 @@ def test_a_damaged_worker_disturbs_nobody_and_its_runs_are_set_free(connection, 
 
 
 def test_damaged_limits_and_states_are_said_to_be_unreadable(connection, admin):
-    connection.execute([r.PublishTerms(workflow="order", terms=Terms(version=1))])
-    swap = c.SwapSlot(address=("shared", "", "k"), request="a.1", expected="", version=0, value="1")
+    connection.execute([r.PublishLimits(workflow="order", terms=WorkflowLimits(version=1))])
+    swap = c.SwapSlot(address=("global", "", "k"), request="a.1", expected="", version=0, value="1")
     connection.execute([swap])
     admin.execute("""UPDATE tests.terms SET terms = '{"limits": 7}'""")
     admin.execute("""UPDATE tests.slots SET past = '{"last": 5}'""")
     terms, slot, granted = connection.execute(
-        [r.SeeTerms(workflow="order"), c.ReadSlot(address=("shared", "", "k")), acquire("k")]
+        [r.ReadLimits(workflow="order"), c.ReadSlot(address=("global", "", "k")), acquire("k")]
     )
     assert isinstance(terms.error, RecordUnreadable)
     assert isinstance(slot.error, RecordUnreadable)
@@ -112,6 +112,6 @@ def test_a_look_at_a_damaged_run_that_another_transaction_has_fails_alone(connec
     admin.execute(DAMAGE["rest"], {"runs": ["a"]})
     with psycopg.connect(url.partition("?")[0]) as other:
         other.execute("SELECT FROM tests.runs WHERE id = 'a' FOR UPDATE")
-        post = r.PostEvent(run="a", event=Event(kind="signal", name="x"))
-        for outcome in connection.execute([post, r.SeeRun(run="a", history=False)]):
+        post = r.PostEvent(run="a", event=RunEvent(kind="signal", name="x"))
+        for outcome in connection.execute([post, r.ReadRun(run="a", history=False)]):
             assert isinstance(outcome.error, RecordUnreadable)

@@ -18,7 +18,7 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import StoreContended, StoreUnusable
 from holdfast.rules.runs.outcomes import RunSeen, Started
-from holdfast.rules.runs.record import Event, NewRun
+from holdfast.rules.runs.record import NewRun, RunEvent
 
 _names = count(1)
 DEFAULTS = {
@@ -127,7 +127,7 @@ def started(run="r"):
 
 
 def signal(run):
-    return r.PostEvent(run=run, event=Event(kind="signal"))
+    return r.PostEvent(run=run, event=RunEvent(kind="signal"))
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_
         mine.isolation_level = level
         mine.execute("SELECT 1")
         connection.execute([signal("a")])
-        late, fine, seen = store.join(mine).execute([signal("a"), signal("b"), r.SeeRun(run="a")])
+        late, fine, seen = store.join(mine).execute([signal("a"), signal("b"), r.ReadRun(run="a")])
         assert mine.execute("SHOW transaction_isolation").fetchone() == (level.name.replace("_", " ").lower(),)
     assert isinstance(late.error, StoreContended)
     assert not late.error.ambiguous
@@ -164,7 +164,7 @@ def test_a_read_only_transaction_is_told_so_and_goes_on(store, server):
     connection.execute([started("a")])
     with psycopg.connect(server.url) as mine:
         mine.read_only = True
-        refused, seen = store.join(mine).execute([signal("a"), r.SeeRun(run="a")])
+        refused, seen = store.join(mine).execute([signal("a"), r.ReadRun(run="a")])
         assert mine.execute("SELECT 7").fetchone() == (7,), "it is not broken"
     assert isinstance(refused.error, StoreUnusable)
     assert "your transaction is read-only" in str(refused.error)

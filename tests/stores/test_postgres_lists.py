@@ -14,7 +14,7 @@ import real_servers
 
 from holdfast import commands as c
 from holdfast.commands import runs as r
-from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.outcomes import RunPage
 from holdfast.rules.runs.record import Finish, NewRun
 from holdfast.rules.runs.repository import RunFilter
@@ -212,10 +212,10 @@ def varied():
 
 def test_looks_of_workers_cost_the_same_however_many_runs_have_ended_or_sleep(filled):
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=600_000_000)
-    filled.connection.execute([lease, r.EnlistWorker(worker="w.1", name="w", types=("order",))])
+    filled.connection.execute([lease, r.RegisterWorker(worker="w.1", name="w", types=("order",))])
     looks = (
-        r.OwnedRuns(worker="w.1"),
-        r.RunsOutlook(types=("order", "mail")),
+        r.ListOwnedRuns(worker="w.1"),
+        r.ReadNextDue(types=("order", "mail")),
         r.ClaimRuns(worker="w.1", types=(("order", "order"), ("mail", "mail")), limit=10),
         r.ListWorkers(),
     )
@@ -225,9 +225,9 @@ def test_looks_of_workers_cost_the_same_however_many_runs_have_ended_or_sleep(fi
 
     for what in (ENDED, PARKED):
         filled.fill(what, FEW)
-    few, census = costs(), filled.visited(r.CountRuns())
+    few, run_counts = costs(), filled.visited(r.CountRuns())
     filled.fill(ENDED, MANY)
-    assert filled.visited(r.CountRuns()) == census, "it counts those that live"
+    assert filled.visited(r.CountRuns()) == run_counts, "it counts those that live"
     filled.fill(PARKED, MANY)
     many = costs()
     filled.admin.execute(f"ANALYZE {filled.schema}.runs")
@@ -267,9 +267,9 @@ def test_one_more_entry_costs_the_same_rows_however_long_the_history_is(filled):
             length += count
         costs[most] = {
             "an entry": visited(record(run, "{}", at=length, request="one more")),
-            "a look": visited(r.SeeRun(run="r")),
+            "a look": visited(r.ReadRun(run="r")),
         }
-        history = visited(r.SeeRun(run="r", history=True))
+        history = visited(r.ReadRun(run="r", history=True))
         length += 1
         assert length <= history <= 3 * length, "each entry once: in the table and in its index"
     assert costs[LENGTHS[0]] == costs[LENGTHS[1]]
@@ -289,21 +289,21 @@ def test_a_list_of_locks_reads_no_key_beyond_its_prefix(filled):
     assert [item.key for item in page.items] == [f"a:{n}" for n in range(1, 6)] + ["m:10"]
 
 
-ONE_OF_EACH = Terms(
+ONE_OF_EACH = WorkflowLimits(
     limits=(Limit(name="all", max=3, on_excess="queue"), Limit(name="tenant", max=1, path="t", on_excess="queue")),
     version=1,
 )
 
 
 def start_of(run, tenant, terms, worker=""):
-    places = tuple(Place(limit.name, tenant if limit.path else "") for limit in terms.limits)
+    places = tuple(LimitKey(limit.name, tenant if limit.path else "") for limit in terms.limits)
     new = NewRun(id=run, type="order", input="1", request=run, places=places, terms=terms.digest)
     return r.StartRun(new=new, worker=worker)
 
 
 def test_a_start_costs_the_same_however_many_wait_before_it(filled):
-    terms = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),), version=1)
-    filled.connection.execute([r.PublishTerms(workflow="order", terms=terms)])
+    terms = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),), version=1)
+    filled.connection.execute([r.PublishLimits(workflow="order", terms=terms)])
     costs = []
     for many in (50, 500):
         filled.connection.execute([start_of(f"{many} {n}", "", terms) for n in range(many)])
@@ -315,12 +315,12 @@ def test_an_end_looks_no_further_into_a_queue_than_it_must(filled):
     """Many of one tenant are kept out by their own limit; behind the first of them is one for whom there is room."""
     connection = filled.connection
     hire(connection)
-    connection.execute([r.PublishTerms(workflow="order", terms=ONE_OF_EACH)])
+    connection.execute([r.PublishLimits(workflow="order", terms=ONE_OF_EACH)])
     starts = [start_of(name, name, ONE_OF_EACH, "w.1") for name in ("a", "b", "c")]
     first = connection.execute(starts)[1].run
     connection.execute([start_of(f"a{n}", "a", ONE_OF_EACH) for n in range(20)])
     connection.execute([start_of("y", "y", ONE_OF_EACH)])
     connection.execute([start_of(f"a{n}", "a", ONE_OF_EACH) for n in range(20, 1_000)])
     assert filled.visited(record(first, then=Finish("completed", "1"))) < 1_000
-    (seen,) = connection.execute([r.SeeRun(run="y", history=False)])
+    (seen,) = connection.execute([r.ReadRun(run="y", history=False)])
     assert seen.claim.run.status == "pending"

@@ -17,11 +17,11 @@ from holdfast.rules import lock
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.runs import outcomes as run_outcomes
 from holdfast.rules.runs import record as rule
-from holdfast.rules.runs.record import Event, NewRun, Run
+from holdfast.rules.runs.record import NewRun, Run, RunEvent
 from holdfast.stores import executor
 from holdfast.stores.postgresql import records as postgres_records
 from holdfast.stores.postgresql.repository import OwnTransactions, PostgresSource
-from holdfast.stores.postgresql.session import Contended, Outrun
+from holdfast.stores.postgresql.session import Contended, WriteConflict
 from holdfast.stores.questions import RunById
 from holdfast.testing.builders import ME, ManualClock, acquire, release, renew, wait
 
@@ -40,7 +40,7 @@ def admin(url):
 def hire(connection, worker="w.1", seconds=600):
     lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=seconds * 1_000_000)
     connection.execute([lease])
-    connection.execute([r.EnlistWorker(worker=worker, name=worker, types=("order",))])
+    connection.execute([r.RegisterWorker(worker=worker, name=worker, types=("order",))])
 
 
 def start(run="r", **more):
@@ -100,7 +100,7 @@ def test_a_row_that_was_not_locked_is_not_written(url, opened, monkeypatch):
 
     monkeypatch.setattr(PostgresSource, "write", noting)
     monkeypatch.setattr(executor, "is_written", lambda _command, question: not isinstance(question, RunById))
-    (posted,) = connection.execute([start("s"), r.PostEvent(run="r", event=Event(kind="signal", name="x"))])[1:]
+    (posted,) = connection.execute([start("s"), r.PostEvent(run="r", event=RunEvent(kind="signal", name="x"))])[1:]
     assert isinstance(posted, run_outcomes.Posted)
     assert owned == [False, True]
 
@@ -119,7 +119,7 @@ def test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_h
         if statements[-1].text == b"COMMIT":
             if len(log) < executor.TRIES_TOGETHER:
                 log.append("outrun")
-                raise Outrun
+                raise WriteConflict
             if b"new" in text and "contended" not in log:
                 log.append("contended")
                 raise Contended("55P03")
@@ -154,7 +154,7 @@ def test_nobody_is_notified_of_what_was_not_written(url, opened, monkeypatch):
     def first_outrun(self, statements):
         if statements[-1].text == b"COMMIT" and not outrun:
             outrun.append(True)
-            raise Outrun
+            raise WriteConflict
         return trip(self, statements)
 
     with psycopg.connect(url.partition("?")[0], autocommit=True) as ear:
@@ -188,8 +188,8 @@ def test_a_form_records_at_the_end_of_the_journal_only(url, opened):
     (started,) = connection.execute([start(worker="w.1")])
     for at in (0, 2, 9):
         record = r.RecordRun(run="r", fence=started.run.fence, at=at, request=f"q{at}", entries=("x",))
-        assert isinstance(connection.execute([record])[0], run_outcomes.Refused)
-    (seen,) = connection.execute([r.SeeRun(run="r", history=True)])
+        assert isinstance(connection.execute([record])[0], run_outcomes.RunRefused)
+    (seen,) = connection.execute([r.ReadRun(run="r", history=True)])
     assert (seen.claim.entries, seen.claim.run.length) == (("1",), 1)
 
 
@@ -206,7 +206,7 @@ def test_who_watches_an_end_is_told_by_the_form(url, opened):
         (ended,) = connection.execute([end])
         told = [json.loads(note.payload) for note in ear.notifies(timeout=5, stop_after=1)]
     assert (ended.woken, told) == (("far.1",), [["far.1"]])
-    (seen,) = connection.execute([r.SeeRun(run="r")])
+    (seen,) = connection.execute([r.ReadRun(run="r")])
     assert (seen.claim.run.status, seen.claim.run.watchers) == ("completed", ())
 
 
@@ -255,12 +255,12 @@ class Cheer(r.RunCommand, frozen=True, kw_only=True):
     run: str
     mood: str
 
-    def apply(self, book, now):
-        before = book.run(self.run)
+    def apply(self, repo, now):
+        before = repo.run(self.run)
         if before is None:
-            return run_outcomes.Refused(run=None)
+            return run_outcomes.RunRefused(run=None)
         after = replace(before, mood=self.mood)
-        book.save(after)
+        repo.save(after)
         return run_outcomes.Posted(number=0, fresh=True, run=after)
 
 
@@ -288,13 +288,13 @@ def test_a_made_up_command_and_a_made_up_field_of_a_run_need_no_sql(url, opened,
     hire(connection)
     (started,) = connection.execute([start(worker="w.1")])
     outcomes = connection.execute([Cheer(run="r", mood="glad"), Cheer(run="nobody", mood="sad")])
-    assert [type(one).__name__ for one in outcomes] == ["Posted", "Refused"]
+    assert [type(one).__name__ for one in outcomes] == ["Posted", "RunRefused"]
     entry = r.RecordRun(run="r", fence=started.run.fence, at=1, request="q", entries=("a",))
     (recorded,) = connection.execute([entry])
     assert recorded.done
     with store.transaction() as mine:
         store.join(mine).execute([Cheer(run="r", mood="calm")])
-    (seen,) = connection.execute([r.SeeRun(run="r", history=True)])
+    (seen,) = connection.execute([r.ReadRun(run="r", history=True)])
     assert (seen.claim.run.mood, seen.claim.entries) == ("calm", ("1", "a"))
 
 

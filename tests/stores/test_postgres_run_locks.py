@@ -57,7 +57,7 @@ MAKING = "INSERT INTO tests.locks VALUES ('default', '{}', '{{\"fence\": 7, \"ve
 
 
 def look(connection, run="r"):
-    return ask(connection, r.SeeRun(run=run, history=True), RunSeen).claim
+    return ask(connection, r.ReadRun(run=run, history=True), RunSeen).claim
 
 
 def inbox(connection, run="r"):
@@ -65,7 +65,7 @@ def inbox(connection, run="r"):
 
 
 def locked(connection, key="k"):
-    return ask(connection, c.Inspect(key=key), out.Seen).record
+    return ask(connection, c.Inspect(key=key), out.LockSeen).record
 
 
 def holders(connection, key="k"):
@@ -77,8 +77,8 @@ def waiting(connection, run="r", *, key="k", number=1, holder="a.1"):
     """A run that is parked until it is offered a lock that somebody holds. Returns the run and the holder's token."""
     (granted,) = connection.execute([acquire(key, holder)])
     asker = driven(connection, run)
-    parked = ask(connection, record(asker, asks=(take(number, key),), then=Park(None)), Recorded)
-    assert ([said.what for said in parked.said], parked.done) == (["queued"], True)
+    parked = ask(connection, record(asker, lock_requests=(take(number, key),), then=Park(None)), Recorded)
+    assert ([answers.what for answers in parked.answers], parked.done) == (["queued"], True)
     return asker, granted.token
 
 
@@ -113,7 +113,9 @@ def test_runs_are_told_in_the_order_of_the_commands_of_a_batch(url, opened, neig
     hire(connection)
     tokens = [ask(connection, acquire(key), out.Granted).token for key in "abc"]
     run = driven(connection)
-    connection.execute([record(run, asks=[take(number, key) for number, key in enumerate("abc")], then=Park(None))])
+    connection.execute(
+        [record(run, lock_requests=[take(number, key) for number, key in enumerate("abc")], then=Park(None))]
+    )
     releases = [release(key, token=token) for key, token in zip("abc", tokens, strict=True)]
     order = [releases[1], acquire("c", "z.1"), releases[2], *[acquire("d", "z.1")] * neighbours, releases[0]]
     outcomes = connection.execute(order)
@@ -128,7 +130,9 @@ def test_what_the_end_of_a_run_frees_is_told_between_what_comes_before_and_behin
     hire(connection)
     first, early, late, other = (driven(connection, run) for run in ("a", "b", "c", "d"))
     for run in (first, early, late):
-        connection.execute([record(run, asks=(take(1, "b"), take(2, "c")) if run is first else (take(1, run.id),))])
+        connection.execute(
+            [record(run, lock_requests=(take(1, "b"), take(2, "c")) if run is first else (take(1, run.id),))]
+        )
     early_parks, ended, late_parks, recorded = connection.execute(
         [
             record(early, "x", then=Park(None)),
@@ -146,9 +150,9 @@ def test_a_parent_that_is_offered_what_its_child_frees_hears_of_both(url, opened
     connection = opened(url).connect()
     hire(connection)
     parent, child = driven(connection, "p"), driven(connection, "c", parent="p")
-    connection.execute([record(child, asks=(take(1), take(2, "other")))])
-    connection.execute([record(parent, asks=(take(1), take(2, "other")), then=Park(None))])
-    ended = ask(connection, record(child, asks=(give(2, "other"),), then=Finish("completed", "1")), Recorded)
+    connection.execute([record(child, lock_requests=(take(1), take(2, "other")))])
+    connection.execute([record(parent, lock_requests=(take(1), take(2, "other")), then=Park(None))])
+    ended = ask(connection, record(child, lock_requests=(give(2, "other"),), then=Finish("completed", "1")), Recorded)
     assert ended.done
     assert inbox(connection, "p") == [("lock", "2"), ("child", "c"), ("lock", "1")]
 
@@ -158,7 +162,7 @@ def test_a_record_whose_slot_somebody_else_has_written_asks_for_nothing(url, ope
     hire(connection)
     run = driven(connection)
     connection.execute([swap("a.1")])
-    ask(connection, record(run, asks=(take(),), swap=Swap(SLOT, "", 0, "2")), Conflict)
+    ask(connection, record(run, lock_requests=(take(),), swap=Swap(SLOT, "", 0, "2")), Conflict)
     assert locked(connection) is None
 
 
@@ -168,7 +172,9 @@ def test_a_lock_that_cannot_be_judged_is_refused_and_nothing_is_done(url, opened
     run, other = driven(connection), driven(connection, "o")
     connection.execute([acquire("k")])
     admin.execute("UPDATE tests.locks SET record = '{\"holders\": 7}' WHERE key = 'k'")
-    refused, recorded = connection.execute([record(run, "x", asks=(take(1, "other"), take(2))), record(other, "x")])
+    refused, recorded = connection.execute(
+        [record(run, "x", lock_requests=(take(1, "other"), take(2))), record(other, "x")]
+    )
     assert isinstance(refused.error, RecordUnreadable)
     assert "'k'" in str(refused.error)
     assert isinstance(recorded, Recorded)
@@ -180,7 +186,9 @@ def test_asks_that_are_not_what_they_should_be_fail_alone(url, opened):
     hire(connection)
     run = driven(connection)
     bad = [take(1, key=7), take("1"), take(1, kind=7), take(1, "a\0b"), take(1, permits="many")]
-    outcomes = connection.execute([*(record(run, "x", asks=(one,)) for one in bad), record(run, "y", asks=(take(),))])
+    outcomes = connection.execute(
+        [*(record(run, "x", lock_requests=(one,)) for one in bad), record(run, "y", lock_requests=(take(),))]
+    )
     assert [type(one).__name__ for one in outcomes] == ["Failed"] * 5 + ["Recorded"]
     assert look(connection).entries == ("1", "y")
 
@@ -190,7 +198,9 @@ def test_what_a_joined_transaction_gives_back_is_free_when_that_is_committed(url
     connection = store.connect()
     hire(connection)
     first, second = driven(connection), driven(connection, "s")
-    connection.execute([record(first, asks=(take(),)), record(second, asks=(take(),), then=Park(None))])
+    connection.execute(
+        [record(first, lock_requests=(take(),)), record(second, lock_requests=(take(),), then=Park(None))]
+    )
     end = record(first, "x", then=Finish("completed", "1"))
     with pytest.raises(ZeroDivisionError), store.transaction() as mine:
         assert isinstance(store.join(mine).execute([end])[0], Recorded)
@@ -242,9 +252,9 @@ def test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken(url
         monkeypatch.setattr(overflow, "LISTED", 1)
         first, _ = waiting(connection, "first")
         second = driven(connection, "r")
-        ask(connection, record(second, asks=(take(1, "k"),), then=Park(None)), Recorded)
+        ask(connection, record(second, lock_requests=(take(1, "k"),), then=Park(None)), Recorded)
         ask(connection, c.Abandon(key="k", id=attempt_of(first.id, 1), ttl=0), out.Abandoned)
-        assert ask(connection, c.Inspect(key="k"), out.Seen).record.overflow.count == 1
+        assert ask(connection, c.Inspect(key="k"), out.LockSeen).record.overflow.count == 1
     else:
         waiting(connection)
     ask(connection, wait("other"), out.Granted)
@@ -265,22 +275,32 @@ def test_a_lock_whose_row_is_taken_delays_the_run_alone_that_asks_for_it(url, op
     run, others = driven(connection), [driven(connection, f"o{n}") for n in range(neighbours)]
     if statement is LOCK:
         connection.execute([acquire("k")])
-    asking = record(run, "x", asks=(take(1, "free"), take(2), take(3, "z")), children=(start("child").new,))
+    asking = record(run, "x", lock_requests=(take(1, "free"), take(2), take(3, "z")), children=(start("child").new,))
     with changed(url, statement.format("k")):
-        *recorded, refused = connection.execute([*(record(one, asks=(take(1, one.id),)) for one in others), asking])
+        *recorded, refused = connection.execute(
+            [*(record(one, lock_requests=(take(1, one.id),)) for one in others), asking]
+        )
         assert_contended(refused, "k")
         assert [type(one) for one in recorded] == [Recorded] * neighbours
         assert (look(connection).run, look(connection).entries) == (run, ("1",)), "nothing was done for it"
         assert (holders(connection, "free"), look(connection, "child")) == ([], None)
     (outcome,) = persist(connection, asking)
-    assert [said.what for said in outcome.said] == ["granted", "queued" if statement is LOCK else "granted", "granted"]
+    assert [answers.what for answers in outcome.answers] == [
+        "granted",
+        "queued" if statement is LOCK else "granted",
+        "granted",
+    ]
 
 
 def test_a_record_waits_for_the_row_of_a_lock_and_no_later_one_overtakes(url, opened, admin):
     connection = opened(url).connect()
     hire(connection)
     run, _ = driven(connection), connection.execute([acquire("k")])
-    commands = [record(run, "a", asks=(take(),)), record(run, "b", at=2), record(run, "c", at=3, then=Park(None))]
+    commands = [
+        record(run, "a", lock_requests=(take(),)),
+        record(run, "b", at=2),
+        record(run, "c", at=3, then=Park(None)),
+    ]
     with changed(url, LOCK.format("k")) as other, ThreadPoolExecutor(1) as pool:
         batch = pool.submit(persist, connection, *commands)
         eventually(lambda: waits_for_a_row(admin))
@@ -297,10 +317,10 @@ def test_a_lock_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by
     hire(driver)
     run = driven(driver)
     granted, slow = holder.execute([acquire("k", ttl=60, **SHARED), acquire("slow")])
-    command = record(run, "x", asks=(take(2, **SHARED),))
+    command = record(run, "x", lock_requests=(take(2, **SHARED),))
     if way == "end":
-        connected = ask(driver, record(run, asks=(take(1, **SHARED),)), Recorded)
-        assert connected.said[0].what == "granted"
+        connected = ask(driver, record(run, lock_requests=(take(1, **SHARED),)), Recorded)
+        assert connected.answers[0].what == "granted"
         command = record(run, "x", then=Finish("completed", "1"))
     admin.execute(
         "CREATE FUNCTION tests.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ "
@@ -330,12 +350,12 @@ def test_nothing_is_given_back_while_a_row_is_taken(url, opened, way, statement)
     connection = opened(url).connect()
     hire(connection)
     run, heir, other = driven(connection), driven(connection, "heir"), driven(connection, "o")
-    connection.execute([record(run, asks=(take(1), take(2, "free")))])
-    connection.execute([record(heir, asks=(take(1),), then=Park(None))])
+    connection.execute([record(run, lock_requests=(take(1), take(2, "free")))])
+    connection.execute([record(heir, lock_requests=(take(1),), then=Park(None))])
     commands = {
         "end": [record(run, "x", then=Finish("completed", "1"))],
         "end of many": [record(run, "x", then=Finish("completed", "1")), record(other, "x")],
-        "give": [record(run, "x", asks=(give(1), give(2, "free")))],
+        "give": [record(run, "x", lock_requests=(give(1), give(2, "free")))],
         "revive": [record(run, "x", then=Park(None)), r.ReviveRun(run="r", fence=run.fence, keep=1, request="again")],
     }[way]
     place = 1 if way == "revive" else 0
@@ -358,7 +378,9 @@ def test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_othe
     connection = opened(url, clock=clock).connect()
     hire(connection)
     run, heir = driven(connection), driven(connection, "heir")
-    connection.execute([record(run, asks=(take(1),)), record(heir, asks=(take(1),), then=Park(None)), start("c")])
+    connection.execute(
+        [record(run, lock_requests=(take(1),)), record(heir, lock_requests=(take(1),), then=Park(None)), start("c")]
+    )
     connection.execute([record(run, at=1, seen=0, request="park", then=Park(0))])
     admin.execute("UPDATE tests.runs SET deaths = 5 WHERE id = 'r'")
     with changed(url, statement):
@@ -391,18 +413,24 @@ class Asker:
         """Drive it until it sleeps, as far as can be seen; or until it has had the lock often enough."""
         length, seen = self.run.length, self.run.posted
         for turn in range(1_000):
-            asks = (take(self.number),)
+            lock_requests = (take(self.number),)
             if self.holds:
                 self.number += 1
-                asks = (give(self.number - 1), *([take(self.number)] if self.number <= rounds else []))
+                lock_requests = (give(self.number - 1), *([take(self.number)] if self.number <= rounds else []))
             together = turn % 2 == 0 and self.number <= rounds
             request = f"{self.run.fence} {turn}"
             then = Park(None) if together else None
-            more = {"at": length, "seen": seen, "asks": asks, "stuck": ("c",) if turn % 3 else None, "then": then}
+            more = {
+                "at": length,
+                "seen": seen,
+                "lock_requests": lock_requests,
+                "stuck": ("c",) if turn % 3 else None,
+                "then": then,
+            }
             (outcome,) = persist(connection, record(self.run, "x", request=request, **more))
             length += 1
             seen = max([seen, *(event.number for event in outcome.events)])
-            self.holds = outcome.said[-1].what == "granted"
+            self.holds = outcome.answers[-1].what == "granted"
             (self.granted if self.holds else self.queued).add(self.number)
             if together and outcome.done:
                 return  # with the lock perhaps: then it is claimed by its name
@@ -532,11 +560,11 @@ def test_two_runs_that_ask_for_the_same_new_keys_in_opposite_order_agree(url, op
         for n in range(60):
             keys = [take(2 * n, f"a {n // 2}"), take(2 * n + 1, f"b {n // 2}")]
             together.wait()
-            asks = tuple(keys if place else reversed(keys))
-            persist(connections[place], record(runs[place], "x", at=2 * n + 1, seen=10**6, asks=asks))
+            lock_requests = tuple(keys if place else reversed(keys))
+            persist(connections[place], record(runs[place], "x", at=2 * n + 1, seen=10**6, lock_requests=lock_requests))
             together.wait()
             back = tuple(give(one.number, one.key) for one in keys)
-            persist(connections[place], record(runs[place], "x", at=2 * n + 2, seen=10**6, asks=back))
+            persist(connections[place], record(runs[place], "x", at=2 * n + 2, seen=10**6, lock_requests=back))
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, range(2)))
@@ -556,7 +584,7 @@ def test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else(url,
     tokens = [ask(connection, acquire(key), out.Granted).token for key in "abc"]
     for n, key in enumerate("abc"):
         (started,) = connection.execute([start(f"r{n}", worker="far.1")])
-        connection.execute([record(started.run, asks=(take(1, key),), then=Park(None))])
+        connection.execute([record(started.run, lock_requests=(take(1, key),), then=Park(None))])
     releases = [release(key, token=token) for key, token in zip("abc", tokens, strict=True)]
     with psycopg.connect(url.partition("?")[0], autocommit=True) as ear:
         for channel in ("far", "run:1:r0"):

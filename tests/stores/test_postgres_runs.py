@@ -18,26 +18,26 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable, StoreContended
 from holdfast.rules.runs import record as rule
-from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.outcomes import (
     Claimed,
-    Enlisted,
+    LimitsDiffer,
+    LimitsPublished,
     Posted,
     Recorded,
     RunSeen,
     Started,
-    TermsDiffer,
-    TermsPublished,
+    WorkerRegistered,
 )
-from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Conflict, SlotSeen, Swap, Swapped
 from holdfast.stores.postgresql import session as postgres_session
 from holdfast.testing.builders import ME, SLOT, ManualClock, acquire, read, swap, wait
 
 TYPES = (("order", "order"),)
-ONE_AT_A_TIME = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))
-THREE_OF_EACH = Terms(limits=(Limit(name="each", max=3, path="customer", on_excess="queue"),))
+ONE_AT_A_TIME = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
+THREE_OF_EACH = WorkflowLimits(limits=(Limit(name="each", max=3, path="customer", on_excess="queue"),))
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def start(run="r", worker="", **more):
 
 def limited(run="r", worker="", key="", terms=ONE_AT_A_TIME, **more):
     """A start that is counted by each limit of these terms."""
-    places = tuple(Place(limit.name, key) for limit in terms.limits)
+    places = tuple(LimitKey(limit.name, key) for limit in terms.limits)
     return start(run, worker, places=places, terms=terms.digest, **more)
 
 
 def publish(connection, terms=ONE_AT_A_TIME):
-    (published,) = connection.execute([r.PublishTerms(workflow="order", terms=terms)])
-    assert isinstance(published, TermsPublished), published
+    (published,) = connection.execute([r.PublishLimits(workflow="order", terms=terms)])
+    assert isinstance(published, LimitsPublished), published
     return terms
 
 
@@ -89,13 +89,13 @@ def record(run, *entries, at=1, **more):
 
 
 def signal(run="r", **more):
-    return r.PostEvent(run=run, event=Event(kind="signal", name="paid", **more))
+    return r.PostEvent(run=run, event=RunEvent(kind="signal", name="paid", **more))
 
 
 def hire(connection, worker="w.1", seconds=600):
     lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=seconds * 1_000_000)
-    outcomes = connection.execute([lease, r.EnlistWorker(worker=worker, name=f"worker {worker}", types=("order",))])
-    assert isinstance(outcomes[1], Enlisted)
+    outcomes = connection.execute([lease, r.RegisterWorker(worker=worker, name=f"worker {worker}", types=("order",))])
+    assert isinstance(outcomes[1], WorkerRegistered)
     return worker
 
 
@@ -106,7 +106,7 @@ def claim(connection, worker="w.1", **more):
 
 
 def seen(connection, run="r"):
-    (look,) = connection.execute([r.SeeRun(run=run, history=True)])
+    (look,) = connection.execute([r.ReadRun(run=run, history=True)])
     assert isinstance(look, RunSeen)
     return look.claim
 
@@ -178,17 +178,17 @@ def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, ask
         (record(run, "c", at=4, children=(NewRun(id="child", type="mail", input="1", request="q"),)), 2),
         (signal(), 2),
         (r.WatchRun(run="r", id="x.1"), 2),
-        (r.SeeRun(run="r", history=True), 2),
+        (r.ReadRun(run="r", history=True), 2),
         (r.ListRuns(), 2),
         (r.CountRuns(), 1),
-        (r.OwnedRuns(worker="w.1"), 1),
-        (r.RunsOutlook(types=("order",)), 1),
+        (r.ListOwnedRuns(worker="w.1"), 1),
+        (r.ReadNextDue(types=("order",)), 1),
         (r.ListWorkers(), 1),
         (record(run, at=5, seen=1, then=Finish("completed", "1")), 2),  # made known to the server, and carried out
         (r.ReviveRun(run="r", fence=run.fence, keep=1, request="again"), 3),
         (r.ClaimRuns(worker="w.1", types=TYPES), 2),
         (start("s"), 2),
-        (r.DismissWorker(worker="w.1"), 4),
+        (r.UnregisterWorker(worker="w.1"), 4),
     ):
         asked.clear()
         (outcome,) = connection.execute([command])
@@ -211,7 +211,7 @@ def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
             start("s"),
             acquire("k"),
             read(),
-            r.SeeRun(run="r", history=True),
+            r.ReadRun(run="r", history=True),
             c.ListLocks(),
             record(started.run, "e", at=9),
             wait("k"),
@@ -219,7 +219,7 @@ def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
     )
     assert [type(one).__name__ for one in outcomes] == [
         "Recorded", "Granted", "Recorded", "Swapped", "Recorded", "Recorded", "Started", "Granted", "SlotSeen",
-        "RunSeen", "Page", "Refused", "Queued",
+        "RunSeen", "LockPage", "RunRefused", "Queued",
     ]  # fmt: skip
     assert outcomes[9].claim.entries == ("1", "a", "b", "c", "d")
 
@@ -267,8 +267,8 @@ def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened)
             runs = claim(connections[place], workers[place], limit=40)
             got += [run.id for run in runs]
             if not runs:
-                (outlook,) = connections[place].execute([r.RunsOutlook(types=("order",))])
-                if outlook.next_due is None:
+                (next_due,) = connections[place].execute([r.ReadNextDue(types=("order",))])
+                if next_due.next_due is None:
                     return got
 
     with ThreadPoolExecutor(2) as pool:
@@ -533,11 +533,11 @@ def test_a_worker_goes_only_when_all_its_runs_are_free(url, opened):
     hire(connection, "v.1")
     connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])
     with changed_row(url, "r1"):
-        (outcome,) = connection.execute([r.DismissWorker(worker="w.1")])
+        (outcome,) = connection.execute([r.UnregisterWorker(worker="w.1")])
         assert isinstance(outcome, c.Failed)
         assert "'r1'" in str(outcome.error)
         assert claim(connection, "v.1") == []
-    assert isinstance(connection.execute([r.DismissWorker(worker="w.1")])[0], Enlisted)
+    assert isinstance(connection.execute([r.UnregisterWorker(worker="w.1")])[0], WorkerRegistered)
     assert len(claim(connection, "v.1")) == 3
 
 
@@ -599,7 +599,7 @@ def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, ad
 def test_whoever_waits_is_let_in_by_the_ends_of_a_batch(url, opened, admin, many):
     connection = opened(url).connect()
     hire(connection)
-    terms = publish(connection, Terms(limits=(Limit(name="all", max=many, on_excess="queue"),)))
+    terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=many, on_excess="queue"),)))
     runs = [one.run for one in connection.execute([limited(f"a{n}", "w.1", terms=terms) for n in range(many)])]
     connection.execute([limited(f"b{n}", terms=terms) for n in range(many + 1)])
     outcomes = connection.execute([record(run, "x", then=Finish("completed", "1")) for run in runs])
@@ -638,7 +638,7 @@ def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
             (first,) = worker.execute([limited(f"a{n}", "w.1")])
             worker.execute([limited(f"b{n}")])
             end = pool.submit(persist, worker, [record(first.run, "a", then=Finish("completed", "1"))])
-            stop = pool.submit(persist, friend, [r.PostEvent(run=f"b{n}", event=Event(kind="cancel"))])
+            stop = pool.submit(persist, friend, [r.PostEvent(run=f"b{n}", event=RunEvent(kind="cancel"))])
             assert end.result()[0][0].done
             assert stop.result()[0][0].run.status == "cancelled"
     assert admin.execute("SELECT count(*) FROM tests.places").fetchone() == (0,)
@@ -680,7 +680,7 @@ def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, open
 def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
     connection = opened(url).connect()
     hire(connection)
-    terms = publish(connection, Terms(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
+    terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
     connection.execute([limited("a", "w.1", terms=terms)])
     with changed_row(url, "a"):
         (outcome,) = connection.execute([limited("b", terms=terms)])
@@ -694,7 +694,7 @@ def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
 def test_a_parent_whose_child_has_it_cancelled_is_told_at_once(url, opened):
     connection = opened(url).connect()
     hire(connection)
-    terms = publish(connection, Terms(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
+    terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
     (parent,) = connection.execute([limited("p", "w.1", terms=terms)])
     child = limited("c", terms=terms, parent="p").new
     (recorded,) = connection.execute([record(parent.run, "x", children=(child,), then=Park(None))])
@@ -715,7 +715,7 @@ def test_a_start_that_waited_for_new_terms_is_told_them(url, opened, admin):
         (outcome,) = late.result()
     if isinstance(outcome, c.Failed):
         (outcome,) = connection.execute([limited("a")])
-    assert isinstance(outcome, TermsDiffer)
+    assert isinstance(outcome, LimitsDiffer)
     assert outcome.terms == THREE_OF_EACH
 
 
@@ -729,7 +729,7 @@ def test_terms_wait_for_those_who_are_just_counted(url, opened, admin):
     with ThreadPoolExecutor(1) as pool:
         with store.transaction() as mine:
             assert store.join(mine).execute([limited("b")])[0].run.status == "queued"
-            late = pool.submit(persist, connection, [r.PublishTerms(workflow="order", terms=Terms())])
+            late = pool.submit(persist, connection, [r.PublishLimits(workflow="order", terms=WorkflowLimits())])
             eventually(lambda: waits_for_a_row(admin))
         late.result()
     assert statuses(connection, "a", "b") == ["running", "pending"]
@@ -783,7 +783,7 @@ def test_starts_that_know_of_no_limits_are_told_them(url, opened, many):
     connection = opened(url).connect()
     publish(connection)
     outcomes = connection.execute([*(start(f"r{n}") for n in range(many)), *[start("m", type="mail")] * (many - 1)])
-    assert [type(one) for one in outcomes] == [TermsDiffer] * many + [Started] * (many - 1)
+    assert [type(one) for one in outcomes] == [LimitsDiffer] * many + [Started] * (many - 1)
 
 
 # -- rows that somebody else has -------------------------------------------------------------------------------
@@ -794,7 +794,7 @@ def test_a_form_starts_nothing_that_a_limit_counts(url, opened):
     hire(connection)
     publish(connection)
     for starts in ([start("a", "w.1")], [start("b", "w.1"), start("c", "w.1")]):
-        assert {type(one).__name__ for one in connection.execute(starts)} == {"TermsDiffer"}
+        assert {type(one).__name__ for one in connection.execute(starts)} == {"LimitsDiffer"}
 
 
 def test_a_stuck_row_delays_its_own_run_alone(url, opened):
@@ -985,7 +985,7 @@ def test_batches_that_write_slots_in_opposite_order_neither_lock_each_other_in_n
 
     def added(place, n, side, known, at):
         """One more, in the slot of this side; the last session writes without a record."""
-        address = ("shared", "", f"{side} {n // 4}")
+        address = ("global", "", f"{side} {n // 4}")
         value = str(int(known.value or 0) + 1)
         if place == sessions - 1:
             return swap(f"{place}.{at}", known.last, known.version, value, address)
@@ -1016,7 +1016,7 @@ def test_batches_that_write_slots_in_opposite_order_neither_lock_each_other_in_n
     before = deadlocks(admin)
     with ThreadPoolExecutor(sessions) as pool:
         contended = sum(pool.map(work, range(sessions)))
-    slots = [("shared", "", f"{side} {n}") for side in range(2) for n in range(rounds // 4)]
+    slots = [("global", "", f"{side} {n}") for side in range(2) for n in range(rounds // 4)]
     found = connections[0].execute([read(address) for address in slots])
     assert {(one.version, one.value) for one in found} == {(4 * sessions, str(4 * sessions))}
     lengths = {seen(connections[0], name).run.length for name in names[: 2 * (sessions - 1)]}
@@ -1079,7 +1079,7 @@ def test_a_run_that_makes_no_sense_is_refused_and_left_alone(url, opened, admin)
     connection = opened(url).connect()
     connection.execute([start()])
     admin.execute("UPDATE tests.runs SET status = 'asleep'")
-    (outcome,) = connection.execute([r.SeeRun(run="r")])
+    (outcome,) = connection.execute([r.ReadRun(run="r")])
     assert isinstance(outcome.error, RecordUnreadable)
 
 
@@ -1088,7 +1088,7 @@ def test_a_value_that_the_server_cannot_take_fails_alone(url, opened):
     hire(connection)
     (started,) = connection.execute([start("d", worker="w.1")])
     swaps = [
-        Swap(SLOT, "", 0, "a\0b"), Swap(SLOT, "", 0, 7), Swap(SLOT, 7, 0, "1"), Swap(("shared", "", 7), "", 0, "1"),
+        Swap(SLOT, "", 0, "a\0b"), Swap(SLOT, "", 0, 7), Swap(SLOT, 7, 0, "1"), Swap(("global", "", 7), "", 0, "1"),
         Swap(SLOT, "", "many", "1"),
     ]  # fmt: skip
     bad = [signal(name_of) for name_of in ("a\0b", 5)] + [start("x", input=None), r.RunCommand()]

@@ -223,7 +223,7 @@ def test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before(url, open
             )
             time.sleep(0.05)
             renewed = store.join(mine).execute(renewals)
-        assert all(isinstance(outcome, out.NotHeld) for outcome in stranger.result())
+        assert all(isinstance(outcome, out.NotHolder) for outcome in stranger.result())
     assert [expiry(admin, key) for key in keys] == [outcome.expires_at for outcome in renewed]
     assert all(isinstance(outcome, out.Renewed) for outcome in connection.execute(renewals))
 
@@ -274,14 +274,14 @@ def test_holds_and_leases_by_name_do_not_end_with_a_session(url):
 
 def test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too(url, monkeypatch):
     with Client(f"{url}&advisory=true") as hf:
-        keep = hf.works.keeper.keep
+        keep = hf.runtime.heartbeats.keep
 
         def severed_just_before(kept):
-            hf.works._severed("cut")
-            hf.works.keeper._mail.put(None)
+            hf.runtime._severed("cut")
+            hf.runtime.heartbeats._mail.put(None)
             keep(kept)
 
-        monkeypatch.setattr(hf.works.keeper, "keep", severed_just_before)
+        monkeypatch.setattr(hf.runtime.heartbeats, "keep", severed_just_before)
         lease = hf.lock("k", ttl=600).acquire()
         assert not lease.valid
 

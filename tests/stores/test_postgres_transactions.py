@@ -16,9 +16,9 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import InvalidOption, StoreContended, StoreError, StoreUnavailable, StoreUnusable
 from holdfast.rules.runs.outcomes import Posted, RunSeen, Started
-from holdfast.rules.runs.record import Event, NewRun
+from holdfast.rules.runs.record import NewRun, RunEvent
 from holdfast.stores import open_store
-from holdfast.stores.contract import Joinable
+from holdfast.stores.contract import SharesTransactions
 from holdfast.testing.builders import acquire, swap
 from holdfast.testing.proxy import Proxy
 
@@ -77,18 +77,18 @@ def driver_of(connection):
 def there(store, server, run="r"):
     """Whether the run and the invoice are there, seen from outside."""
     connection = store.connect("queries")
-    (seen,) = connection.execute([r.SeeRun(run=run)])
+    (seen,) = connection.execute([r.ReadRun(run=run)])
     connection.close()
     with psycopg.connect(server.url) as db:
         return seen.claim is not None, db.execute("SELECT count(*) FROM invoices").fetchone()[0]
 
 
 def test_what_is_committed_is_there_with_the_users_own_writes(store, server):
-    assert isinstance(store, Joinable)
+    assert isinstance(store, SharesTransactions)
     with store.transaction() as connection:
         write(connection)
         joined = store.join(connection)
-        outcomes = joined.execute([start(), acquire(), swap("a.1"), r.SeeRun(run="r")])
+        outcomes = joined.execute([start(), acquire(), swap("a.1"), r.ReadRun(run="r")])
         assert [type(one).__name__ for one in outcomes] == ["Started", "Granted", "Swapped", "RunSeen"]
         assert there(store, server) == (False, 0)
         joined.close()
@@ -190,7 +190,7 @@ def test_what_the_server_refuses_at_the_commit_for_the_users_reasons_stays_so_to
 
 def test_a_bad_command_breaks_neither_the_transaction_nor_its_neighbours(store, server):
     with store.transaction() as connection:
-        bad = r.PostEvent(run="a\0b", event=Event(kind="signal", name="x"))
+        bad = r.PostEvent(run="a\0b", event=RunEvent(kind="signal", name="x"))
         outcomes = store.join(connection).execute([start(), bad, start("s")])
         assert [type(one).__name__ for one in outcomes] == ["Started", "Failed", "Started"]
         write(connection)
@@ -201,7 +201,7 @@ def test_a_row_that_somebody_else_has_is_waited_for_within_a_transaction_but_not
     connection = store.connect("commands")
     connection.execute([start(), start("s")])
     connection.close()
-    signals = [r.PostEvent(run=name, event=Event(kind="signal")) for name in ("r", "s")]
+    signals = [r.PostEvent(run=name, event=RunEvent(kind="signal")) for name in ("r", "s")]
     with psycopg.connect(server.url) as other:
         other.execute("SELECT 1 FROM tests.runs WHERE id = 'r' FOR UPDATE")
         timer = threading.Timer(0.5, other.rollback)  # far longer than a batch looks for a row
@@ -397,10 +397,10 @@ def test_a_reader_of_a_repeatable_snapshot_is_told_that_others_were_there(store,
     with psycopg.connect(server.url) as mine:
         mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         mine.execute("SELECT 1")
-        connection.execute([r.PostEvent(run="r", event=Event(kind="signal"))])
-        (outcome,) = store.join(mine).execute([r.PostEvent(run="r", event=Event(kind="signal"))])
+        connection.execute([r.PostEvent(run="r", event=RunEvent(kind="signal"))])
+        (outcome,) = store.join(mine).execute([r.PostEvent(run="r", event=RunEvent(kind="signal"))])
         assert isinstance(outcome, c.Failed)
-    (seen,) = connection.execute([r.SeeRun(run="r", history=True)])
+    (seen,) = connection.execute([r.ReadRun(run="r", history=True)])
     assert isinstance(seen, RunSeen)
     assert [event.number for event in seen.claim.events] == [1]
     connection.close()

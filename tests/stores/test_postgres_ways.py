@@ -62,7 +62,7 @@ def test_a_client_is_made_from_a_psycopg_pool(server, pool):
         with hf.lock("k") as lease:
             assert other.lock("k").try_acquire() is None
             assert other.locks.inspect("k").holders[0].token == lease.token
-        assert hf.works.store.identity == other.works.store.identity
+        assert hf.runtime.store.identity == other.runtime.store.identity
 
 
 def test_a_client_is_made_from_an_sqlalchemy_engine(server, engine):
@@ -288,7 +288,7 @@ def test_behind_pgbouncer_without_a_direct_way_waiters_look_and_it_is_said(serve
         eventually(lambda: hf.locks.inspect("k").waiters)
         holder.tell()
         waiting.join()
-        findings = {finding.check: finding for finding in hf.works.store.diagnose()}
+        findings = {finding.check: finding for finding in hf.runtime.store.diagnose()}
         assert findings["wake-ups"].level == "warning"
         assert "cannot pass a connection pooler" in caplog.text
 

@@ -19,15 +19,15 @@ from holdfast.stores.contract import Clock, Store
 from holdfast.stores.redis.keys import Layout
 from holdfast.testing import StoreConformance
 from holdfast.testing.builders import ManualClock, acquire, release
-from holdfast.testing.lock_histories import Model, Storyteller
-from holdfast.testing.suite.base import Suite
+from holdfast.testing.lock_histories import LockHistoryGenerator, LockModel
+from holdfast.testing.suite.base import SuiteBase
 from holdfast.testing.suite.comparison import unversioned
-from holdfast.testing.suite.concurrency import Crowds
-from holdfast.testing.suite.histories import Histories
-from holdfast.testing.suite.run_locks import Belongings
+from holdfast.testing.suite.concurrency import ConcurrencyTests
+from holdfast.testing.suite.histories import HistoryTests
+from holdfast.testing.suite.run_locks import RunLockTests
 
 
-class OwnClock(Suite):
+class OwnClock(SuiteBase):
     """As users have it: the server's time. Histories take as long as they tell."""
 
     kind: str
@@ -52,7 +52,7 @@ class TestValkeyByItsOwnClock(OwnClock, StoreConformance):
     histories = 20
 
 
-class TestRedisByItsOwnClock(OwnClock, Histories, Crowds, Belongings):
+class TestRedisByItsOwnClock(OwnClock, HistoryTests, ConcurrencyTests, RunLockTests):
     """What an old server might do otherwise: read its clock, and then write."""
 
     kind = "redis"
@@ -83,7 +83,7 @@ def test_records_of_a_newer_version_are_decided_by_the_same_rules_and_keep_their
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         for seed in range(40):
             clock.now = ManualClock().now
-            model, teller, told, namespace = Model(), Storyteller(seed, listens=False), 0, f"n{seed}"
+            model, teller, told, namespace = LockModel(), LockHistoryGenerator(seed, listens=False), 0, f"n{seed}"
             store = open_store(url, namespace=namespace, clock=clock)
             connection = store.connect("commands")
             layout = redis_layout(url, namespace)

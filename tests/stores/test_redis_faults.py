@@ -22,7 +22,7 @@ from holdfast.rules import lock_outcomes as out
 from holdfast.rules.runs.outcomes import Started
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.stores import batch_cost as work
-from holdfast.stores.redis.connection import Link
+from holdfast.stores.redis.connection import RedisLink
 from holdfast.stores.redis.scripts import FAST, READ
 from holdfast.stores.redis.source import RedisSource
 from holdfast.testing.builders import (
@@ -291,7 +291,7 @@ def test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again
     connection = opened(own.url).connect("commands")
     (held,) = connection.execute([acquire()])
     connection.execute([wait(listens=True)])
-    call = Link.call
+    call = RedisLink.call
 
     def lost_before_the_look(link, script, *arguments):
         if script is READ:
@@ -299,7 +299,7 @@ def test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again
         return call(link, script, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Link, "call", lost_before_the_look)
+        patched.setattr(RedisLink, "call", lost_before_the_look)
         assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
     assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
 
@@ -308,7 +308,7 @@ def test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_t
     connection = opened(through).connect("commands")
     (held,) = connection.execute([acquire()])
     connection.execute([wait(listens=True)])
-    call = Link.call
+    call = RedisLink.call
 
     def lost_before_the_look(link, script, *arguments):
         if script is READ:
@@ -317,7 +317,7 @@ def test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_t
         return call(link, script, *arguments)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Link, "call", lost_before_the_look)
+        patched.setattr(RedisLink, "call", lost_before_the_look)
         connection.execute([release(token=held.token)])
     with refused("cannot be reached"):
         connection.execute([acquire("other")])
@@ -468,8 +468,8 @@ def test_no_connection_in_time_is_not(opened, proxy, through):
         (abandon(id="z.1"), out.Abandoned),
         (c.ForceRelease(key="new", by="me", reason="why not"), out.ForceReleased),
         (c.Settle(key="k"), out.Settled),
-        (c.Inspect(key="k"), out.Seen),
-        (c.ListLocks(), c.Page),
+        (c.Inspect(key="k"), out.LockSeen),
+        (c.ListLocks(), c.LockPage),
         (c.SettleDue(), c.Swept),
         (c.Cleanup(), c.Swept),
         (swap("a.1"), Swapped),
@@ -494,7 +494,7 @@ def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opene
     after_lost = _state(fresh)
     (again,) = fresh.execute([command])
     if isinstance(command, c.Release):  # "not held" is what a release that succeeded looks like from here
-        assert isinstance(again, out.NotHeld)
+        assert isinstance(again, out.NotHolder)
     else:
         assert isinstance(again, first)
     assert _state(fresh) == after_lost

@@ -82,8 +82,8 @@ LOOKS = {
     "no filter": r.ListRuns(limit=10),
     "a common status": r.ListRuns(wanted=RunFilter(statuses=("completed",)), limit=10),
     "a cursor": r.ListRuns(after=(START + 1, "run-0000100"), limit=10),
-    "OwnedRuns": r.OwnedRuns(worker="w.1"),
-    "RunsOutlook": r.RunsOutlook(types=("order", "mail")),
+    "ListOwnedRuns": r.ListOwnedRuns(worker="w.1"),
+    "ReadNextDue": r.ReadNextDue(types=("order", "mail")),
     "CountRuns": r.CountRuns(),
     "ClaimRuns": claim(),
     "ListWorkers": r.ListWorkers(),
@@ -209,7 +209,7 @@ def test_every_list_is_what_the_rules_say(connection, clock, seed):
         return expected
 
     told(lease(seconds=10**6))
-    told(r.EnlistWorker(worker="w.1", name="w", types=("order",)))
+    told(r.RegisterWorker(worker="w.1", name="w", types=("order",)))
     for n in range(150):
         clock.now += pick.choice([0, 0, 1, 1_000])
         kind = pick.choice(["order", "mail@2", "mail", "x:y"])
@@ -266,12 +266,12 @@ def test_a_record_and_a_look_at_the_history_cost_the_same_commands_however_long_
             "entry": record(run, entry, at=length, request="one more"),
             "park": record(run, entry, at=length + 1, request="park", then=Park(0)),
             "claim": claim(),
-            "look": r.SeeRun(run="r"),
-            "history": r.SeeRun(run="r", history=True),
+            "look": r.ReadRun(run="r"),
+            "history": r.ReadRun(run="r", history=True),
         }
         costs[most] = {name: commands_of(server, connection, command) for name, command in commands.items()}
         length += 2
-        seen = ask(connection, r.SeeRun(run="r", history=True), RunSeen).claim
+        seen = ask(connection, r.ReadRun(run="r", history=True), RunSeen).claim
         assert (len(seen.entries), seen.run.worker) == (length, "w.1")
         run = seen.run
     assert costs[LENGTHS[0]] == costs[LENGTHS[1]]

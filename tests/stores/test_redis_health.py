@@ -116,5 +116,5 @@ def test_a_server_that_cannot_be_reached_is_a_finding(opened):
 
 
 def test_an_old_server_is_a_problem():
-    look = redis_health.Look(info={"redis_version": "5.0.7"}, policy=None, append_only=None, fsync=None)
+    look = redis_health.ServerInfo(info={"redis_version": "5.0.7"}, policy=None, append_only=None, fsync=None)
     assert redis_health._server(look).level == "problem"

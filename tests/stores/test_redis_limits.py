@@ -8,20 +8,20 @@ from providers import REDISES
 from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
-from holdfast.rules.runs.limits import Limit, Place, Terms, group_of
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits, group_of
 from holdfast.rules.runs.outcomes import (
     Claimed,
     Limited,
+    LimitsDiffer,
+    LimitsPublished,
     Posted,
     Recorded,
     RunSeen,
     Started,
-    TermsDiffer,
-    TermsPublished,
 )
-from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.testing.builders import SECOND, START
-from holdfast.testing.limit_histories import LimitStoryteller
+from holdfast.testing.limit_histories import LimitHistoryGenerator
 from holdfast.testing.run_histories import RunModel
 from holdfast.testing.suite.runs import record, start
 from stores.runs_asking import ask, claim, everything, hire
@@ -36,12 +36,12 @@ def provider(request):
 
 
 def publish(connection, *limits, workflow="order", version=0):
-    terms = Terms(limits=limits, version=version)
-    return ask(connection, r.PublishTerms(workflow=workflow, terms=terms), TermsPublished).terms
+    terms = WorkflowLimits(limits=limits, version=version)
+    return ask(connection, r.PublishLimits(workflow=workflow, terms=terms), LimitsPublished).terms
 
 
 def asked(run, terms, *, key='"ann"', worker="w.1", **more):
-    places = tuple(Place(limit.name, key if limit.path else "") for limit in terms.limits)
+    places = tuple(LimitKey(limit.name, key if limit.path else "") for limit in terms.limits)
     return start(run, worker=worker, places=places, terms=terms.digest, **more)
 
 
@@ -50,7 +50,7 @@ def begun(connection, run, terms, **more):
 
 
 def status(connection, *runs):
-    return [ask(connection, r.SeeRun(run=run), RunSeen).claim.run.status for run in runs]
+    return [ask(connection, r.ReadRun(run=run), RunSeen).claim.run.status for run in runs]
 
 
 def of_limits(server, base):
@@ -87,14 +87,14 @@ def test_the_layout_of_limits_is_this_one(server, base, connection):
     run = server.hgetall(base + "run:c")
     assert (run["status"], run["places"]) == ("queued", '[["each","\\"ann\\""],["pace",""]]')
     assert (run["priority"], run["arrival"], run.get("due_at")) == ("5", str(START + 1), None)
-    connection.execute([r.PostEvent(run="a", event=Event(kind="cancel"))])
+    connection.execute([r.PostEvent(run="a", event=RunEvent(kind="cancel"))])
     assert server.hget(base + "run:a", "cancelling") == "true"
     assert server.smembers(base + "runs:living:order") == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_place_says_what_the_runs_say(server, base, connection, clock, seed):
-    model, teller, told = RunModel(), LimitStoryteller(seed), 0
+    model, teller, told = RunModel(), LimitHistoryGenerator(seed), 0
     while told < 250:
         clock.pass_by(teller.time_passes() + teller.clock_jumps())
         commands = teller.batch()
@@ -104,7 +104,7 @@ def test_every_place_says_what_the_runs_say(server, base, connection, clock, see
         told += len(commands)
     let_in, waiting, crowded = {}, {}, {}
     for id in teller.ids:
-        run = model.book.run(id)
+        run = model.repo.run(id)
         for place in run.places if run is not None and run.living else ():
             group = group_of(run.workflow, place)
             if run.status == "queued":
@@ -125,7 +125,7 @@ def test_every_place_says_what_the_runs_say(server, base, connection, clock, see
         name: len(places) for name, places in crowded.items()
     }
     starts = {group: [at for _, at in made] for group, made in index("limits:starts:").items()}
-    assert starts == {group: [at for at, _ in made] for group, made in model.book._starts.items()}
+    assert starts == {group: [at for at, _ in made] for group, made in model.repo._starts.items()}
 
 
 def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, connection, clock):
@@ -133,7 +133,7 @@ def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, 
     terms = publish(connection, ONE, EACH, PACE)
     names = [f"run {n}" for n in range(12)]
     connection.execute([asked(run, terms, key=f"{n % 3}", priority=n % 2) for n, run in enumerate(names)])
-    ask(connection, r.PostEvent(run="run 5", event=Event(kind="cancel")), Posted)
+    ask(connection, r.PostEvent(run="run 5", event=RunEvent(kind="cancel")), Posted)
     while any(one.startswith(("limits:in", "limits:queue", "limits:crowded")) for one in of_limits(server, base)):
         for run in connection.execute([r.ListRuns(limit=100)])[0].runs:
             if run.worker:
@@ -176,7 +176,7 @@ def test_every_priority_has_its_place_in_the_queue(connection):
     for n, priority in enumerate(priorities):
         assert begun(connection, f"run {n}", terms, priority=priority).priority == priority
     expected = sorted(range(len(priorities)), key=lambda n: (-priorities[n], n))
-    order, driven = [], ask(connection, r.SeeRun(run="first"), RunSeen).claim.run
+    order, driven = [], ask(connection, r.ReadRun(run="first"), RunSeen).claim.run
     for _ in priorities:
         ask(connection, record(driven, then=Finish("completed", "1")), Recorded)
         (driven,) = (one.run for one in ask(connection, claim(), Claimed).claims)
@@ -232,11 +232,11 @@ def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connect
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
 def test_terms_that_cannot_be_kept_are_refused(server, base, connection, limits, why):
-    bad = r.PublishTerms(workflow="order", terms=Terms(limits=tuple(limits)))
-    failed, kept = connection.execute([bad, r.PublishTerms(workflow="mail", terms=Terms(limits=(ONE,)))])
+    bad = r.PublishLimits(workflow="order", terms=WorkflowLimits(limits=tuple(limits)))
+    failed, kept = connection.execute([bad, r.PublishLimits(workflow="mail", terms=WorkflowLimits(limits=(ONE,)))])
     assert isinstance(failed, c.Failed)
     assert why in str(failed.error)
-    assert isinstance(kept, TermsPublished)
+    assert isinstance(kept, LimitsPublished)
     assert set(server.hgetall(base + "limits:terms")) == {"mail"}
 
 
@@ -247,8 +247,8 @@ def test_starts_that_cannot_be_kept_are_refused(server, base, connection):
         asked("a", terms, worker="", priority=2**53),
         asked("a", terms, worker="", priority=0.5),
         asked("a", terms, worker="", priority=None),
-        start("a", places=(Place("all", None),), terms=terms.digest),
-        start("a", places=(Place(7, ""),), terms=terms.digest),
+        start("a", places=(LimitKey("all", None),), terms=terms.digest),
+        start("a", places=(LimitKey(7, ""),), terms=terms.digest),
         start("a", places=(("all", "", ""),), terms=terms.digest),
         start("a", terms=None),
     ]
@@ -262,7 +262,7 @@ def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
     hire(connection, "w.1", name)
     limits = (Limit(name=name, max=1, path="x", on_excess="queue"), Limit(name=f"2{name}", max=1, per=SECOND))
     terms = publish(connection, *limits, workflow=name)
-    places = (Place(name, name), Place(f"2{name}", name))
+    places = (LimitKey(name, name), LimitKey(f"2{name}", name))
     command = start("a", type=name, places=places, terms=terms.digest, worker="w.1")
     run = ask(connection, command, Started).run
     assert run.places == places
@@ -273,7 +273,7 @@ def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
     assert (waits.run.status, waits.verdict.limit, waits.verdict.key) == ("queued", name, name)
     ask(connection, record(run, then=Finish("completed", "1")), Recorded)
     assert status(connection, f"b{name}") == ["pending"]
-    assert ask(connection, r.SeeTerms(workflow=name), TermsDiffer).terms == terms
+    assert ask(connection, r.ReadLimits(workflow=name), LimitsDiffer).terms == terms
 
 
 # ---------------------------------------------------------------- within one command
@@ -290,9 +290,9 @@ def test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_
     assert (told.done, events) == (False, [(1, "cancel", ""), (2, "child", "x")])
     assert status(connection, "parent", "x", "y", "z") == ["running", "cancelled", "queued", "pending"]
     newest = publish(connection, Limit(name="all", max=1, on_excess="cancel_newest"), workflow="mail")
-    other = ask(connection, start("other", type="mail", worker="v.1", places=(Place("all"),), terms=newest.digest),
+    other = ask(connection, start("other", type="mail", worker="v.1", places=(LimitKey("all"),), terms=newest.digest),
                 Started).run  # fmt: skip
-    child = NewRun(id="c", type="mail", input="1", request="q", parent="other", places=(Place("all"),))
+    child = NewRun(id="c", type="mail", input="1", request="q", parent="other", places=(LimitKey("all"),))
     told = ask(connection, record(other, children=(child,), then=Park(None)), Recorded)
     assert (told.done, [(event.kind, event.name) for event in told.events]) == (False, [("child", "c")])
 
@@ -313,7 +313,7 @@ def test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter(server, bas
     hire(connection)
     terms = publish(connection, Limit(name="all", max=1))
     run = begun(connection, "a", terms)
-    ask(connection, r.PostEvent(run="a", event=Event(kind="signal", key="k")), Posted)
+    ask(connection, r.PostEvent(run="a", event=RunEvent(kind="signal", key="k")), Posted)
     ask(connection, record(run, "x", seen=1, then=Finish("failed", "1")), Recorded)
     begun(connection, "b", terms)
     before = everything(server, base)
@@ -342,8 +342,8 @@ def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything
     outcomes = connection.execute(
         [
             start("m", type="mail"),
-            r.SeeTerms(workflow="mail"),
-            r.PublishTerms(workflow="mail", terms=terms),
+            r.ReadLimits(workflow="mail"),
+            r.PublishLimits(workflow="mail", terms=terms),
             asked("a", terms),
         ]
     )
@@ -373,7 +373,7 @@ def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connecti
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
     connection.execute([asked(name, terms) for name in "bcd"])
-    server.hset(base + "run:b", "lives", "many")
+    server.hset(base + "run:b", "claims", "many")
     server.delete(base + "run:c", base + "journal:c")
     ask(connection, record(run, then=Finish("completed", "1")), Recorded)
     assert status(connection, "d") == ["pending"]
@@ -398,9 +398,9 @@ def test_looks_at_limits_write_nothing(server, connection):
     terms = publish(connection, Limit(name="all", max=1))
     begun(connection, "a", terms)
     before = server.info("persistence")["aof_current_size"]
-    looks = [r.SeeTerms(workflow="order"), r.SeeTerms(workflow="mail"), asked("b", terms), start("c"),
-             r.PublishTerms(workflow="order", terms=terms)]  # fmt: skip
+    looks = [r.ReadLimits(workflow="order"), r.ReadLimits(workflow="mail"), asked("b", terms), start("c"),
+             r.PublishLimits(workflow="order", terms=terms)]  # fmt: skip
     assert [type(one).__name__ for one in connection.execute(looks)] == [
-        "TermsDiffer", "TermsDiffer", "Limited", "TermsDiffer", "TermsPublished",
+        "LimitsDiffer", "LimitsDiffer", "Limited", "LimitsDiffer", "LimitsPublished",
     ]  # fmt: skip
     assert server.info("persistence")["aof_current_size"] == before

@@ -12,9 +12,9 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules.runs import record as rule
-from holdfast.rules.runs.limits import Limit, Place, Terms
-from holdfast.rules.runs.outcomes import Claimed, Posted, Recorded, Refused, Started, TermsPublished
-from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
+from holdfast.rules.runs.outcomes import Claimed, LimitsPublished, Posted, Recorded, RunRefused, Started
+from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Swap
 from holdfast.stores.redis.source import RedisSource
@@ -46,10 +46,10 @@ def test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alon
         [
             record(run, "lost", children=(child,), then=Finish("completed", "1")),
             record(other, "kept"),
-            r.PostEvent(run="p", event=Event(kind="signal", key="k")),
+            r.PostEvent(run="p", event=RunEvent(kind="signal", key="k")),
             record(parent, "lost", then=Park(None)),
             r.ReviveRun(run="p", fence=parent.fence, keep=1, request="q"),
-            r.SeeRun(run="p"),
+            r.ReadRun(run="p"),
             acquire(),
         ]
     )
@@ -68,7 +68,7 @@ def test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alon
 @pytest.mark.parametrize(
     ("part", "value"),
     [("run", None), ("journal", None), ("inbox", None), ("status", "dancing"), ("due_at", "soon"), ("type", None),
-     ("created_at", ""), ("attributes", "{"), ("watchers", "7"), ("lives", "1.5"), ("fence", str(2**53)),
+     ("created_at", ""), ("attributes", "{"), ("watchers", "7"), ("claims", "1.5"), ("fence", str(2**53)),
      ("last", b"\xff")],
 )  # fmt: skip
 def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, connection, part, value):
@@ -83,7 +83,7 @@ def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, co
         server.hset(base + "run:r", part, value)
     commands = [
         record(run, "x", then=Park(None)),
-        r.PostEvent(run="r", event=Event(kind="signal")),
+        r.PostEvent(run="r", event=RunEvent(kind="signal")),
         r.ReviveRun(run="r", fence=run.fence, keep=0, request="q"),
         r.WatchRun(run="r", id="x.1"),
         start(request="another"),
@@ -123,7 +123,7 @@ def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, 
     for name in "abc":
         driven(connection, name)
     server.hdel(base + "run:a", "fence")
-    server.hset(base + "run:b", "lives", "x")
+    server.hset(base + "run:b", "claims", "x")
     clock.pass_by(2)
     assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["a", "c"]
 
@@ -140,7 +140,7 @@ def test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody(
 def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, connection, clock):
     hire(connection)
     connection.execute([start("p", type="mail"), start("c", parent="p"), start("d")])
-    server.hset(base + "run:c", "deaths", "5")
+    server.hset(base + "run:c", "crashes", "5")
     server.set(base + "inbox-keys:p", "mine")
     before = everything(server, base)
     assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["d"]
@@ -164,13 +164,13 @@ def test_a_record_whose_slot_cannot_be_read_is_refused_and_changes_nothing(serve
     hire(connection)
     run, other = driven(connection), driven(connection, "o")
     if field is None:
-        server.set(base + "slot:shared::k", value)
+        server.set(base + "slot:global::k", value)
     else:
-        server.hset(base + "slot:shared::k", mapping={"version": "1", "value": "1", "past": "{}", field: value})
+        server.hset(base + "slot:global::k", mapping={"version": "1", "value": "1", "past": "{}", field: value})
     before = everything(server, base)
     bad, alike = record(run, "x", then=Park(None), swap=Swap(SLOT, "", 0, "1")), swap("a.1")
     outcomes = connection.execute([bad, record(run, at=7, swap=bad.swap), alike, record(other, "kept")])
-    assert [type(outcome).__name__ for outcome in outcomes] == ["Failed", "Refused", "Failed", "Recorded"]
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Failed", "RunRefused", "Failed", "Recorded"]
     assert isinstance(outcomes[0].error, RecordUnreadable)
     assert str(outcomes[0].error) == str(outcomes[2].error)
     assert "state 'k'" in str(outcomes[0].error)
@@ -191,14 +191,14 @@ def test_commands_of_every_kind_are_answered_at_their_own_places_and_in_order(co
         [
             claim(),
             lease(),
-            r.EnlistWorker(worker="w.1", name="w", types=("order",)),
+            r.RegisterWorker(worker="w.1", name="w", types=("order",)),
             swap("a.1"),
             start(),
             claim(),
             read(),
             record(rule.Run(id="r", type="order", created_at=0, fence=START, length=1), "x"),
             acquire(),
-            r.SeeRun(run="r", history=True),
+            r.ReadRun(run="r", history=True),
             renew(token=START),
             c.Release(key=rule.worker_key("w.1"), id="w.1", token=START),
             claim(),
@@ -206,8 +206,8 @@ def test_commands_of_every_kind_are_answered_at_their_own_places_and_in_order(co
         ]
     )
     assert [type(outcome).__name__ for outcome in outcomes] == [
-        "WorkerGone", "Granted", "Enlisted", "Swapped", "Started", "Claimed", "SlotSeen", "Recorded", "Granted",
-        "RunSeen", "Renewed", "Released", "WorkerGone", "Page",
+        "WorkerGone", "Granted", "WorkerRegistered", "Swapped", "Started", "Claimed", "SlotSeen", "Recorded", "Granted",
+        "RunSeen", "Renewed", "Released", "WorkerGone", "LockPage",
     ]  # fmt: skip
     assert outcomes[9].claim.entries == ("1", "x")
     assert outcomes[9].holder == "w"
@@ -255,7 +255,7 @@ def test_a_damaged_lease_is_named(server, base, connection):
 # ---------------------------------------------------------------- sent again
 
 
-LIMITED = Terms(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=SECOND)))
+LIMITED = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=SECOND)))
 AGAIN = {
     "StartRun": lambda _: start("new", worker="w.1", key="k"),
     "RecordRun": lambda run: record(run, "x", attributes={"a": 1}),
@@ -265,34 +265,36 @@ AGAIN = {
     "RecordRun-children": lambda run: record(
         run, "x", children=(NewRun(id="c", type="order", input="2", request="q.2", parent="r"),)
     ),
-    "RecordRun-asks": lambda run: record(run, "x", asks=(take(1), take(2), take(3, "free")), stuck=()),
-    "RecordRun-asks-Finish": lambda run: record(run, asks=(take(), take(3, "free")), then=Finish("failed", "1")),
+    "RecordRun-asks": lambda run: record(run, "x", lock_requests=(take(1), take(2), take(3, "free")), stuck=()),
+    "RecordRun-asks-Finish": lambda run: record(
+        run, lock_requests=(take(), take(3, "free")), then=Finish("failed", "1")
+    ),
     "RecordRun-swap": lambda run: record(run, "x", swap=Swap(SLOT, "", 0, "1")),
     "PostEvent": lambda _: signal(key="k"),
-    "PostEvent-cancel": lambda _: r.PostEvent(run="idle", event=Event(kind="cancel", key="cancel")),
+    "PostEvent-cancel": lambda _: r.PostEvent(run="idle", event=RunEvent(kind="cancel", key="cancel")),
     "ReviveRun": lambda _: r.ReviveRun(run="ended", fence=START, keep=1, request="q.3", forget=(1,)),
-    "StartRun-limited": lambda _: start("waits", type="mail", places=(Place("all"),), terms=LIMITED.digest),
-    "PublishTerms": lambda _: r.PublishTerms(workflow="import", terms=LIMITED),
-    "PublishTerms-again": lambda _: r.PublishTerms(workflow="mail", terms=Terms(version=1)),
+    "StartRun-limited": lambda _: start("waits", type="mail", places=(LimitKey("all"),), terms=LIMITED.digest),
+    "PublishLimits": lambda _: r.PublishLimits(workflow="import", terms=LIMITED),
+    "PublishTerms-again": lambda _: r.PublishLimits(workflow="mail", terms=WorkflowLimits(version=1)),
     "WatchRun": lambda _: r.WatchRun(run="r", id="x.1"),
-    "EnlistWorker": lambda _: r.EnlistWorker(worker="w.1", name="w", types=("order",)),
-    "DismissWorker": lambda _: r.DismissWorker(worker="w.1"),
+    "RegisterWorker": lambda _: r.RegisterWorker(worker="w.1", name="w", types=("order",)),
+    "UnregisterWorker": lambda _: r.UnregisterWorker(worker="w.1"),
     "ClaimRuns-named": lambda _: claim(runs=("r", "idle")),
-    "SeeRun": lambda _: r.SeeRun(run="r", history=True),
+    "ReadRun": lambda _: r.ReadRun(run="r", history=True),
     "ListRuns": lambda _: r.ListRuns(),
     "CountRuns": lambda _: r.CountRuns(),
-    "OwnedRuns": lambda _: r.OwnedRuns(worker="w.1"),
-    "RunsOutlook": lambda _: r.RunsOutlook(types=("order",)),
+    "ListOwnedRuns": lambda _: r.ListOwnedRuns(worker="w.1"),
+    "ReadNextDue": lambda _: r.ReadNextDue(types=("order",)),
     "ListWorkers": lambda _: r.ListWorkers(),
-    "SeeTerms": lambda _: r.SeeTerms(workflow="mail"),
+    "ReadLimits": lambda _: r.ReadLimits(workflow="mail"),
 }
 
 
 def setting(connection):
     """A run that is driven, one that waits, one that has ended with an event; and one that keeps others out."""
     hire(connection)
-    ask(connection, r.PublishTerms(workflow="mail", terms=LIMITED), TermsPublished)
-    places = (Place("all"), Place("pace"))
+    ask(connection, r.PublishLimits(workflow="mail", terms=LIMITED), LimitsPublished)
+    places = (LimitKey("all"), LimitKey("pace"))
     ask(connection, start("limited", type="mail", places=places, terms=LIMITED.digest), Started)
     run, ended = driven(connection), driven(connection, "ended")
     connection.execute([signal("ended", key="k")])
@@ -316,7 +318,7 @@ def test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs(*, kind, serv
         assert proxy.replies_dropped == 1
         after_lost = everything(server, base)
         (again,) = store.connect("commands").execute([asked])
-    assert not isinstance(again, c.Failed | Refused)
+    assert not isinstance(again, c.Failed | RunRefused)
     assert getattr(again, "done", True)
     if isinstance(asked, r.PostEvent):
         assert not again.fresh
@@ -330,7 +332,7 @@ def test_a_server_that_has_forgotten_the_script_carries_the_command_out_once(ope
     asked = command(setting(connection))
     operator.script_flush()
     (outcome,) = connection.execute([asked])
-    assert not isinstance(outcome, c.Failed | Refused)
+    assert not isinstance(outcome, c.Failed | RunRefused)
     if isinstance(asked, r.RecordRun):
         assert operator.llen(f"{tmp_path.name}:{{default}}:journal:r") == 1 + len(asked.entries)
 
@@ -391,10 +393,10 @@ def test_entries_end_the_suspicion_that_a_run_kills_its_workers(connection, cloc
     clock.pass_by(2)
     hire(connection, "v.1")
     (claimed,) = ask(connection, claim("v.1"), Claimed).claims
-    assert claimed.run.deaths == 1
+    assert claimed.run.crashes == 1
     ask(connection, record(claimed.run, "x"), Recorded)
-    (seen,) = connection.execute([r.SeeRun(run="r")])
-    assert seen.claim.run.deaths == 0
+    (seen,) = connection.execute([r.ReadRun(run="r")])
+    assert seen.claim.run.crashes == 0
 
 
 def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
@@ -412,8 +414,8 @@ def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
 def test_looks_at_runs_write_nothing(server, connection):
     run = setting(connection)
     before = server.info("persistence")["aof_current_size"]
-    looks = [r.SeeRun(run="r", history=True), r.ListRuns(), r.CountRuns(), r.OwnedRuns(worker="w.1")]
-    connection.execute([*looks, r.RunsOutlook(types=("order",)), record(run, "x", at=9), start("r")])
+    looks = [r.ReadRun(run="r", history=True), r.ListRuns(), r.CountRuns(), r.ListOwnedRuns(worker="w.1")]
+    connection.execute([*looks, r.ReadNextDue(types=("order",)), record(run, "x", at=9), start("r")])
     assert server.info("persistence")["aof_current_size"] == before
 
 
@@ -426,7 +428,7 @@ def test_a_full_memory_refuses_a_record_and_changes_nothing(quiet, opened):
     operator.config_set("maxmemory", "1")
     try:
         written = record(run, "x", swap=Swap(SLOT, "", 0, "1"))
-        asked = record(run, asks=(take(),))
+        asked = record(run, lock_requests=(take(),))
         for command in (record(run, "x"), record(run, "x", then=Park(0)), start("more"), written, asked):
             with refused("memory is full.*maxmemory"):
                 store.connect("commands").execute([command])
@@ -449,15 +451,15 @@ def test_the_rights_of_the_page_are_enough_for_runs_too(quiet, opened):
         ]
     )
     assert not [outcome for outcome in outcomes if isinstance(outcome, c.Failed)]
-    paced = Terms(limits=(Limit(name="pace", max=1, per=1),))
-    ask(connection, r.PublishTerms(workflow="order", terms=paced), TermsPublished)
+    paced = WorkflowLimits(limits=(Limit(name="pace", max=1, per=1),))
+    ask(connection, r.PublishLimits(workflow="order", terms=paced), LimitsPublished)
     for name in ("one", "two", "three"):
         clock.pass_by(1)
-        ask(connection, start(name, places=(Place("pace"),), terms=paced.digest), Started)
+        ask(connection, start(name, places=(LimitKey("pace"),), terms=paced.digest), Started)
     hire(connection)
     user(operator, "viewer")
     viewer = opened(own.url.replace("redis://", "redis://viewer:pw@"), clock=clock).connect("queries")
-    looks = [r.SeeRun(run="r", history=True), r.ListRuns(), r.ListRuns(after=(START, "r"), wanted=RunFilter(until=1)),
-             r.CountRuns(), r.OwnedRuns(worker="w.1"), r.RunsOutlook(types=("order",)), r.ListWorkers(),
-             r.SeeTerms(workflow="mail")]  # fmt: skip
+    looks = [r.ReadRun(run="r", history=True), r.ListRuns(), r.ListRuns(after=(START, "r"), wanted=RunFilter(until=1)),
+             r.CountRuns(), r.ListOwnedRuns(worker="w.1"), r.ReadNextDue(types=("order",)), r.ListWorkers(),
+             r.ReadLimits(workflow="mail")]  # fmt: skip
     assert not [outcome for outcome in viewer.execute(looks) if isinstance(outcome, c.Failed)]

@@ -90,7 +90,7 @@ def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(conn
     claimed = ask(connection, claim(limit=5_000), Claimed)
     assert [one.run.id for one in claimed.claims] == [run.id for run in runs]
     assert {(one.entries, one.events[0].payload) for one in claimed.claims} == {(("1", *entries[:3]), "7")}
-    assert len(connection.execute([r.OwnedRuns(worker="w.1")])[0].runs) == 1_000
+    assert len(connection.execute([r.ListOwnedRuns(worker="w.1")])[0].runs) == 1_000
     long = claimed.claims[0].run
     for request, at in (("a", 4), ("b", 1_204)):  # without and with something to do afterwards
         last = Park(0) if request == "b" else None
@@ -98,7 +98,7 @@ def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(conn
         assert outcome.done
     (again,) = ask(connection, claim(), Claimed).claims
     assert again.entries == ("1", *entries[:3], *entries, *entries)
-    freed = connection.execute([r.DismissWorker(worker="w.1"), r.CountRuns(), r.OwnedRuns(worker="w.1")])
+    freed = connection.execute([r.UnregisterWorker(worker="w.1"), r.CountRuns(), r.ListOwnedRuns(worker="w.1")])
     assert (freed[1].counts, freed[2].runs) == ({"order": 1_000}, {})
 
 

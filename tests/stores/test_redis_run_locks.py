@@ -14,7 +14,7 @@ from holdfast.errors import RecordUnreadable, StoreUnavailable
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import decode, encode
 from holdfast.rules.runs import record as rule
-from holdfast.rules.runs.lock_requests import Ask, Said
+from holdfast.rules.runs.lock_requests import LockAnswer, LockRequest
 from holdfast.rules.runs.outcomes import Claimed, Posted, Recorded, RunSeen
 from holdfast.rules.runs.record import Finish, Park
 from holdfast.rules.slot import Swap
@@ -22,7 +22,7 @@ from holdfast.stores import open_store
 from holdfast.stores.redis.source import RedisSource
 from holdfast.testing.builders import SECOND, SLOT, START, ManualClock, acquire, release, wait
 from holdfast.testing.run_histories import RunModel
-from holdfast.testing.run_lock_histories import KEYS, BelongingStoryteller
+from holdfast.testing.run_lock_histories import KEYS, RunLockHistoryGenerator
 from holdfast.testing.suite.comparison import unversioned
 from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import record, signal
@@ -49,16 +49,16 @@ def drives(connection):
     return some
 
 
-def asking(run, *asks, **more):
-    return record(run, asks=asks, **{"request": f"{asks} {more}"} | more)
+def asking(run, *lock_requests, **more):
+    return record(run, lock_requests=lock_requests, **{"request": f"{lock_requests} {more}"} | more)
 
 
-def wants(connection, run, *asks, **more):
-    return ask(connection, asking(run, *asks, **more), Recorded)
+def wants(connection, run, *lock_requests, **more):
+    return ask(connection, asking(run, *lock_requests, **more), Recorded)
 
 
 def inbox(connection, run):
-    events = ask(connection, r.SeeRun(run=run, history=True), RunSeen).claim.events
+    events = ask(connection, r.ReadRun(run=run, history=True), RunSeen).claim.events
     return [(event.kind, event.name) for event in events]
 
 
@@ -124,16 +124,16 @@ def test_any_text_may_be_the_name_of_a_run_and_of_its_lock(connection, drives, n
     assert wants(connection, first, give(3, name), at=1).woken == (f"run:4:s{name}", f"w.run/s{name}")
     (claimed,) = ask(connection, claim(), Claimed).claims
     assert (claimed.run.locks, [event.name for event in claimed.events]) == (((4, name),), ["4"])
-    assert wants(connection, claimed.run, take(4, name), seen=1).said[0].what == "granted"
+    assert wants(connection, claimed.run, take(4, name), seen=1).answers[0].what == "granted"
 
 
 def test_tokens_of_one_moment_are_distinct_to_the_last_digit(connection, clock, drives):
     clock.now += 123_457
     a, b = drives("a", "b")
-    first = wants(connection, a, take()).said[0].token
+    first = wants(connection, a, take()).answers[0].token
     wants(connection, b, take())
     wants(connection, a, give())
-    second = wants(connection, b, take(), seen=1, request="again").said[0]
+    second = wants(connection, b, take(), seen=1, request="again").answers[0]
     assert (first, second.token, second.floor) == (clock.now, clock.now + 1, clock.now + 1)
     assert ask(connection, claim(runs=("b",)), Claimed).claims[0].held == ((1, clock.now + 1),)
 
@@ -143,7 +143,7 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(server, base, conne
     before = everything(server, base)
     bad = [
         take(2**53), take(1.5), take(None), take(key=None), take(ttl=2**53), take(ttl=0.5), take(permits=2**53),
-        take(weight="1"), take(kind="dance"), Ask(number=1, key=7, give=True),
+        take(weight="1"), take(kind="dance"), LockRequest(number=1, key=7, give=True),
     ]  # fmt: skip
     for one in bad:
         (outcome,) = connection.execute([asking(run, take(7, "good"), one)])
@@ -212,7 +212,7 @@ def test_commands_of_one_batch_see_each_other_in_order(connection, drives):
             asking(run, take()),
             acquire("before"),
             release("k", token=held.token),
-            r.SeeRun(run="r", history=True),
+            r.ReadRun(run="r", history=True),
             asking(run, take(), seen=1, request="2"),
             c.Inspect(key="k"),
             asking(run, give(), seen=1, request="3"),
@@ -221,7 +221,7 @@ def test_commands_of_one_batch_see_each_other_in_order(connection, drives):
         ]
     )
     assert [type(outcome).__name__ for outcome in outcomes] == [
-        "Recorded", "Granted", "Released", "RunSeen", "Recorded", "Seen", "Recorded", "Granted", "Page",
+        "Recorded", "Granted", "Released", "RunSeen", "Recorded", "LockSeen", "Recorded", "Granted", "LockPage",
     ]  # fmt: skip
     assert [event.kind for event in outcomes[3].claim.events] == ["lock"]
     assert outcomes[5].record.holders[0].id == "run:1:r"
@@ -262,7 +262,7 @@ def test_an_ask_for_a_lock_that_cannot_be_read_changes_nothing(server, base, con
     after = server.dump(base + "lock:bad"), server.hgetall(base + "run:r"), server.get(base + "lock:mine")
     assert after[:2] == before[:2]
     assert decode("mine", after[2]).holders == decode("mine", before[2]).holders
-    assert server.exists(base + "lock:good", base + "slot:shared::k") == 0
+    assert server.exists(base + "lock:good", base + "slot:global::k") == 0
 
 
 def test_a_run_that_cannot_be_read_keeps_nobody_from_giving_back(server, base, connection, drives):
@@ -292,7 +292,7 @@ def test_a_lock_that_cannot_be_read_is_left_as_it_is_when_its_run_ends(server, b
     run, poisoned = drives("r", "p")
     wants(connection, run, take(1, "bad"))
     wants(connection, poisoned, take(1, "good"), take(2, "bad"), then=Park(0))
-    server.hset(base + "run:p", "deaths", "5")
+    server.hset(base + "run:p", "crashes", "5")
     server.set(base + "lock:bad", "{")
     assert ask(connection, record(run, "x", then=Finish("completed", "1")), Recorded).done
     assert ask(connection, claim(), Claimed).claims == ()
@@ -340,13 +340,13 @@ def test_locks_of_a_newer_version_are_taken_and_given_back_and_keep_their_fields
     )
     names = [type(outcome).__name__ for outcome in outcomes]
     assert names == ["Recorded", "Recorded", "Claimed", "Recorded", "Recorded", "Recorded"]
-    said = outcomes[0].said
-    assert [one.what for one in said] == ["queued", "granted", "granted"]
-    assert outcomes[1].said == said
+    answers = outcomes[0].answers
+    assert [one.what for one in answers] == ["queued", "granted", "granted"]
+    assert outcomes[1].answers == answers
     held = [one.held for one in outcomes[2].claims]
-    assert held == [((2, said[1].token), (3, said[2].token)), ((1, START), (2, START))]
+    assert held == [((2, answers[1].token), (3, answers[2].token)), ((1, START), (2, START))]
     assert outcomes[3].woken == ("run:1:b", "w.run/b")
-    assert [one.what for one in outcomes[4].said] == ["granted", "given"]
+    assert [one.what for one in outcomes[4].answers] == ["granted", "given"]
     assert outcomes[5].done
     for key in ("j", "k", "free"):
         text = server.get(base + f"lock:{key}")
@@ -368,9 +368,9 @@ def test_a_newer_lock_that_somebody_changes_meanwhile_is_decided_anew(server, ba
         return write(source, *decided)
 
     monkeypatch.setattr(RedisSource, "write", slow)
-    (said,) = wants(connection, run, take()).said
-    assert (said.what, len(asked)) == ("granted", 2)
-    assert said.token > held.token
+    (answers,) = wants(connection, run, take()).answers
+    assert (answers.what, len(asked)) == ("granted", 2)
+    assert answers.token > held.token
     assert [holder.id for holder in decode("k", server.get(base + "lock:k")).holders] == ["run:1:r"]
 
 
@@ -398,7 +398,7 @@ def test_a_random_history_with_locks_of_a_newer_version_has_the_answers_that_the
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         for seed in range(25):
             clock.now = START
-            model, teller, told, namespace = RunModel(), BelongingStoryteller(seed), 0, f"n{seed}"
+            model, teller, told, namespace = RunModel(), RunLockHistoryGenerator(seed), 0, f"n{seed}"
             store = open_store(url, namespace=namespace, clock=clock)
             connection, layout = store.connect("commands"), redis_layout(url, namespace)
             while told < 150:
@@ -436,7 +436,7 @@ def test_entries_of_a_run_that_holds_a_lock_take_the_short_way(url, server, open
         assert ask(connection, record(run, "x", "", request="q.1"), Recorded).done
     assert wants(connection, run, at=3, stuck=()).done
     assert ask(connection, record(run, "y", at=3, request="q.2"), Recorded).done
-    seen = ask(connection, r.SeeRun(run="r"), RunSeen).claim.run
+    seen = ask(connection, r.ReadRun(run="r"), RunSeen).claim.run
     assert (seen.stuck, seen.locks) == (None, ((1, "k"),))
 
 
@@ -450,22 +450,22 @@ def test_a_refused_driver_s_asks_are_not_carried_out(server, base, connection, d
         asking(run, take(), swap=Swap(SLOT, "other", 7, "1")),
     ]
     names = [type(outcome).__name__ for outcome in connection.execute(commands)]
-    assert names == ["Refused", "Refused", "Conflict"]
+    assert names == ["RunRefused", "RunRefused", "Conflict"]
     assert everything(server, base) == before
 
 
 def test_what_an_ask_said_can_be_seen_again(connection, clock, drives):
     (run,) = drives("r")
     ask(connection, acquire("held"), out.Granted)
-    asks = take(1, "a", ttl=SECOND), take(2, "held"), give(3, "c"), take(4, "d")
-    first = wants(connection, run, *asks, request="q")
+    lock_requests = take(1, "a", ttl=SECOND), take(2, "held"), give(3, "c"), take(4, "d")
+    first = wants(connection, run, *lock_requests, request="q")
     ask(connection, c.ForceRelease(key="d", by="me", reason="why"), out.ForceReleased)
-    again = wants(connection, run, *asks, request="q")
-    assert again.said == (*first.said[:3], Said(number=4, what="unknown"))
+    again = wants(connection, run, *lock_requests, request="q")
+    assert again.answers == (*first.answers[:3], LockAnswer(number=4, what="unknown"))
     ask(connection, release("held", token=START), out.Released)
     clock.pass_by(2)
-    again = wants(connection, run, *asks, request="q")
-    assert [said.what for said in again.said] == ["unknown", "queued", "given", "unknown"]
+    again = wants(connection, run, *lock_requests, request="q")
+    assert [answers.what for answers in again.answers] == ["unknown", "queued", "given", "unknown"]
 
 
 def test_nothing_is_told_to_a_run_that_has_ended(connection, drives):

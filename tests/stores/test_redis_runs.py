@@ -10,12 +10,12 @@ from providers import REDISES
 from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.rules.runs import record as rule
-from holdfast.rules.runs.outcomes import Claimed, Recorded, Refused, RunPage, RunSeen, Started
-from holdfast.rules.runs.record import Event, Finish, NewRun, Park
+from holdfast.rules.runs.outcomes import Claimed, Recorded, RunPage, RunRefused, RunSeen, Started
+from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import SlotSeen, Swap
 from holdfast.testing.builders import ME, SECOND, SLOT, START, read, swap
-from holdfast.testing.run_histories import RunModel, RunStoryteller
+from holdfast.testing.run_histories import RunHistoryGenerator, RunModel
 from holdfast.testing.suite.runs import record, signal, start
 from stores.runs_asking import ask, claim, driven, everything, hire
 
@@ -42,7 +42,7 @@ def test_the_layout_of_runs_is_this_one(server, base, connection):
             signal("p", key="e"),
         ]
     )
-    connection.execute([start("z", type="mail"), r.PostEvent(run="z", event=Event(kind="cancel"))])
+    connection.execute([start("z", type="mail"), r.PostEvent(run="z", event=RunEvent(kind="cancel"))])
     stored = everything(server, base)
     assert set(stored) == {
         "keys", "lock:worker/w.1", "workers", "run:p", "run:p/1", "run:z", "journal:p", "journal:p/1", "journal:z",
@@ -52,7 +52,7 @@ def test_the_layout_of_runs_is_this_one(server, base, connection):
     }  # fmt: skip
     assert stored["run:p"] == {
         "type": "order", "status": "running", "created_at": str(START), "worker": "w.1",
-        "fence": str(START), "lives": "1", "request": "start p", "last": "q.2", "key": "k:1",
+        "fence": str(START), "claims": "1", "request": "start p", "last": "q.2", "key": "k:1",
         "root": "p", "started_at": str(START), "attributes": '{"customer":"acme","n":1}',
         "watchers": '["x.7"]',
     }  # fmt: skip
@@ -84,15 +84,15 @@ def test_the_layout_of_a_slot_that_was_written_with_a_record_is_this_one(server,
     connection.execute([swap("a.1"), swap("b.1", reserve=SECOND)])
     ask(connection, record(run, "x", request="3.2", swap=Swap(SLOT, "a.1", 1, '{"n": 1}')), Recorded)
     past = '{"last":"r:3.2","writers":[["a",0,[1],1]]}'
-    assert server.hgetall(base + "slot:shared::k") == {"version": "2", "value": '{"n": 1}', "past": past}
+    assert server.hgetall(base + "slot:global::k") == {"version": "2", "value": '{"n": 1}', "past": past}
     ask(connection, record(run, "y", at=2, request="3.3", swap=Swap(SLOT, "r:3.2", 2, None)), Recorded)
     past = '{"last":"r:3.3","writers":[["a",0,[1],1]],"empty":true}'
-    assert server.hgetall(base + "slot:shared::k") == {"version": "3", "value": "", "past": past}
+    assert server.hgetall(base + "slot:global::k") == {"version": "3", "value": "", "past": past}
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_index_says_what_the_runs_say(server, base, connection, clock, seed):
-    model, teller, told = RunModel(), RunStoryteller(seed), 0
+    model, teller, told = RunModel(), RunHistoryGenerator(seed), 0
     while told < 200:
         clock.pass_by(teller.time_passes() + teller.clock_jumps())
         commands = teller.batch()
@@ -104,7 +104,7 @@ def test_every_index_says_what_the_runs_say(server, base, connection, clock, see
     runs = {name.removeprefix("run:"): value for name, value in stored.items() if name.startswith("run:")}
     due, owned, living, keys, groups, attributes = {}, {}, {}, {}, {}, {}
     for id, run in runs.items():
-        known = model.book.run(id)
+        known = model.repo.run(id)
         if run.get("due_at"):
             due.setdefault(run["type"], {})[id] = int(run["due_at"])
         if run.get("worker"):
@@ -118,8 +118,8 @@ def test_every_index_says_what_the_runs_say(server, base, connection, clock, see
             attributes.setdefault(f"{json.dumps(name)}={json.dumps(value)}", {}).update(moment)
         if run.get("key"):
             keys[f"{rule.workflow_of(run['type'])}:{run['key']}"] = id
-        assert stored[f"journal:{id}"] == list(model.book.entries(id, None))
-        events = {str(event.number): event.key for event in model.book.events(id, 0) if event.key}
+        assert stored[f"journal:{id}"] == list(model.repo.entries(id, None))
+        events = {str(event.number): event.key for event in model.repo.events(id, 0) if event.key}
         assert stored.get(f"inbox-keys:{id}", {}) == {key: number for number, key in events.items()}
         assert len(stored.get(f"inbox:{id}", ())) == known.posted
     assert {id: int(run["created_at"]) for id, run in runs.items()} == dict(stored["runs:age"])
@@ -135,7 +135,7 @@ def test_every_index_says_what_the_runs_say(server, base, connection, clock, see
     assert index("runs:due:") == due
     assert index("runs:of:") == owned
     assert {key.removeprefix("runs:living:"): value for key, value in stored.items() if "living" in key} == living
-    assert set(stored.get("workers", ())) == {worker.id for worker in model.book.workers()}
+    assert set(stored.get("workers", ())) == {worker.id for worker in model.repo.workers()}
 
 
 def test_no_two_idempotency_keys_share_a_name(connection):
@@ -155,7 +155,7 @@ def test_every_text_comes_back_byte_for_byte(connection, text):
     hire(connection)
     run = driven(connection, input=text, attributes={"a": text})
     assert run.attributes == {"a": text}
-    event = Event(kind="signal", name=text, payload=text, key=f"k{text}")
+    event = RunEvent(kind="signal", name=text, payload=text, key=f"k{text}")
     (recorded, posted, again) = connection.execute(
         [record(run, text, text), r.PostEvent(run="r", event=event), r.PostEvent(run="r", event=event)]
     )
@@ -165,11 +165,11 @@ def test_every_text_comes_back_byte_for_byte(connection, text):
     (born,) = ask(connection, claim(), Claimed).claims
     assert born.entries == (text,)
     ask(connection, record(born.run, then=Finish("failed", text)), Recorded)
-    seen = ask(connection, r.SeeRun(run="r", history=True), RunSeen).claim
+    seen = ask(connection, r.ReadRun(run="r", history=True), RunSeen).claim
     assert seen.entries == (text, text, text)
     assert (seen.events[0].name, seen.events[0].payload, seen.events[0].key) == (text, text, f"k{text}")
     assert seen.events[1].payload == '{"status":"failed","result":' + text + "}"
-    assert ask(connection, r.SeeRun(run=child.id), RunSeen).claim.run.result == text
+    assert ask(connection, r.ReadRun(run=child.id), RunSeen).claim.run.result == text
 
 
 @pytest.mark.parametrize("name", ["", '"', "\\", "{", "}", "*", "é😀", "\n", "\x00", "%", "/", ":", "a:b"])
@@ -178,7 +178,7 @@ def test_any_text_may_be_an_id_a_type_a_worker_and_a_key(connection, name):
     hire(connection, worker, name)
     run = ask(connection, start(f"r{name}", type=name, key=f"k{name}", worker=worker), Started).run
     assert (run.id, run.type, run.worker, run.key) == (f"r{name}", name, worker, f"k{name}")
-    assert ask(connection, r.SeeRun(run=run.id), RunSeen).holder == f"worker {worker}"
+    assert ask(connection, r.ReadRun(run=run.id), RunSeen).holder == f"worker {worker}"
     ask(connection, record(run, then=Park(0), request=f"q{name}", swap=Swap(SLOT, "", 0, f'"{name}"')), Recorded)
     assert ask(connection, read(), SlotSeen) == SlotSeen(version=1, last=f"r{name}:q{name}", value=f'"{name}"')
     claimed = ask(connection, r.ClaimRuns(worker=worker, types=((name, name),)), Claimed)
@@ -199,7 +199,7 @@ def test_a_run_whose_outside_lock_has_a_slash_or_a_percent_is_left_alone_too(con
 # ---------------------------------------------------------------- numbers
 
 
-ENLIST = r.EnlistWorker(worker="w.1", name="w", types=("order",))
+ENLIST = r.RegisterWorker(worker="w.1", name="w", types=("order",))
 
 
 def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, server, base):
@@ -209,7 +209,7 @@ def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, 
     ask(connection, start(), Started)
     fences = []
     for _ in range(5):
-        claimed, *_ = connection.execute([claim(), r.DismissWorker(worker="w.1"), ENLIST])
+        claimed, *_ = connection.execute([claim(), r.UnregisterWorker(worker="w.1"), ENLIST])
         assert isinstance(claimed, Claimed)
         fences += [one.run.fence for one in claimed.claims]
         clock.now -= 1
@@ -217,10 +217,10 @@ def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, 
     assert server.hget(base + "run:r", "fence") == str(fences[-1])
     (run,) = (one.run for one in ask(connection, claim(), Claimed).claims)
     for fence in (run.fence - 1, run.fence + 1):
-        ask(connection, r.RecordRun(run="r", fence=fence, at=1, request="no", entries=("x",)), Refused)
-        ask(connection, r.RecordRun(run="r", fence=fence, at=1, request="no", then=Park(None)), Refused)
-        assert isinstance(connection.execute([r.ReviveRun(run="r", fence=fence, keep=1, request="n")])[0], Refused)
-    assert connection.execute([r.OwnedRuns(worker="w.1")])[0].runs == {"r": (run.fence, 0)}
+        ask(connection, r.RecordRun(run="r", fence=fence, at=1, request="no", entries=("x",)), RunRefused)
+        ask(connection, r.RecordRun(run="r", fence=fence, at=1, request="no", then=Park(None)), RunRefused)
+        assert isinstance(connection.execute([r.ReviveRun(run="r", fence=fence, keep=1, request="n")])[0], RunRefused)
+    assert connection.execute([r.ListOwnedRuns(worker="w.1")])[0].runs == {"r": (run.fence, 0)}
 
 
 def test_due_times_are_kept_to_the_microsecond_and_come_in_their_order(connection, clock, server, base):
@@ -235,13 +235,13 @@ def test_due_times_are_kept_to_the_microsecond_and_come_in_their_order(connectio
     claimed = ask(connection, claim(), Claimed)
     assert [one.run.id for one in claimed.claims] == ["r0", "r1"]
     assert claimed.next_due == START + SECOND + 2
-    assert connection.execute([r.RunsOutlook(types=("order",))])[0].next_due == START + SECOND + 2
+    assert connection.execute([r.ReadNextDue(types=("order",))])[0].next_due == START + SECOND + 2
 
 
 def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
     hire(connection)
     run = driven(connection)
-    before = ask(connection, r.SeeRun(run="r", history=True), RunSeen)
+    before = ask(connection, r.ReadRun(run="r", history=True), RunSeen)
     bad = [
         record(run, then=Park(2**53)),
         record(run, "x", at=1.5),
@@ -254,21 +254,21 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         r.ListRuns(after=(1.5, "r")),
         record(run, None, "x"),
         record(run, b"x"),
-        r.PostEvent(run="r", event=Event(kind="dance")),
-        r.PostEvent(run="r", event=Event(kind="signal", payload=None)),
-        r.EnlistWorker(worker="w.1", name=None, types=("order",)),
-        r.EnlistWorker(worker="w.1", name="w", types=(7,)),
+        r.PostEvent(run="r", event=RunEvent(kind="dance")),
+        r.PostEvent(run="r", event=RunEvent(kind="signal", payload=None)),
+        r.RegisterWorker(worker="w.1", name=None, types=("order",)),
+        r.RegisterWorker(worker="w.1", name="w", types=(7,)),
         claim(runs=(None, "r")),
         start("s", attributes={"a": 1.5}),
         start("s", attributes={"a": None}),
         record(run, "x", swap=Swap(SLOT, "", 0, 7)),
         record(run, "x", swap=Swap(SLOT, "", 0.5, "1")),
         record(run, "x", swap=Swap(SLOT, None, 0, "1")),
-        record(run, "x", swap=Swap(("shared", "", 7), "", 0, "1")),
+        record(run, "x", swap=Swap(("global", "", 7), "", 0, "1")),
         record(run, "x", swap=Swap(SLOT, "", 0, "1"), children=(NewRun(id="c", type="order", input=7, request="q"),)),
     ]
     wrong = [  # of their kind, and not those that are stored: the rules say so
-        (r.RecordRun(run="r", fence=2**53, at=1, request="q", entries=("x",)), "Refused"),
+        (r.RecordRun(run="r", fence=2**53, at=1, request="q", entries=("x",)), "RunRefused"),
         (record(run, "x", swap=Swap(SLOT, "", 2**53 - 1, "1")), "Conflict"),
     ]
     for command in bad:
@@ -277,10 +277,10 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
     assert {type(outcome).__name__ for outcome in connection.execute(bad)} == {"Failed"}
     for command, answer in wrong:
         assert type(connection.execute([command])[0]).__name__ == answer
-    assert ask(connection, r.SeeRun(run="r", history=True), RunSeen) == before
+    assert ask(connection, r.ReadRun(run="r", history=True), RunSeen) == before
     assert ask(connection, read(), SlotSeen).version == 0
     ask(connection, record(run, then=Park(2**53 - 1)), Recorded)
-    assert connection.execute([r.RunsOutlook(types=("order",))])[0].next_due == 2**53 - 1
+    assert connection.execute([r.ReadNextDue(types=("order",))])[0].next_due == 2**53 - 1
 
 
 def test_a_batch_sees_the_journal_that_it_has_cut(connection):
@@ -288,7 +288,7 @@ def test_a_batch_sees_the_journal_that_it_has_cut(connection):
     run = driven(connection)
     ask(connection, record(run, "x", "y", then=Finish("failed", "1")), Recorded)
     again = r.ReviveRun(run="r", fence=run.fence, keep=2, request="q")
-    _, seen = connection.execute([again, r.SeeRun(run="r", history=True)])
+    _, seen = connection.execute([again, r.ReadRun(run="r", history=True)])
     assert seen.claim.entries == ("1", "x")
 
 

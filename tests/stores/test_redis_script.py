@@ -74,7 +74,7 @@ def test_names_are_made_of_a_prefix_a_hash_tag_and_the_rest():
     assert layout.index == "holdfast:{orders}:keys"
     assert layout.due == "holdfast:{orders}:due"
     assert layout.lock("invoice:42") == "holdfast:{orders}:lock:invoice:42"
-    assert layout.slot(("shared", "", "seats")) == "holdfast:{orders}:slot:shared::seats"
+    assert layout.slot(("global", "", "seats")) == "holdfast:{orders}:slot:global::seats"
     assert layout.record("inbox", "a:b") == "holdfast:{orders}:record:inbox:a:b"
     assert layout.record_keys("inbox") == "holdfast:{orders}:records:keys:inbox"
     assert layout.due_records("inbox") == "holdfast:{orders}:records:due:inbox"
@@ -98,8 +98,8 @@ def test_no_two_namespaces_share_a_name():
 
 
 def test_no_two_slots_share_a_name():
-    addresses = [("shared", "", "a:b"), ("shared", "a", "b"), ("shared", "a:b", "c"), ("shared", "a", "b:c"),
-                 ("shared", "a%3Ab", "c"), ("workflow", "a", "b")]  # fmt: skip
+    addresses = [("global", "", "a:b"), ("global", "a", "b"), ("global", "a:b", "c"), ("global", "a", "b:c"),
+                 ("global", "a%3Ab", "c"), ("workflow", "a", "b")]  # fmt: skip
     layout = Layout("holdfast", "n")
     assert len({layout.slot(address) for address in addresses}) == len(addresses)
 
@@ -175,7 +175,7 @@ def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monke
     monkeypatch.setattr(RedisSource, "read", by_the_rules)
     connection = opened(url, clock=clock).connect("commands")
     me = Label(name="worker-7 (eu)", host="web-1.example", pid=4711)
-    for kind, permits in (("item", 1), ("lease", 1), ("semaphore", 3), ("run", 1)):
+    for kind, permits in (("mutex", 1), ("lease", 1), ("semaphore", 3), ("run", 1)):
         take = c.Acquire(key=kind, id="c0ffee.1", label=me, kind=kind, permits=permits, ttl=30 * SECOND)
         for _ in range(2):
             (granted,) = connection.execute([take])
@@ -219,7 +219,7 @@ def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monke
         {"top": {"waiters": []}},
         {"top": {"due_at": None}},
         {"top": {"closed_until": 0}},
-        {"top": {"kind": "item", "permits": 1}},
+        {"top": {"kind": "mutex", "permits": 1}},
         {"top": {"kind": "semaphore", "permits": 3}},
         {"top": {"kind": "lease"}},
         {"top": {"fence": 0}},
@@ -268,7 +268,7 @@ def test_a_damaged_label_is_refused_also_by_the_short_way(url, server, connectio
 def test_who_has_another_token_hands_nothing_over(connection):
     (held,) = connection.execute([acquire()])
     connection.execute([wait(id="b.1")])
-    assert connection.execute([release(token=held.token - 1)]) == [out.NotHeld()]
+    assert connection.execute([release(token=held.token - 1)]) == [out.NotHolder()]
     assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
 
 
@@ -381,9 +381,9 @@ def test_what_is_no_text_is_refused_by_name_and_left_alone(url, server, connecti
 def test_what_is_not_ours_in_the_place_of_a_record_is_left_alone(url, server, connection):
     layout = redis_layout(url, "default")
     server.rpush(layout.lock("list"), "mine")
-    server.set(layout.slot(("shared", "", "text")), "mine")
+    server.set(layout.slot(("global", "", "text")), "mine")
     outcomes = connection.execute(
-        [acquire("list"), acquire("a"), acquire("b"), acquire("c"), read(("shared", "", "text")), acquire("d")]
+        [acquire("list"), acquire("a"), acquire("b"), acquire("c"), read(("global", "", "text")), acquire("d")]
     )
     assert [type(outcome).__name__ for outcome in outcomes] == [
         "Failed",

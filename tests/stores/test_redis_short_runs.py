@@ -11,7 +11,7 @@ from providers import REDISES, redis_layout
 
 from holdfast import commands as c
 from holdfast.commands import runs as r
-from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.outcomes import Recorded, Started
 from holdfast.rules.runs.record import Finish, NewRun
 from holdfast.stores.redis import fast_path as redis_fast
@@ -21,7 +21,7 @@ from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import signal, start
 from stores.runs_asking import ask, by_the_rules, everything, hire
 
-ONE = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))
+ONE = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
 DONE = Finish("completed", '{"n":1}')
 
 
@@ -50,7 +50,7 @@ def child(parent, run="c"):
 def test_a_plain_start_and_a_plain_end_are_one_trip_each(opened, url, monkeypatch):
     connection = opened(url).connect()
     hire(connection)
-    connection.execute([r.PublishTerms(workflow="mail", terms=Terms())])
+    connection.execute([r.PublishLimits(workflow="mail", terms=WorkflowLimits())])
     with monkeypatch.context() as patch:
         patch.setattr(RedisSource, "read", by_the_rules)
         new = NewRun(id="m", type="mail@2", input="1", request="q", root="m", attributes={"a": 1, "b": "é"})
@@ -71,7 +71,7 @@ CASES = {
     "a start with a parent": [r.StartRun(new=child("r"), worker="w.1")],
     "a start for nobody": [start("r")],
     "a start for a worker that nobody knows": [start("r", worker="v.1")],
-    "a start for a worker that has gone": [r.DismissWorker(worker="w.1"), mine()],
+    "a start for a worker that has gone": [r.UnregisterWorker(worker="w.1"), mine()],
     "a start for a worker that was put out": [c.ForceRelease(key="worker/w.1", by="me", reason="why not"), mine()],
     "a start for a worker that is put out in the same batch": [
         [c.ForceRelease(key="worker/w.1", by="me", reason="why not"), mine()]
@@ -82,15 +82,15 @@ CASES = {
     "a start of a run that is there": [mine(), mine(), mine(request="another"), mine(request="another", type="mail")],
     "two starts of one run": [[mine(), mine(request="another"), mine()]],
     "a start under a limit": [
-        r.PublishTerms(workflow="order", terms=ONE),
+        r.PublishLimits(workflow="order", terms=ONE),
         mine(),
-        mine("s", places=(Place("all"),), terms=ONE.digest),
-        mine("t", places=(Place("all"),), terms=ONE.digest),
+        mine("s", places=(LimitKey("all"),), terms=ONE.digest),
+        mine("t", places=(LimitKey("all"),), terms=ONE.digest),
         recorded("s"),
     ],
     "a start after its limits were taken away": [
-        r.PublishTerms(workflow="order", terms=ONE),
-        r.PublishTerms(workflow="order", terms=Terms(version=1)),
+        r.PublishLimits(workflow="order", terms=ONE),
+        r.PublishLimits(workflow="order", terms=WorkflowLimits(version=1)),
         mine(),
     ],
     "an end": [mine(), recorded("r", "x", "y"), recorded("r", "x", "y"), recorded("r", at=3, request="q.2")],
@@ -108,9 +108,9 @@ CASES = {
         recorded("c"),
     ],
     "an end that somebody watches": [mine(), r.WatchRun(run="r", id="x.1"), recorded()],
-    "an end of a run with a lock": [mine(), recorded(then=None, asks=(take(),)), recorded(request="q.2")],
+    "an end of a run with a lock": [mine(), recorded(then=None, lock_requests=(take(),)), recorded(request="q.2")],
     "an end of a run that was stuck": [mine(), recorded(then=None, stuck=()), recorded(request="q.2")],
-    "an end and what comes after it": [[mine(), recorded(), signal("r"), r.SeeRun(run="r", history=True)]],
+    "an end and what comes after it": [[mine(), recorded(), signal("r"), r.ReadRun(run="r", history=True)]],
     "an end after it was cancelled": [mine(), r.PostEvent(run="r", event=signal("r").event), recorded(seen=5)],
 }  # fmt: skip
 

@@ -15,15 +15,15 @@ from providers import REDISES
 from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.outcomes import (
     Limited,
+    LimitsDiffer,
     Posted,
     Recorded,
     RunSeen,
     RunTaken,
     Started,
-    TermsDiffer,
     WorkerGone,
 )
 from holdfast.rules.runs.record import Finish, Park
@@ -35,9 +35,9 @@ from holdfast.testing.suite.runs import record, signal, start
 from holdfast.testing.tally import CountRun, LeaveTally, SeeTally, add
 from stores.runs_asking import ask, claim, hire
 
-ONE = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))
-TEN = Terms(limits=(Limit(name="all", max=10, on_excess="queue"),))
-PACE = Terms(limits=(Limit(name="pace", max=1, per=SECOND),))
+ONE = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
+TEN = WorkflowLimits(limits=(Limit(name="all", max=10, on_excess="queue"),))
+PACE = WorkflowLimits(limits=(Limit(name="pace", max=1, per=SECOND),))
 
 
 @pytest.fixture(params=REDISES, ids=lambda provider: provider.name)
@@ -46,11 +46,11 @@ def provider(request):
 
 
 def limited(run, terms, *, limit="all", **more):
-    return start(run, places=(Place(limit),), terms=terms.digest, **more)
+    return start(run, places=(LimitKey(limit),), terms=terms.digest, **more)
 
 
 def publish(terms):
-    return r.PublishTerms(workflow="order", terms=terms)
+    return r.PublishLimits(workflow="order", terms=terms)
 
 
 def fence_of(run, at=1, **more):
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
 
 def run_now(see, run):
-    return see(r.SeeRun(run=run)).claim.run
+    return see(r.ReadRun(run=run)).claim.run
 
 
 CASES = {
@@ -91,7 +91,7 @@ CASES = {
     ),
     "a place where somebody begins to wait": Case(
         [publish(ONE), limited("a", ONE)],
-        publish(Terms(version=1)),
+        publish(WorkflowLimits(version=1)),
         [limited("b", ONE)],
         lambda _, see: run_now(see, "b").status == "pending",
     ),
@@ -101,7 +101,7 @@ CASES = {
         [limited("other", PACE, limit="pace", worker="w.1"), fence_of("other", then=Finish("completed", "1"))],
         lambda answer, _: isinstance(answer, Limited),
     ),
-    "the terms": Case([], start("new"), [publish(ONE)], lambda answer, _: isinstance(answer, TermsDiffer)),
+    "the terms": Case([], start("new"), [publish(ONE)], lambda answer, _: isinstance(answer, LimitsDiffer)),
     "a run of the same name": Case(
         [], start("new"), [start("new", request="another")], lambda answer, _: isinstance(answer, RunTaken)
     ),
@@ -111,7 +111,7 @@ CASES = {
     "the worker is dismissed": Case(
         [start("due")],
         claim(),
-        [r.DismissWorker(worker="w.1")],
+        [r.UnregisterWorker(worker="w.1")],
         lambda answer, see: isinstance(answer, WorkerGone) and run_now(see, "due").worker == "",
     ),
     "the lease of the worker ends": Case(
@@ -122,7 +122,7 @@ CASES = {
     ),
     "a worker that goes is given another run": Case(
         [],
-        r.DismissWorker(worker="w.1"),
+        r.UnregisterWorker(worker="w.1"),
         [start("late", worker="w.1")],
         lambda _, see: run_now(see, "late").worker == "",
     ),
@@ -220,7 +220,7 @@ def test_a_decision_that_is_half_a_minute_old_is_made_anew(opened, url, monkeypa
     monkeypatch.setattr(RedisSource, "write", late)
     ask(connection, start("r"), Started)
     assert len(moments) == 2
-    assert ask(connection, r.SeeRun(run="r"), RunSeen).claim.run.created_at == moments[1]
+    assert ask(connection, r.ReadRun(run="r"), RunSeen).claim.run.created_at == moments[1]
 
 
 def test_a_run_whose_fields_are_told_in_another_order_is_the_same_run(opened, url, server, base, monkeypatch):
@@ -282,13 +282,13 @@ def test_commands_that_the_fast_path_declines_keep_their_order(connection):
 def test_what_goes_to_the_fast_path_waits_for_what_does_not(connection):
     (held,) = connection.execute([acquire()])
     moved, renewed = connection.execute([transfer(token=held.token), renew(token=held.token)])
-    assert (type(moved), type(renewed)) == (out.Transferred, out.NotHeld)
+    assert (type(moved), type(renewed)) == (out.Transferred, out.NotHolder)
 
 
 def test_entries_after_a_hand_over_to_their_run_are_told_of_it(connection):
     hire(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     (held,) = connection.execute([acquire()])
-    ask(connection, record(run, asks=(take(1),), request="q.1"), Recorded)
+    ask(connection, record(run, lock_requests=(take(1),), request="q.1"), Recorded)
     _, recorded = connection.execute([release(token=held.token), record(run, "x", request="q.2")])
     assert [event.kind for event in recorded.events] == ["lock"]

@@ -10,7 +10,7 @@ from holdfast.commands import runs as r
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import encode
 from holdfast.rules.runs.lock_queue import LISTED
-from holdfast.rules.runs.lock_requests import Ask
+from holdfast.rules.runs.lock_requests import LockRequest
 from holdfast.rules.runs.record import Finish, NewRun, Park, worker_key
 from holdfast.stores.executor import execute
 from holdfast.stores.memory import store as memory
@@ -46,13 +46,13 @@ class Counted:
     def queue(self, count):
         """So many runs wait for a lock that a client holds."""
         lease = c.Acquire(key=worker_key(WORKER), id=WORKER, label=ME, kind="worker", ttl=10**12)
-        self.ask(lease, r.EnlistWorker(worker=WORKER, name="w", types=("t",)))
+        self.ask(lease, r.RegisterWorker(worker=WORKER, name="w", types=("t",)))
         self.token = self.ask(acquire(ttl=10**12)).token
         for number in range(count):
             name = f"run-{number:05}"
             new = NewRun(id=name, type="t", input="1", request=f"q.{number}")
             run = self.ask(r.StartRun(new=new, worker=WORKER)).run
-            self.record(run, 1, asks=(Ask(number=1, key="k"),), stuck=(), then=Park(None))
+            self.record(run, 1, lock_requests=(LockRequest(number=1, key="k"),), stuck=(), then=Park(None))
 
     def record(self, run, at, **more):
         return self.ask(
@@ -65,8 +65,8 @@ class Counted:
         order = []
         for _ in range(count):
             (claim,) = self.ask(r.ClaimRuns(worker=WORKER, types=(("t", "t"),), limit=8)).claims
-            said = self.record(claim.run, 1, asks=(Ask(number=1, key="k"),), seen=1).said
-            assert [one.what for one in said] == ["granted"]
+            answers = self.record(claim.run, 1, lock_requests=(LockRequest(number=1, key="k"),), seen=1).answers
+            assert [one.what for one in answers] == ["granted"]
             order.append(claim.run.id)
             self.record(claim.run, 1, seen=1, then=Finish("completed", "1"))
         return order
@@ -102,6 +102,6 @@ def test_joining_a_long_queue_reads_and_writes_as_many_rows_as_joining_a_short_o
     new = NewRun(id="late", type="t", input="1", request="q.late")
     run = counted.ask(r.StartRun(new=new, worker=WORKER)).run
     counted.read = counted.written = 0
-    counted.record(run, 1, asks=(Ask(number=1, key="k"),), stuck=(), then=Park(None))
+    counted.record(run, 1, lock_requests=(LockRequest(number=1, key="k"),), stuck=(), then=Park(None))
     assert counted.written == 2, "the run and the lock"
     assert counted.read < 40

@@ -54,12 +54,12 @@ def test_a_slot_that_cannot_be_read_is_refused_by_name_and_left_alone(url, opene
 def test_a_run_that_cannot_be_read_keeps_no_other_from_being_claimed(url, opened):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-    enlist = r.EnlistWorker(worker="w.1", name="w", types=("order",))
+    enlist = r.RegisterWorker(worker="w.1", name="w", types=("order",))
     starts = [r.StartRun(new=NewRun(id=name, type="order", input="1", request=name)) for name in "ab"]
     connection.execute([lease, enlist, *starts])
     with closing(sqlite3.connect(sqlite_path(url))) as db, db:
         db.execute("UPDATE runs SET record = '{' WHERE id = 'a'")
-    claimed, seen = connection.execute([r.ClaimRuns(worker="w.1", types=(("order", "order"),)), r.SeeRun(run="a")])
+    claimed, seen = connection.execute([r.ClaimRuns(worker="w.1", types=(("order", "order"),)), r.ReadRun(run="a")])
     assert [claim.run.id for claim in claimed.claims] == ["b"]
     assert isinstance(seen, c.Failed)
     assert isinstance(seen.error, RecordUnreadable)

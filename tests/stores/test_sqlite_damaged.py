@@ -10,7 +10,7 @@ import pytest
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules.runs.outcomes import Claimed
-from holdfast.rules.runs.record import Event, NewRun
+from holdfast.rules.runs.record import NewRun, RunEvent
 from stores.runs_asking import hire
 
 
@@ -53,7 +53,7 @@ DAMAGE = {
 def test_runs_that_cannot_be_read_keep_no_other_from_being_claimed(connection, damage, what, limit):
     start(connection, "a1", "a2", "a3", "b", "c")
     if what == "event":
-        connection.execute([r.PostEvent(run=f"a{n}", event=Event(kind="signal", name="x")) for n in (1, 2, 3)])
+        connection.execute([r.PostEvent(run=f"a{n}", event=RunEvent(kind="signal", name="x")) for n in (1, 2, 3)])
     damage(DAMAGE[what])
     assert [run for _ in range(2) for run in claimed(connection, limit)] == ["b", "c"]
     assert claimed(connection, limit) == []
@@ -61,9 +61,9 @@ def test_runs_that_cannot_be_read_keep_no_other_from_being_claimed(connection, d
 
 def test_a_damaged_event_fails_the_commands_that_need_it(connection, damage):
     start(connection, "a", "b")
-    connection.execute([r.PostEvent(run="a", event=Event(kind="signal", name="x"))])
+    connection.execute([r.PostEvent(run="a", event=RunEvent(kind="signal", name="x"))])
     damage(DAMAGE["event"])
-    damaged, row = connection.execute([r.SeeRun(run="a", history=True), r.SeeRun(run="b", history=True)])
+    damaged, row = connection.execute([r.ReadRun(run="a", history=True), r.ReadRun(run="b", history=True)])
     assert isinstance(damaged.error, RecordUnreadable)
     assert row.claim.run.id == "b"
 
@@ -71,6 +71,6 @@ def test_a_damaged_event_fails_the_commands_that_need_it(connection, damage):
 def test_a_damaged_worker_disturbs_nobody(connection, damage):
     start(connection, "a")
     damage("""INSERT INTO workers (namespace, id, worker) VALUES ('default', 'w.9', '{"name": 5}')""")
-    (posted,) = connection.execute([r.PostEvent(run="a", event=Event(kind="signal", name="x"))])
+    (posted,) = connection.execute([r.PostEvent(run="a", event=RunEvent(kind="signal", name="x"))])
     assert posted.number == 1
     assert claimed(connection, 10) == ["a"]

@@ -204,7 +204,7 @@ def test_a_full_or_missing_receiver_does_not_hurt_the_sender(tmp_path, opened):
 def test_many_hints_at_once_become_one_that_says_look_for_yourself(tmp_path, opened, watching, heard):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     watch = watching(store)
-    wakeup._near.forget()  # as another process sees it
+    wakeup._local_hints.forget()  # as another process sees it
     store._post.tell({"b": [f"b.{n:0500}" for n in range(100)]})
     assert eventually(lambda: heard) == [None]
     watch.close()

@@ -16,7 +16,7 @@ from providers import sqlite_path
 
 from holdfast import commands as c
 from holdfast.commands import runs as r
-from holdfast.rules.runs.outcomes import Census, Owned, Recorded, RunPage, Started
+from holdfast.rules.runs.outcomes import OwnedRuns, Recorded, RunCounts, RunPage, Started
 from holdfast.rules.runs.record import NewRun, Run
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.stores import open_store
@@ -130,7 +130,7 @@ def test_whatever_the_filter_the_pages_are_those_of_the_rule(url, opened, monkey
 def test_runs_are_listed_by_the_attributes_that_they_have_now(url, opened):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-    enlist = r.EnlistWorker(worker="w.1", name="w", types=("order",))
+    enlist = r.RegisterWorker(worker="w.1", name="w", types=("order",))
     new = NewRun(id="r", type="order", input="1", request="a", attributes={"who": "ann", "n": 1})
     run = connection.execute([lease, enlist, r.StartRun(new=new, worker="w.1")])[2].run
 
@@ -144,7 +144,7 @@ def test_runs_are_listed_by_the_attributes_that_they_have_now(url, opened):
     assert (listed(who="ann"), listed(who="bob")) == ([], ["r"])
     with closing(sqlite3.connect(sqlite_path(url))) as db:
         names = [name for (name,) in db.execute("SELECT name FROM run_attributes")]
-    assert sorted(names) == sorted(connection.execute([r.SeeRun(run="r")])[0].claim.run.attributes)
+    assert sorted(names) == sorted(connection.execute([r.ReadRun(run="r")])[0].claim.run.attributes)
 
 
 # -- cheap ---------------------------------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ def test_a_list_costs_the_same_with_many_more_ended_runs(stocks, opened, name):
 
 
 LOOKS = {
-    "count": (r.CountRuns(), Census),
-    "owned": (r.OwnedRuns(worker="w.1"), Owned),
-    "outlook": (r.RunsOutlook(types=("pay", "ship")), object),
+    "count": (r.CountRuns(), RunCounts),
+    "owned": (r.ListOwnedRuns(worker="w.1"), OwnedRuns),
+    "outlook": (r.ReadNextDue(types=("pay", "ship")), object),
     "workers": (r.ListWorkers(), object),
     "claim": (r.ClaimRuns(worker="w.1", types=(("pay", "pay"),), limit=10), object),
     "start": (r.StartRun(new=NewRun(id="new", type="pay", input="1", request="new")), Started),
@@ -214,7 +214,7 @@ def test_what_engines_ask_all_the_time_does_not_grow_with_ended_runs(stocks, ope
     for number, url in stocks.items():
         connection = opened(url).connect("commands")
         lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-        connection.execute([lease, r.EnlistWorker(worker="w.1", name="w", types=("pay",))])
+        connection.execute([lease, r.RegisterWorker(worker="w.1", name="w", types=("pay",))])
         spent[number], _ = steps(connection, command, kind)
     assert spent[MANY] <= spent[FEW] + 10, spent
 
@@ -226,7 +226,7 @@ def test_what_engines_ask_all_the_time_does_not_grow_with_parked_runs(url, opene
     far = 4_000_000_000 * SECOND
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-    connection.execute([lease, r.EnlistWorker(worker="w.1", name="w", types=("pay",))])
+    connection.execute([lease, r.RegisterWorker(worker="w.1", name="w", types=("pay",))])
     plant(url, [a_run(n, status="suspended", due_at=far) for n in range(100)])
     few, _ = steps(connection, command, kind)
     plant(url, [a_run(n, status="suspended", due_at=far) for n in range(100, 100_000 if FULL else 10_000)])
@@ -243,7 +243,7 @@ def test_what_engines_ask_all_the_time_does_not_grow_with_parked_runs(url, opene
 def test_one_more_entry_costs_the_same_however_long_the_history_is(url, opened, length):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-    enlist = r.EnlistWorker(worker="w.1", name="w", types=("order",))
+    enlist = r.RegisterWorker(worker="w.1", name="w", types=("order",))
     new = NewRun(id="r", type="order", input="1", request="a")
     run = connection.execute([lease, enlist, r.StartRun(new=new, worker="w.1")])[2].run
 
@@ -259,8 +259,8 @@ def test_one_more_entry_costs_the_same_however_long_the_history_is(url, opened, 
     long, _ = steps(connection, record(at, ("{}",), "c"), Recorded)
     assert long <= short + 5, (short, long)
 
-    read, seen = steps(connection, r.SeeRun(run="r", history=True), object)
+    read, seen = steps(connection, r.ReadRun(run="r", history=True), object)
     assert len(seen.claim.entries) == at + 1
     assert read * 100 <= 20 * (at + 1)  # a few steps for an entry, and nothing is read twice
-    glance, _ = steps(connection, r.SeeRun(run="r"), object)
+    glance, _ = steps(connection, r.ReadRun(run="r"), object)
     assert glance <= 5

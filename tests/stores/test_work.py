@@ -10,7 +10,7 @@ from providers import PROVIDERS, REDISES
 from questioned import MemorySource
 
 from holdfast.commands import runs as r
-from holdfast.rules.runs.limits import Limit, Place, Terms
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.outcomes import Posted, Started
 from holdfast.rules.runs.record import Finish, NewRun, worker_key
 from holdfast.stores.batch_cost import AT_ONCE, BYTES, OF_A_RUN, parts_of, work_of
@@ -18,7 +18,7 @@ from holdfast.stores.executor import execute
 from holdfast.stores.memory.store import _Space
 from holdfast.stores.postgresql.session import Session
 from holdfast.stores.questions import Range
-from holdfast.stores.redis.connection import Link
+from holdfast.stores.redis.connection import RedisLink
 from holdfast.stores.redis.scripts import FAST, READ, WRITE
 from holdfast.testing.builders import acquire
 from holdfast.testing.suite.runs import signal, start
@@ -26,8 +26,8 @@ from stores.runs_asking import hire
 
 AT_MOST = AT_ONCE // OF_A_RUN
 """So many starts are one step."""
-ONE = Terms(limits=(Limit(name="all", max=1, on_excess="queue"),))
-EACH = Terms(limits=(Limit(name="each", path="x", max=1, on_excess="queue"),))
+ONE = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
+EACH = WorkflowLimits(limits=(Limit(name="each", path="x", max=1, on_excess="queue"),))
 
 
 def sizes(commands):
@@ -47,7 +47,7 @@ def test_many_small_commands_go_together_and_few_large_ones_do_not():
 
 
 def test_what_is_about_any_number_of_runs_goes_alone():
-    batch = [start("a"), start("b"), r.DismissWorker(worker="w.1"), start("c")]
+    batch = [start("a"), start("b"), r.UnregisterWorker(worker="w.1"), start("c")]
     assert sizes(batch) == [2, 1, 1]
 
 
@@ -85,13 +85,13 @@ def test_a_batch_is_as_many_decisions_as_it_is_work():
 @pytest.fixture
 def scripts(monkeypatch):
     """The scripts that were called, each with what it was given."""
-    call, seen = Link.call, []
+    call, seen = RedisLink.call, []
 
     def counted(link, script, *arguments):
         seen.append((script, msgspec.msgpack.decode(arguments[0])))
         return call(link, script, *arguments)
 
-    monkeypatch.setattr(Link, "call", counted)
+    monkeypatch.setattr(RedisLink, "call", counted)
     return seen
 
 
@@ -124,8 +124,8 @@ class TestRedis:
 
     def test_ends_of_runs_that_others_wait_for_are_two_trips(self, connection, scripts):
         """What was seen of the runs and of the queue tells what to read; what is there decides."""
-        connection.execute([r.PublishTerms(workflow="order", terms=ONE)])
-        limited = [start(f"r{n}", worker="w.1", places=(Place("all"),), terms=ONE.digest) for n in range(6)]
+        connection.execute([r.PublishLimits(workflow="order", terms=ONE)])
+        limited = [start(f"r{n}", worker="w.1", places=(LimitKey("all"),), terms=ONE.digest) for n in range(6)]
         outcomes = connection.execute(limited)
         assert [outcome.run.status for outcome in outcomes] == ["running"] + ["queued"] * 5
         run = outcomes[0].run
@@ -142,12 +142,12 @@ class TestRedis:
 
     def test_what_is_compared_grows_with_a_batch_and_not_with_its_square(self, connection, monkeypatch):
         """Each start has a place of its own, so each asks about other lists than its neighbours."""
-        connection.execute([r.PublishTerms(workflow="order", terms=EACH)])
+        connection.execute([r.PublishLimits(workflow="order", terms=EACH)])
         count, stem = Counter(), Range.stem
         monkeypatch.setattr(Range, "stem", property(lambda one: count.update([size]) or stem.fget(one)))
         for size in (60, 120):
             batch = [
-                start(f"{size} {n}", places=(Place("each", f"{size} {n}"),), terms=EACH.digest) for n in range(size)
+                start(f"{size} {n}", places=(LimitKey("each", f"{size} {n}"),), terms=EACH.digest) for n in range(size)
             ]
             assert {type(outcome) for outcome in connection.execute(batch)} == {Started}
         assert 0 < count[120] <= 2 * count[60]
@@ -161,7 +161,7 @@ class TestPostgres:
     def connection(self, tmp_path, opened):
         connection = opened(PROVIDERS["postgres"].url(tmp_path)).connect()
         connection.execute([acquire(worker_key("w.1"), "w.1", kind="worker")])
-        connection.execute([r.EnlistWorker(worker="w.1", name="worker", types=("order",))])
+        connection.execute([r.RegisterWorker(worker="w.1", name="worker", types=("order",))])
         return connection
 
     def test_no_transaction_gets_more_than_so_many_runs(self, connection, monkeypatch):

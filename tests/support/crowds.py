@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from waiting import eventually
 
-from holdfast.locks.process_queue import gates
+from holdfast.locks.process_queue import queues
 
 
 def queued_here(client, key, kind="semaphore"):
     """How many callers wait in this process and not in the store."""
-    return gates.waiting((client.works.store.identity, key, kind))
+    return queues.waiting((client.runtime.store.identity, key, kind))
 
 
 @contextmanager

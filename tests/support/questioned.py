@@ -35,68 +35,68 @@ class MemorySource:
         snapshot = q.Snapshot(self.now)
         for question in questions:
             snapshot.put(question, self._answer(question))
-            if isinstance(question, q.EnlistedWorkers):
+            if isinstance(question, q.RegisteredWorkers):
                 for worker in self.space.runs.workers():
                     lease = q.LockByKey(worker_key(worker.id))
                     snapshot.put(lease, self._answer(lease))
         return snapshot
 
     def _answer(self, question):
-        book = self.space.runs
+        repo = self.space.runs
         match question:
             case q.RunById():
-                return book.run(question.id)
+                return repo.run(question.id)
             case q.RunByKey():
-                return book.run_with_key(question.workflow, question.key)
+                return repo.run_with_key(question.workflow, question.key)
             case q.Entries():
-                return book.entries(question.run, None if question.whole else 1)
-            case q.Events():
-                return book.events(question.run, question.after)
+                return repo.entries(question.run, None if question.whole else 1)
+            case q.RunEvents():
+                return repo.events(question.run, question.after)
             case q.EventByKey():
-                return book.event_with_key(question.run, question.key)
-            case q.EnlistedWorkers():
-                return book.workers()
+                return repo.event_with_key(question.run, question.key)
+            case q.RegisteredWorkers():
+                return repo.workers()
             case q.Claimable():
                 return None
             case q.LockByKey():
                 return self.space.records.get(question.key)
-            case q.TermsOf():
-                return book.terms(question.workflow)
+            case q.LimitsOf():
+                return repo.terms(question.workflow)
             case q.SlotAt():
                 return self.space.slots.get(question.address)
             case q.RecordAt():
                 stored = self.space.typed.get(question.kind, question.key)
                 return None if stored is None else stored.text
             case q.GroupSize():
-                return book.queued(question.group) if question.queued else book.admitted(question.group)
-            case q.CrowdedPlaces():
+                return repo.queued(question.group) if question.queued else repo.admitted(question.group)
+            case q.QueuedLimitKeys():
                 return [
-                    (place, book.queued(group_of(question.workflow, place)))
-                    for place in book.crowded(question.workflow)
+                    (place, repo.queued(group_of(question.workflow, place)))
+                    for place in repo.crowded(question.workflow)
                 ]
             case q.StartsToCome():
-                return book.starts_after(question.group, self.now)
+                return repo.starts_after(question.group, self.now)
             case _:
                 return self._list(question)[: question.limit]
 
     def _list(self, question):
-        book = self.space.runs
+        repo = self.space.runs
         match question:
             case q.RunsAtOnce():
-                return [item for item in book._due.get(question.type, ()) if item[0] < 0]
+                return [item for item in repo._due.get(question.type, ()) if item[0] < 0]
             case q.RunsByTime():
-                return [item for item in book._due.get(question.type, ()) if item[0] >= 0]
+                return [item for item in repo._due.get(question.type, ()) if item[0] >= 0]
             case q.RunsOf():
-                return [run.id for run in book.owned(question.worker, None)]
+                return [run.id for run in repo.owned(question.worker, None)]
             case q.Members() | q.LatestArrivals():
-                names = book.members(question.group, queued=question.queued, limit=None)
+                names = repo.members(question.group, queued=question.queued, limit=None)
                 key = members_of(question.group, queued=question.queued)
-                members = sorted({item for name in names for place, item in places_of(book.run(name)) if place == key})
+                members = sorted({item for name in names for place, item in places_of(repo.run(name)) if place == key})
                 if isinstance(question, q.Members):
                     return members
                 return sorted((member[1:] for member in members if member[0] == question.rank), reverse=True)
             case q.LatestStarts():
-                return book._starts.get(question.group, [])[::-1]
+                return repo._starts.get(question.group, [])[::-1]
             case q.DueLocks():
                 due = ((record.due_at, key) for key, record in self.space.records.items())
                 return sorted(item for item in due if item[0] is not None and item[0] <= self.now)
@@ -111,21 +111,21 @@ class MemorySource:
 
     def write(self, repository, hints, woken):
         self.writes += 1
-        changes, book = repository.changes, self.space.runs
+        changes, repo = repository.changes, self.space.runs
         for run in changes.runs.values():
-            book.save(run)
+            repo.save(run)
         for run, steps in changes.journals.items():
             for step in steps:
-                if isinstance(step, q.Cut):
-                    book.cut(run, step.keep)
+                if isinstance(step, q.TruncateJournal):
+                    repo.cut(run, step.keep)
                 else:
-                    book.append(run, step.at, step.entries)
+                    repo.append(run, step.at, step.entries)
         for run, posts in changes.inboxes.items():
             for post in posts:
-                if isinstance(post, q.Unpost):
-                    book.unpost(run, post.numbers)
+                if isinstance(post, q.RemoveEvents):
+                    repo.unpost(run, post.numbers)
                 else:
-                    book.post(run, post.event)
+                    repo.post(run, post.event)
         for key, record in changes.locks.items():
             if record is None:
                 self.space.remove(key)
@@ -135,14 +135,14 @@ class MemorySource:
         for (kind, key), change in changes.records.items():
             self.space.typed.put(kind, key, change.stored)
         for workflow, terms in changes.terms.items():
-            book.put_terms(workflow, terms)
+            repo.put_terms(workflow, terms)
         for name, worker in changes.workers.items():
             if worker is None:
-                book.dismiss(name)
+                repo.dismiss(name)
             else:
-                book.enlist(worker)
+                repo.enlist(worker)
         for start in changes.starts:
-            book.note_start(start.group, start.at, start.run, start.limit, start.now)
+            repo.note_start(start.group, start.at, start.run, start.limit, start.now)
         return True
 
     def check(self, changes):

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from holdfast import commands as c
 from holdfast.commands import runs as r
-from holdfast.rules.runs.limits import Limit, Place, Terms
-from holdfast.rules.runs.record import Event, Finish, NewRun
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
+from holdfast.rules.runs.record import Finish, NewRun, RunEvent
 from holdfast.testing.builders import ME
 
 
@@ -18,9 +18,9 @@ def assert_that_runs_can_be_driven(connection):
     outcomes = connection.execute(
         [
             lease,
-            r.EnlistWorker(worker="w.1", name="w", types=("order",)),
+            r.RegisterWorker(worker="w.1", name="w", types=("order",)),
             r.StartRun(new=new),
-            r.PostEvent(run="r", event=Event(kind="signal")),
+            r.PostEvent(run="r", event=RunEvent(kind="signal")),
             r.ClaimRuns(worker="w.1", types=(("order", "order"),)),
         ]
     )
@@ -30,25 +30,25 @@ def assert_that_runs_can_be_driven(connection):
         [
             r.RecordRun(run="r", fence=run.fence, at=1, entries=("a",), request="q.2", **end),
             r.ReviveRun(run="r", fence=run.fence, keep=1, request="q.3", forget=(1,)),
-            r.DismissWorker(worker="w.1"),
-            r.SeeRun(run="r", history=True),
+            r.UnregisterWorker(worker="w.1"),
+            r.ReadRun(run="r", history=True),
         ]
     )
-    assert [type(one).__name__ for one in outcomes] == ["Recorded", "Posted", "Enlisted", "RunSeen"]
+    assert [type(one).__name__ for one in outcomes] == ["Recorded", "Posted", "WorkerRegistered", "RunSeen"]
     assert (outcomes[-1].claim.run.status, outcomes[-1].claim.events) == ("pending", ())
-    terms = Terms(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=1)))
-    places = tuple(Place(limit.name) for limit in terms.limits)
+    terms = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"), Limit(name="pace", max=1, per=1)))
+    places = tuple(LimitKey(limit.name) for limit in terms.limits)
     first, second = (
         NewRun(id=name, type="mail", input="1", request=name, places=places, terms=terms.digest) for name in "st"
     )
     outcomes = connection.execute(
         [
-            r.PublishTerms(workflow="mail", terms=terms),
+            r.PublishLimits(workflow="mail", terms=terms),
             r.StartRun(new=first),
-            r.PublishTerms(workflow="mail", terms=Terms(limits=terms.limits[:1])),
-            r.StartRun(new=replace(second, terms=Terms(limits=terms.limits[:1]).digest)),
-            r.PostEvent(run="s", event=Event(kind="cancel")),
-            r.SeeRun(run="t"),
+            r.PublishLimits(workflow="mail", terms=WorkflowLimits(limits=terms.limits[:1])),
+            r.StartRun(new=replace(second, terms=WorkflowLimits(limits=terms.limits[:1]).digest)),
+            r.PostEvent(run="s", event=RunEvent(kind="cancel")),
+            r.ReadRun(run="t"),
         ]
     )
     assert [outcomes[place].run.status for place in (1, 3, 4)] == ["pending", "queued", "cancelled"]

@@ -20,8 +20,8 @@ from holdfast.rules.lock_record import EMPTY
 from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
 from holdfast.testing import StoreConformance
-from holdfast.testing.suite.clients import Callers
-from holdfast.testing.suite.concurrency import Crowds
+from holdfast.testing.suite.clients import ClientTests
+from holdfast.testing.suite.concurrency import ConcurrencyTests
 
 
 class Broken:
@@ -167,14 +167,14 @@ class OffersForTheFullTtl(Broken):
 
 class ListingSkipsAKey(Broken):
     def after(self, command, outcome):
-        if isinstance(outcome, c.Page) and len(outcome.items) > 1:
+        if isinstance(outcome, c.LockPage) and len(outcome.items) > 1:
             return replace(outcome, items=(outcome.items[0], *outcome.items[2:]))
         return None
 
 
 class PagesEndEarly(Broken):
     def after(self, command, outcome):
-        return replace(outcome, next=None) if isinstance(outcome, c.Page) else None
+        return replace(outcome, next=None) if isinstance(outcome, c.LockPage) else None
 
 
 class TheAbandonedComeBack(Broken):
@@ -397,7 +397,7 @@ def suite_for(name: str, way: Way) -> type:
             return True
 
     if name != SOUND:  # what takes long is left to those who must notice something
-        for test in {*vars(Callers), *vars(Crowds)} - set(way.caught_by):
+        for test in {*vars(ClientTests), *vars(ConcurrencyTests)} - set(way.caught_by):
             if test.startswith("test_"):
                 setattr(Suite, test, None)
     Suite.__name__ = Suite.__qualname__ = "Test_" + name.replace(" ", "_")

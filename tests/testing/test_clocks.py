@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from holdfast.platform import host_clock
 from holdfast.stores import open_store
 from holdfast.testing import StoreConformance
-from holdfast.testing.suite.histories import Histories
-from holdfast.testing.suite.resends import Again
+from holdfast.testing.suite.histories import HistoryTests
+from holdfast.testing.suite.resends import ResendTests
 
 
 class Server:
@@ -43,7 +43,7 @@ class TestAClockThatCanBeSet(StoreConformance):
         self.offset += round(seconds * 1_000_000)
 
 
-class TestAClockThatCannot(Again, Histories):
+class TestAClockThatCannot(ResendTests, HistoryTests):
     histories = 20
 
     def url(self, folder):

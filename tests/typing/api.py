@@ -14,43 +14,33 @@ import redis.asyncio
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
-from holdfast import (
-    AcquireAttempt,
-    AsyncAtomicState,
-    AsyncClient,
-    AsyncFencedScript,
+from holdfast import AsyncClient, AsyncLease, AsyncLock, Client, Lease, Lock, guard, guard_async
+from holdfast.events import Event
+from holdfast.fencing import AsyncFencedScript, FencedScript, fenced_read, fenced_replace, fenced_set, fenced_set_async
+from holdfast.locks import (
     AsyncLeader,
-    AsyncLease,
     AsyncLeaseProvider,
-    AsyncLock,
     AsyncNoopLeaseProvider,
     AsyncReadWriteLock,
     AsyncTerm,
-    AtomicState,
-    Client,
-    DurableMutex,
-    DurableSemaphore,
-    Event,
-    FencedScript,
     Leader,
-    Lease,
     LeaseProvider,
     LeaseResult,
-    Lock,
     LockInfo,
-    LockRecord,
     NoopLeaseProvider,
     ReadWriteLock,
     RunLock,
     Term,
-    fenced_read,
-    fenced_replace,
-    fenced_set,
-    fenced_set_async,
-    guard,
-    guard_async,
-    initial_lock_record,
     is_lease_provider,
+)
+from holdfast.state import (
+    AcquireAttempt,
+    AsyncAtomicState,
+    AtomicState,
+    DurableMutex,
+    DurableSemaphore,
+    LockRecord,
+    initial_lock_record,
 )
 
 

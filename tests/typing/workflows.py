@@ -12,23 +12,9 @@ from decimal import Decimal
 from typing import Any, assert_type
 from uuid import UUID
 
-from holdfast import (
-    AsyncClient,
-    ChildHandle,
-    Client,
-    Context,
-    Engine,
-    Retry,
-    RunHandle,
-    RunInfo,
-    RunsPage,
-    StepInfo,
-    Workflow,
-    current_step,
-    step,
-    workflow,
-)
+from holdfast import AsyncClient, Client, Context, Engine, Retry, current_step, step, workflow
 from holdfast.testing import TestEngine
+from holdfast.workflow import ChildHandle, RunHandle, RunInfo, RunsPage, StepInfo, Workflow
 
 
 @dataclass

@@ -8,7 +8,8 @@ import pytest
 from inspect_runs import suspended
 from waiting import eventually_async
 
-from holdfast import Retry, StoreUnusable, WorkflowFailed, workflow
+from holdfast import Retry, WorkflowFailed, workflow
+from holdfast.errors import StoreUnusable
 from holdfast.testing import TestEngine
 from holdfast.workflow import worker as worker_module
 
@@ -52,7 +53,7 @@ def test_a_signal_in_the_pause_does_not_end_it(url, played, engine_on):
 
     async def claims_of(engine, run):
         claim, _ = await engine._run(engine._ready().see(run))
-        return claim.run.lives
+        return claim.run.claims
 
     async def claimed_and_parked(engine, handle, claims):
         return await claims_of(engine, handle.id) > claims and await suspended(handle)
@@ -428,7 +429,7 @@ def test_a_child_that_failed_in_this_attempt_is_not_started_anew_after_a_crash(u
     async def second(engine):
         """The child was revived, and claimed again."""
         claim, _ = await engine._run(engine._ready().see("child"))
-        return claim.run.living and claim.run.lives == 2
+        return claim.run.living and claim.run.claims == 2
 
     played(story)
     assert runs == ["child", "child"]

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from holdfast import Context, NonDeterminismError, Retry, WorkflowFailed, current_step, step, workflow
+from holdfast import Context, Retry, WorkflowFailed, current_step, step, workflow
 from holdfast.commands.runs import RecordRun
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import NonDeterminismError, StoreUnavailable
 
 
 class HeldRecords:

@@ -10,7 +10,7 @@ import pytest
 from waiting import eventually_async
 
 from holdfast import AsyncClient, Context, Retry, WorkflowFailed, step, workflow
-from holdfast.commands.runs import SeeRun
+from holdfast.commands.runs import ReadRun
 from holdfast.testing import TestEngine
 
 
@@ -21,7 +21,7 @@ async def tidy(what: str) -> str:
 
 async def history(engine, run):
     """The entries of a journal, as text."""
-    seen = await engine._worker.ask(SeeRun(run=run, history=True))
+    seen = await engine._worker.ask(ReadRun(run=run, history=True))
     return seen.claim.entries
 
 
@@ -46,15 +46,15 @@ def test_a_running_async_step_is_cancelled_and_a_step_on_the_way_out_is_recorded
             told.append("stopped")
 
     @workflow
-    async def works(ctx: Context) -> None:
+    async def runtime(ctx: Context) -> None:
         try:
             await ctx.step("for ever", for_ever, retry=Retry(max_attempts=5))
         finally:
             told.append(await tidy("tidied"))
 
     async def story():
-        async with engine_on(url, [works]) as engine:
-            handle = await engine.start(works, id="r")
+        async with engine_on(url, [runtime]) as engine:
+            handle = await engine.start(runtime, id="r")
             await eventually_async(lambda: told)
             await handle.cancel()
             await handle.cancel()
@@ -77,7 +77,7 @@ def test_a_plain_step_goes_on_in_its_thread_and_the_run_does_not_wait_for_it(url
         return "too late"
 
     @workflow
-    async def works(ctx: Context) -> None:
+    async def runtime(ctx: Context) -> None:
         try:
             await ctx.step("blocks", blocks)
         finally:
@@ -85,8 +85,8 @@ def test_a_plain_step_goes_on_in_its_thread_and_the_run_does_not_wait_for_it(url
         later.append("never")
 
     async def story():
-        async with engine_on(url, [works]) as engine:
-            handle = await engine.start(works, id="r")
+        async with engine_on(url, [runtime]) as engine:
+            handle = await engine.start(runtime, id="r")
             await asyncio.to_thread(begun.wait, 30)
             await handle.cancel()
             try:

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.commands import Inspect
-from holdfast.commands.runs import PostEvent, SeeRun
-from holdfast.rules.lock_outcomes import Seen
+from holdfast.commands.runs import PostEvent, ReadRun
+from holdfast.rules.lock_outcomes import LockSeen
 from holdfast.rules.lock_record import Holder, Label, LockRecord, Overflow, Waiter
 from holdfast.rules.runs.lock_requests import attempt_of
 from holdfast.rules.runs.outcomes import Claim, Posted, RunSeen
 from holdfast.rules.runs.record import LockWait, Run, Stuck
-from holdfast.workflow.deadlock import Found, resolve
+from holdfast.workflow.deadlock import CycleFound, resolve
 
 ME = Label(name="me")
 
@@ -48,14 +48,14 @@ class Store:
         self.posted, self.looks = [], 0
 
     async def __call__(self, command):
-        if isinstance(command, SeeRun):
+        if isinstance(command, ReadRun):
             self.looks += 1
             found = self.runs[command.run]
             if self.changes is not None and self.looks > self.changes:
                 found = replace(found, length=9)
             return RunSeen(claim=Claim(run=found, entries=(), events=()), holder="", expires_at=None, now=1)
         if isinstance(command, Inspect):
-            return Seen(record=self.locks[command.key], now=1)
+            return LockSeen(record=self.locks[command.key], now=1)
         assert isinstance(command, PostEvent)
         fresh = command.run not in [run for run, *_ in self.posted]
         self.posted.append((command.run, command.event.kind, command.event.name, command.event.payload))
@@ -123,11 +123,11 @@ def test_a_run_that_the_lock_does_not_list_waits_for_those_it_lists_where_there_
 
 def test_the_youngest_is_told_of_what_it_waits_for_once():
     store = Store()
-    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=True, again=["x"])
+    assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=True, again=["x"])
     ((*told, payload),) = store.posted
     assert told == ["y", "deadlock", "2"]
     assert payload == "\"x has 'a' and waits for 'b'; y has 'b' and waits for 'a'\""
-    assert asyncio.run(resolve(store, "x")) == Found("y", fresh=False, again=["x"])
+    assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=False, again=["x"])
 
 
 def test_what_has_changed_between_two_looks_is_not_believed():
@@ -151,7 +151,7 @@ def test_a_crowd_behind_one_who_can_go_on_costs_three_looks():
 def test_a_parent_that_waits_for_a_child_is_in_its_way():
     runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",))), "c": run("c", (1, "a"), age=2)}
     store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
-    assert asyncio.run(resolve(store, "p")) == Found("c", fresh=True, again=["p"])
+    assert asyncio.run(resolve(store, "p")) == CycleFound("c", fresh=True, again=["p"])
     ((*_, payload),) = store.posted
     assert payload == "\"c waits for 'a'; p has 'a' and waits for the child c\""
 
@@ -160,7 +160,7 @@ def test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock():
     """By their ages the parent would be, but it waits for no lock."""
     runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",)), age=3), "c": run("c", (1, "a"))}
     store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
-    assert asyncio.run(resolve(store, "c")) == Found("c", fresh=True, again=["p"])
+    assert asyncio.run(resolve(store, "c")) == CycleFound("c", fresh=True, again=["p"])
 
 
 def test_one_child_that_can_go_on_breaks_the_circle():
@@ -175,7 +175,7 @@ def test_one_child_that_can_go_on_breaks_the_circle():
     found = asyncio.run(
         resolve(Store(runs | {"d": run("d", (2, "a"))}, {"a": lock([of("p", 1)], [of("c", 1), of("d", 2)])}), "p")
     )
-    assert found == Found("d", fresh=True, again=["p"])
+    assert found == CycleFound("d", fresh=True, again=["p"])
 
 
 def test_a_crowd_of_children_of_which_the_first_goes_on_costs_two_looks():

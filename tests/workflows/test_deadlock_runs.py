@@ -8,7 +8,8 @@ import pytest
 from inspect_runs import each_inside, suspended, waits
 from waiting import eventually_async
 
-from holdfast import AsyncClient, DeadlockDetected, WouldDeadlock, workflow
+from holdfast import AsyncClient, workflow
+from holdfast.errors import DeadlockDetected, WouldDeadlock
 from holdfast.workflow import lock_sweeper as patrol
 
 

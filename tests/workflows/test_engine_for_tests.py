@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast import Context, InvalidOption, Retry, WorkflowFailed, step, workflow
+from holdfast import Context, Retry, WorkflowFailed, step, workflow
+from holdfast.errors import InvalidOption
 from holdfast.testing import TestEngine
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -32,14 +32,14 @@ async def long(ctx: Context, steps: int) -> int:
 def with_history(url, steps):
     """A parked run that has done so many steps, recorded by few large records."""
     with Client(url) as client:
-        execute = client.works.lanes["commands"].call
+        execute = client.runtime.batchers["commands"].call
         run = client.runs.start(long, steps)
         key = worker_key("w.1")
         lease = c.Acquire(key=key, id="w.1", label=ME, kind="worker", ttl=60_000_000)
         granted, _, claimed = execute(
             [
                 lease,
-                r.EnlistWorker(worker="w.1", name="w", types=("long",)),
+                r.RegisterWorker(worker="w.1", name="w", types=("long",)),
                 r.ClaimRuns(worker="w.1", types=(("long", "long"),), runs=(run,)),
             ]
         )
@@ -54,7 +54,7 @@ def with_history(url, steps):
                 [r.RecordRun(run=run, fence=fence, at=length, entries=entries, request=f"q.{first}", seen=0, then=then)]
             )
             length += len(entries)
-        execute([r.DismissWorker(worker="w.1"), c.Release(key=key, id="w.1", token=granted.token)])
+        execute([r.UnregisterWorker(worker="w.1"), c.Release(key=key, id="w.1", token=granted.token)])
         assert client.runs.get(run).entries == steps + 1
     return run
 
@@ -64,8 +64,8 @@ class Counted:
 
     def __init__(self, engine, monkeypatch):
         self.kinds, self.carried, self.decoded = [], 0, 0
-        lane = engine._client.works.lanes["commands"]
-        submit, ask, decode = lane.submit, lane.ask, j.decode_entry
+        batcher = engine._client.runtime.batchers["commands"]
+        submit, ask, decode = batcher.submit, batcher.ask, j.decode_entry
 
         def counted(outcome):
             claims = (
@@ -91,8 +91,8 @@ class Counted:
             self.decoded += 1
             return decode(text)
 
-        monkeypatch.setattr(lane, "submit", submitted)
-        monkeypatch.setattr(lane, "ask", asked)
+        monkeypatch.setattr(batcher, "submit", submitted)
+        monkeypatch.setattr(batcher, "ask", asked)
         monkeypatch.setattr(j, "decode_entry", decoding)
 
 

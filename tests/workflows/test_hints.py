@@ -12,11 +12,11 @@ from providers import PROVIDERS
 from waiting import eventually, eventually_async
 
 from holdfast import Client, Context, Engine, workflow
-from holdfast.commands.runs import ClaimRuns, PostEvent, RunsOutlook, SeeRun, WatchRun
-from holdfast.rules.runs.record import WATCHERS, Event
+from holdfast.commands.runs import ClaimRuns, PostEvent, ReadNextDue, ReadRun, WatchRun
+from holdfast.rules.runs.record import WATCHERS, RunEvent
 from holdfast.runtime.flows import Wait
 from holdfast.workflow import worker as worker_module
-from holdfast.workflow.queries import SELDOM_SECONDS, Asking
+from holdfast.workflow.queries import SELDOM_SECONDS, RunQueries
 
 BURST = """
 import sys
@@ -32,7 +32,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
-WORD = Event(kind="signal", name="word", payload='"heard"')
+WORD = RunEvent(kind="signal", name="word", payload='"heard"')
 
 
 @workflow
@@ -48,10 +48,10 @@ async def rests(engine):
 def counted(engine, monkeypatch, kind):
     """Counts what an engine sends of one kind of command."""
     sent = []
-    lane = engine._client.works.lanes["commands"]
-    submit = lane.submit
+    batcher = engine._client.runtime.batchers["commands"]
+    submit = batcher.submit
     monkeypatch.setattr(
-        lane, "submit", lambda command: (isinstance(command, kind) and sent.append(1), submit(command))[1]
+        batcher, "submit", lambda command: (isinstance(command, kind) and sent.append(1), submit(command))[1]
     )
     return sent
 
@@ -81,7 +81,7 @@ def test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once(
                 self.heard.set()
 
         def send(self, command, answer):
-            if isinstance(command, SeeRun):
+            if isinstance(command, ReadRun):
                 looked.append(command.run)
             super().send(command, answer)
 
@@ -105,7 +105,7 @@ def test_a_hint_that_names_nobody_makes_a_worker_look_for_runs(url, played, engi
     async def story():
         async with engine_on(url, [quick], worker_ttl=60) as engine:
             await eventually_async(lambda: rests(engine))
-            looks = counted(engine, monkeypatch, RunsOutlook)
+            looks = counted(engine, monkeypatch, ReadNextDue)
             engine._worker._hinted(None)
             await eventually_async(lambda: found(looks))
 
@@ -135,7 +135,7 @@ def test_a_burst_of_starts_is_claimed_at_once(played, engine_on, monkeypatch):
 
 def waits_of(client, run, times):
     """For how long somebody who waits for a result waits until it looks again, so many times; nothing ever comes."""
-    flow = Asking(client, max_bytes=1_000).result(run, Any, None)
+    flow = RunQueries(client, max_bytes=1_000).result(run, Any, None)
     waits, answer = [], None
     try:
         while len(waits) < times:
@@ -144,7 +144,7 @@ def waits_of(client, run, times):
                 waits.append(request.timeout)
                 answer = False
             else:
-                answer = client.works.lanes[request.role].run(request.command)
+                answer = client.runtime.batchers[request.role].run(request.command)
     finally:
         flow.close()
     return waits
@@ -161,7 +161,7 @@ def test_who_waits_for_a_result_where_no_hint_can_come_looks_every_second():
 def test_who_waits_for_a_result_looks_seldom_where_a_hint_will_come(url):
     with Client(url) as client:
         run = client.runs.start("waiting")
-        eventually(lambda: not client.works.watched().polls)  # until it is subscribed it looks every second
+        eventually(lambda: not client.runtime.watched().polls)  # until it is subscribed it looks every second
         assert waits_of(client, run, 6) == [1, 2, 4, 8, SELDOM_SECONDS, SELDOM_SECONDS]
 
 
@@ -170,5 +170,5 @@ def test_who_waits_for_a_result_beside_too_many_others_looks_every_second():
     with Client("memory://") as client:
         run = client.runs.start("waiting")
         for n in range(WATCHERS):
-            client.works.lanes["commands"].run(WatchRun(run=run, id=f"other.{n}"))
+            client.runtime.batchers["commands"].run(WatchRun(run=run, id=f"other.{n}"))
         assert waits_of(client, run, 4) == [1, 1, 1, 1]

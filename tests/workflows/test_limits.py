@@ -14,16 +14,18 @@ from holdfast import (
     Concurrency,
     Context,
     Engine,
-    InvalidOption,
     Rate,
     StepFailed,
     WorkflowConcurrencyLimitExceededError,
-    WorkflowDefinitionRequired,
     WorkflowFailed,
-    WorkflowLimitExceeded,
-    WorkflowQueueFullError,
-    WorkflowRateLimitExceededError,
     workflow,
+)
+from holdfast.errors import (
+    InvalidOption,
+    WorkflowDefinitionRequired,
+    WorkflowLimitExceeded,
+    WorkflowQueueFull,
+    WorkflowRateLimitExceeded,
 )
 
 
@@ -105,7 +107,7 @@ def test_a_run_that_waits_is_queued_and_has_its_place_when_another_ends(played, 
                 "queued", "concurrency", "queued",
             )  # fmt: skip
             await engine.start(order, Order("ann", 3), id="urgent", priority=9)
-            with pytest.raises(WorkflowQueueFullError):
+            with pytest.raises(WorkflowQueueFull):
                 await engine.start(order, Order("ann", 4))
             assert [run.id for run in (await engine.list(status="queued")).runs] == ["urgent", "b"]
             await go(engine, "a")
@@ -172,7 +174,7 @@ def test_so_many_starts_in_a_span(played, engine_on, url):
         async with engine_on(url, [order]) as engine:
             for number in range(2):
                 await engine.start(order, Order("ann", number))
-            with pytest.raises(WorkflowRateLimitExceededError, match="try again in") as caught:
+            with pytest.raises(WorkflowRateLimitExceeded, match="try again in") as caught:
                 await engine.start(order, Order("ann", 3))
             assert 0 < caught.value.retry_after <= 60
             await engine.start(order, Order("bob", 4))
@@ -394,7 +396,7 @@ def test_a_priority_is_a_whole_number(tmp_path):
 
 
 def test_every_such_error_is_one_kind():
-    for kind in (WorkflowConcurrencyLimitExceededError, WorkflowRateLimitExceededError, WorkflowQueueFullError):
+    for kind in (WorkflowConcurrencyLimitExceededError, WorkflowRateLimitExceeded, WorkflowQueueFull):
         assert issubclass(kind, WorkflowLimitExceeded)
 
 

@@ -10,7 +10,8 @@ import pytest
 from inspect_runs import suspended
 from waiting import eventually_async
 
-from holdfast import Context, InvalidWorkflow, Retry, step, workflow
+from holdfast import Context, Retry, step, workflow
+from holdfast.errors import InvalidWorkflow
 from holdfast.testing import TestEngine
 from holdfast.workflow import journal
 

@@ -11,7 +11,8 @@ import real_servers
 from providers import PROVIDERS
 from waiting import eventually_async
 
-from holdfast import AsyncClient, Client, Context, RunResultTimeout, workflow
+from holdfast import AsyncClient, Client, Context, workflow
+from holdfast.errors import RunResultTimeout
 
 
 @workflow

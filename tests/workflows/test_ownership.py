@@ -14,18 +14,15 @@ from holdfast import (
     AsyncClient,
     Client,
     Context,
-    InvalidOption,
-    RunExists,
     RunLocked,
     StoreUnavailable,
-    UnknownRun,
     WorkflowFailed,
-    WouldDeadlock,
     current_step,
     step,
     workflow,
 )
 from holdfast.commands import ForceRelease
+from holdfast.errors import InvalidOption, RunExists, UnknownRun, WouldDeadlock
 from holdfast.rules.runs.record import worker_key
 from holdfast.runtime import failpoints
 

@@ -8,7 +8,8 @@ import pytest
 from inspect_runs import suspended
 from waiting import eventually_async
 
-from holdfast import Context, InvalidValue, step, workflow
+from holdfast import Context, step, workflow
+from holdfast.errors import InvalidValue
 from holdfast.testing import TestEngine
 
 

@@ -15,13 +15,14 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast import Context, RunEnded, StepFailed, WorkflowFailed, workflow
+from holdfast import Context, StepFailed, WorkflowFailed, workflow
 from holdfast.commands import ForceRelease
-from holdfast.commands.runs import SeeRun
+from holdfast.commands.runs import ReadRun
+from holdfast.errors import RunEnded
 from holdfast.rules.runs.outcomes import RunSeen
 from holdfast.rules.runs.record import worker_key
 from holdfast.workflow.queries import result_of
-from holdfast.workflow.replay import Code
+from holdfast.workflow.replay import Replay
 
 PROGRAMS = int(os.environ.get("HOLDFAST_PROGRAMS", "500"))
 CHUNKS = 4
@@ -159,10 +160,10 @@ async def play(engine, op: list, name: str, chance: random.Random | None) -> obj
 
 async def replayed(engine, name: str) -> tuple[object, object]:
     """What was stored, and what the history leads to."""
-    seen = await engine._worker.ask(SeeRun(run=name, history=True))
+    seen = await engine._worker.ask(ReadRun(run=name, history=True))
     assert isinstance(seen, RunSeen)
     claim = seen.claim
-    code = Code(claim.run, interpreter, Nobody(), max_bytes=2**20, transactional=False)
+    code = Replay(claim.run, interpreter, Nobody(), max_bytes=2**20, transactional=False)
     done = asyncio.Event()
 
     def replay():

@@ -9,18 +9,8 @@ import pytest
 from inspect_runs import held, suspended, waits
 from waiting import eventually_async
 
-from holdfast import (
-    AsyncClient,
-    Engine,
-    InvalidOption,
-    KindMismatch,
-    LeaseLost,
-    LockTimeout,
-    Retry,
-    WorkflowFailed,
-    guard,
-    workflow,
-)
+from holdfast import AsyncClient, Engine, LeaseLost, LockTimeout, Retry, WorkflowFailed, guard, workflow
+from holdfast.errors import InvalidOption, KindMismatch
 from holdfast.testing import TestEngine
 
 
@@ -504,7 +494,7 @@ def test_a_run_behind_a_process_that_died_goes_on_although_nobody_speaks(url, en
         async with engine_on(url, [turn], park_after=0.05) as engine:
             async with AsyncClient(url) as hf:
                 lease = await hf.lock("account", ttl=1, max_renew_failures=1).acquire()
-                hf.works.keeper.drop(lease._held)  # nobody renews it any more, as if its process were dead
+                hf.runtime.heartbeats.drop(lease._held)  # nobody renews it any more, as if its process were dead
                 handle = await engine.start(turn, "a")
                 assert await handle.result(timeout=10) > lease.token
                 lease._held.end()

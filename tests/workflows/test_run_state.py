@@ -9,19 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import (
-    AsyncClient,
-    Client,
-    Context,
-    DurableMutex,
-    Engine,
-    InvalidKey,
-    StepFailed,
-    initial_lock_record,
-    workflow,
-)
+from holdfast import AsyncClient, Client, Context, Engine, StepFailed, workflow
 from holdfast.commands.runs import RecordRun
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import InvalidKey, StoreUnavailable
+from holdfast.state import DurableMutex, initial_lock_record
 from holdfast.testing import TestEngine
 
 

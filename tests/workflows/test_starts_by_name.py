@@ -10,15 +10,8 @@ import pytest
 import real_servers
 from providers import PROVIDERS
 
-from holdfast import (
-    AsyncClient,
-    Client,
-    Concurrency,
-    Context,
-    RunExists,
-    WorkflowDefinitionRequired,
-    workflow,
-)
+from holdfast import AsyncClient, Client, Concurrency, Context, workflow
+from holdfast.errors import RunExists, WorkflowDefinitionRequired
 
 
 @workflow(concurrency=Concurrency(max=1, key="."))
@@ -32,8 +25,8 @@ async def plain(ctx: Context, customer: str) -> None:
 
 
 @asynccontextmanager
-async def sync_client(keeper, url, folder):
-    del keeper, folder
+async def sync_client(heartbeats, url, folder):
+    del heartbeats, folder
     with Client(url) as client:
 
         async def start(*given, **options):
@@ -43,28 +36,28 @@ async def sync_client(keeper, url, folder):
 
 
 @asynccontextmanager
-async def async_client(keeper, url, folder):
-    del keeper, folder
+async def async_client(heartbeats, url, folder):
+    del heartbeats, folder
     async with AsyncClient(url) as client:
         yield client.events, client.runs.start
 
 
 @asynccontextmanager
-async def engine(keeper, url, folder):
+async def engine(heartbeats, url, folder):
     del url, folder
 
     async def start(*given, **options):
-        return (await keeper.start(*given, **options)).id
+        return (await heartbeats.start(*given, **options)).id
 
-    yield keeper.events, start
+    yield heartbeats.events, start
 
 
 def within_transactions(way):
     """The same, each start in a transaction of its own; one that is refused leaves the transaction as it was."""
 
     @asynccontextmanager
-    async def made(keeper, url, folder):
-        async with way(keeper, url, folder) as (events, start):
+    async def made(heartbeats, url, folder):
+        async with way(heartbeats, url, folder) as (events, start):
             with closing(connected(url, folder)) as db:
 
                 async def start_within(*given, **options):
@@ -100,10 +93,10 @@ def starting(request, tmp_path, engine_on):
 
     @asynccontextmanager
     async def made():
-        async with engine_on(url, []) as keeper, way(keeper, url, tmp_path) as (events, start):
+        async with engine_on(url, []) as heartbeats, way(heartbeats, url, tmp_path) as (events, start):
             told = []
             events.subscribe(lambda event: told.append((event.name, event.fields)))
-            yield keeper, told, start
+            yield heartbeats, told, start
 
     return url, made
 
@@ -112,10 +105,10 @@ def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(starting, p
     url, made = starting
 
     async def story():
-        async with made() as (keeper, told, start):
+        async with made() as (heartbeats, told, start):
             with pytest.raises(WorkflowDefinitionRequired, match="Nothing was started"):
                 await start("limited", "ann", require_definition=True)
-            assert (await keeper.list()).runs == ()
+            assert (await heartbeats.list()).runs == ()
             assert "definition_unknown" not in [name for name, _ in told]
             for name in ("limited", "plain"):
                 run = await start(name, "ann")
@@ -124,7 +117,7 @@ def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(starting, p
                 told.clear()
                 for name in ("limited", "plain"):
                     run = await start(name, "bob", require_definition=True)
-                    assert (await keeper.get(run)).workflow == name
+                    assert (await heartbeats.get(run)).workflow == name
             assert "definition_unknown" not in [name for name, _ in told]
 
     played(story)

@@ -10,16 +10,8 @@ import pytest
 import real_servers
 import sqlalchemy
 
-from holdfast import (
-    Client,
-    Context,
-    StepFailed,
-    StoreUnavailable,
-    UnknownRun,
-    WorkflowFailed,
-    current_step,
-    workflow,
-)
+from holdfast import Client, Context, StepFailed, StoreUnavailable, WorkflowFailed, current_step, workflow
+from holdfast.errors import UnknownRun
 
 
 @pytest.fixture

@@ -9,22 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
-    AsyncClient,
-    Client,
-    Context,
-    InvalidOption,
-    InvalidWorkflow,
-    Retry,
-    StepFailed,
-    WorkflowFailed,
-    step,
-    workflow,
-)
+from holdfast import AsyncClient, Client, Context, Retry, StepFailed, WorkflowFailed, step, workflow
 from holdfast.commands.runs import ClaimRuns, RecordRun
-from holdfast.errors import StoreUnavailable, StoreUnusable
+from holdfast.errors import InvalidOption, InvalidWorkflow, StoreUnavailable, StoreUnusable
 from holdfast.testing import TestEngine
-from holdfast.workflow.replay import Code
+from holdfast.workflow.replay import Replay
 
 
 class Dumb(Exception):
@@ -368,7 +357,7 @@ def test_a_fault_of_the_runtime_itself_is_a_failed_run(played, engine_on, monkey
 
     async def story():
         async with engine_on("memory://", [steps]) as engine:
-            monkeypatch.setattr(Code, "deliver", lambda _code, _entry: 1 // 0)
+            monkeypatch.setattr(Replay, "deliver", lambda _code, _entry: 1 // 0)
             with pytest.raises(WorkflowFailed, match="ZeroDivisionError"):
                 await (await engine.start(steps)).result(10)
 

@@ -14,20 +14,10 @@ import pydantic
 import pytest
 from waiting import eventually_async
 
-from holdfast import (
-    AsyncClient,
-    Client,
-    Context,
-    InvalidOption,
-    InvalidValue,
-    Retry,
-    StepFailed,
-    WorkflowFailed,
-    step,
-    workflow,
-)
+from holdfast import AsyncClient, Client, Context, Retry, StepFailed, WorkflowFailed, step, workflow
 from holdfast.commands import ForceRelease
-from holdfast.commands.runs import SeeRun
+from holdfast.commands.runs import ReadRun
+from holdfast.errors import InvalidOption, InvalidValue
 from holdfast.rules.runs.record import worker_key
 from holdfast.testing import TestEngine
 
@@ -197,7 +187,7 @@ def test_what_cannot_be_written_is_refused_at_the_call_with_its_place_and_change
             for signal in (handle.signal, _to(engine.signal, handle.id), _to(hf.runs.signal, handle.id)):
                 with pytest.raises(InvalidValue, match=rf"^the signal 'order' cannot hold this value: {PLACE}"):
                     await signal("order", UNFIT)
-            seen = await engine._worker.ask(SeeRun(run=handle.id, history=True))
+            seen = await engine._worker.ask(ReadRun(run=handle.id, history=True))
             assert (seen.claim.events, len(seen.claim.entries)) == ((), 1)
             await handle.signal("order", ORDER)
             assert await handle.result() == ORDER

@@ -14,27 +14,19 @@ from uuid import UUID
 
 import pytest
 
-from holdfast import (
-    Client,
-    Context,
-    Engine,
+from holdfast import Client, Context, Engine, Retry, StepFailed, WorkflowFailed, current_step, step, workflow
+from holdfast.errors import (
     InvalidKey,
     InvalidOption,
     InvalidValue,
     InvalidWorkflow,
     NotInWorkflow,
-    Retry,
     RunEnded,
     RunExists,
     RunResultTimeout,
-    StepFailed,
     StepTimeout,
     UnknownRun,
-    WorkflowFailed,
-    WorkflowTypeNotRegisteredError,
-    current_step,
-    step,
-    workflow,
+    WorkflowNotRegistered,
 )
 
 
@@ -513,7 +505,7 @@ def test_cancelling_reaches_a_running_step_a_sleep_a_parked_run_and_children(url
             raise
 
     @workflow
-    async def works(ctx, _):
+    async def runtime(ctx, _):
         await ctx.step("for ever", for_ever)
 
     @workflow
@@ -525,11 +517,11 @@ def test_cancelling_reaches_a_running_step_a_sleep_a_parked_run_and_children(url
 
     @workflow
     async def parent(ctx, _):
-        await ctx.child(works, None)
+        await ctx.child(runtime, None)
 
     async def story():
-        async with engine_on(url, [works, sleeps, parent], park_after=0.05) as engine:
-            handles = [await engine.start(flow, None, id=flow.name) for flow in (works, sleeps, parent)]
+        async with engine_on(url, [runtime, sleeps, parent], park_after=0.05) as engine:
+            handles = [await engine.start(flow, None, id=flow.name) for flow in (runtime, sleeps, parent)]
             while await handles[1].status() != "suspended" or (await engine.list(status="running")).runs == ():
                 await asyncio.sleep(0.01)
             for handle in handles:
@@ -839,7 +831,7 @@ def test_engines_leave_unknown_types_and_versions_alone_and_say_so(url, played, 
             named = await engine.start("order", None)
             assert await named.result() == 2
             assert await engine.unclaimed() == {"order@1": 1, "strange@*": 1}
-            with pytest.raises(WorkflowTypeNotRegisteredError, match="strange") as caught:
+            with pytest.raises(WorkflowNotRegistered, match="strange") as caught:
                 await engine.recover_all()
             assert caught.value.types == {"order@1": 1, "strange@*": 1}
             assert await engine.sweep() == 0

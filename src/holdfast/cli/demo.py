@@ -29,7 +29,7 @@ PATIENCE = 30.0
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
-class Worker:
+class DemoWorker:
     """A worker process, and what it has told so far."""
 
     def __init__(self, demo: Demo, name: str, job: str, *, stall: bool = False) -> None:
@@ -65,7 +65,7 @@ class Worker:
             try:
                 event = self._seen.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
-                raise NotSo(f"{self.name} should have told {name!r} within {PATIENCE:g} s") from None
+                raise DemoFailed(f"{self.name} should have told {name!r} within {PATIENCE:g} s") from None
             if event["event"] == name:
                 return event
 
@@ -97,7 +97,7 @@ class Worker:
             self._process.kill()
 
 
-class NotSo(Exception):
+class DemoFailed(Exception):
     """Something that the demo says was not so."""
 
 
@@ -110,7 +110,7 @@ class Demo:
         self.ledger = Path()
         self._console = console
         self._print = threading.Lock()
-        self._workers: list[Worker] = []
+        self._workers: list[DemoWorker] = []
         self._jobs: list[str] = []
 
     def run(self) -> bool:
@@ -125,7 +125,7 @@ class Demo:
                     scenes: list[Callable[[Client], None]] = [self._turns, self._killed, self._paused, self._count]
                     for scene in scenes:
                         scene(hf)
-            except NotSo as error:
+            except DemoFailed as error:
                 self._say(f"[bold red]This was not as promised:[/] {escape(str(error))}")
                 return False
             finally:
@@ -162,8 +162,8 @@ class Demo:
         with self._print:
             self._console.print(text, soft_wrap=True)
 
-    def _start(self, name: str, job: str, *, stall: bool = False) -> Worker:
-        worker = Worker(self, name, job, stall=stall)
+    def _start(self, name: str, job: str, *, stall: bool = False) -> DemoWorker:
+        worker = DemoWorker(self, name, job, stall=stall)
         self._workers.append(worker)
         if job not in self._jobs:
             self._jobs.append(job)
@@ -176,7 +176,7 @@ class Demo:
         started = time.monotonic()
         while not condition():
             if time.monotonic() - started > PATIENCE:
-                raise NotSo(f"{what} did not happen within {PATIENCE:g} s")
+                raise DemoFailed(f"{what} did not happen within {PATIENCE:g} s")
             time.sleep(0.01)
 
     def _turns(self, hf: Client) -> None:
@@ -192,7 +192,7 @@ class Demo:
             worker.until("released")
         order = [entry["worker"] for entry in self._entries()]
         if order != names:
-            raise NotSo(f"they came as {names} and wrote as {order}")
+            raise DemoFailed(f"they came as {names} and wrote as {order}")
 
     def _killed(self, hf: Client) -> None:
         self._say("\n[bold]2. kill -9.[/] A worker dies with the lock in its hand; another waits for the same job.")
@@ -229,10 +229,10 @@ class Demo:
             self._say(f"   {entry['job']}  by {entry['worker']:<5} token {entry['token']}")
         done = [entry["job"] for entry in entries]
         if done != self._jobs:
-            raise NotSo(f"every job should be there exactly once: {done}")
+            raise DemoFailed(f"every job should be there exactly once: {done}")
         tokens = [entry["token"] for entry in entries]
         if tokens != sorted(set(tokens)):
-            raise NotSo(f"tokens should only rise: {tokens}")
+            raise DemoFailed(f"tokens should only rise: {tokens}")
         self._say(f"   {len(done)} jobs, {len(self._workers)} workers, one killed, one paused: each job exactly once")
 
     def _entries(self) -> list[dict[str, Any]]:

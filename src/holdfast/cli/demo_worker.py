@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from .. import Client, LeaseLost, StaleToken, fenced_read, fenced_replace
+from .. import Client, LeaseLost, StaleToken
+from ..fencing import fenced_read, fenced_replace
 
 KEY = "ledger"
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 from rich.table import Table
 
-from .. import Client, StoreError, StoreNotInstalled
-from ..commands import Listed, ListLocks, Page
+from .. import Client
+from ..commands import ListedLock, ListLocks, LockPage
+from ..errors import StoreError, StoreNotInstalled
 from ..platform import host_clock
 from ..rules.lock_record import LockRecord
 from ..runtime.flows import SIGNS_OF_LIFE, Flow, send
@@ -58,8 +59,8 @@ def _examined(settings: Settings) -> Iterator[Finding]:
     try:
         with opened(settings) as hf:
             yield Finding(check="store", level="ok", detail=f"{hf.url}, namespace {hf.namespace}")
-            yield from hf.works.store.diagnose()
-            page = run(_everything(), hf.works.lanes)
+            yield from hf.runtime.store.diagnose()
+            page = run(_everything(), hf.runtime.batchers)
             for check in _CHECKS:
                 yield check(hf, page)
     except StoreNotInstalled:
@@ -70,20 +71,20 @@ def _examined(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _everything() -> Flow[Page]:
+def _everything() -> Flow[LockPage]:
     """All records of the namespace, idle ones too, as of the time of the last page."""
-    items: list[Listed] = []
+    items: list[ListedLock] = []
     after: str | None = ""
     while True:
         page, _ = yield from send(ListLocks(after=after or ""), role="queries")
-        assert isinstance(page, Page)  # noqa: S101  (the command's only answer)
+        assert isinstance(page, LockPage)  # noqa: S101  (the command's only answer)
         items += page.items
         if page.next is None:
-            return Page(items=tuple(items), next=None, now=page.now)
+            return LockPage(items=tuple(items), next=None, now=page.now)
         after = page.next
 
 
-def _clock(hf: Client, page: Page) -> Finding:
+def _clock(hf: Client, page: LockPage) -> Finding:
     """Whether the store's clock can be believed."""
     host = host_clock()
     if page.now < EARLIEST:
@@ -93,7 +94,7 @@ def _clock(hf: Client, page: Page) -> Finding:
             detail=f"the store's clock was never set: it shows {page.now / MICROSECONDS:.0f} seconds since 1970",
             advice="Set it (NTP) before locks are used: tokens follow the clock.",
         )
-    if not hf.works.store.capabilities.server_clock:
+    if not hf.runtime.store.capabilities.server_clock:
         return Finding(
             check="clock", level="ok", detail="the store's clock is this host's clock; there is no other to compare"
         )
@@ -107,7 +108,7 @@ def _clock(hf: Client, page: Page) -> Finding:
     return Finding(check="clock", level="ok", detail="the store's clock and this host's agree")
 
 
-def _clock_set_back(_hf: Client, page: Page) -> Finding:
+def _clock_set_back(_hf: Client, page: LockPage) -> Finding:
     """Whether something in the records happened in the clock's future."""
     ahead = {
         item.key: _newest(item.record) - page.now
@@ -136,7 +137,7 @@ def _newest(record: LockRecord) -> int:
     )
 
 
-def _dead_waiters(_hf: Client, page: Page) -> Finding:
+def _dead_waiters(_hf: Client, page: LockPage) -> Finding:
     """Who has missed two signs of life: with three within the time of a place, less than a third of it is left."""
     silent = [
         f"{item.key}: {waiter.label}, its place ends in {length((waiter.expires_at - page.now) / MICROSECONDS)}"
@@ -159,7 +160,7 @@ def _dead_waiters(_hf: Client, page: Page) -> Finding:
     )
 
 
-def _unreadable(_hf: Client, page: Page) -> Finding:
+def _unreadable(_hf: Client, page: LockPage) -> Finding:
     """Which records this version cannot read."""
     broken = [item.key for item in page.items if item.error]
     if not broken:
@@ -172,7 +173,7 @@ def _unreadable(_hf: Client, page: Page) -> Finding:
     )
 
 
-_CHECKS: tuple[Callable[[Client, Page], Finding], ...] = (_clock, _clock_set_back, _dead_waiters, _unreadable)
+_CHECKS: tuple[Callable[[Client, LockPage], Finding], ...] = (_clock, _clock_set_back, _dead_waiters, _unreadable)
 
 
 def _some(names: Sequence[str]) -> str:

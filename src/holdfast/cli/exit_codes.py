@@ -18,7 +18,8 @@ from typing import Any
 
 import click
 
-from .. import HoldfastError, InvalidKey, InvalidOption, StoreNotInstalled
+from .. import HoldfastError
+from ..errors import InvalidKey, InvalidOption, StoreNotInstalled
 from .output import harmless, tell
 
 FAILED = 1

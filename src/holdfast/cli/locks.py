@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from .. import Client, HoldfastError, LockInfo
+from .. import Client, HoldfastError
+from ..locks import LockInfo
 from ..locks.admin import MAX_REASON
 from .exit_codes import FAILED
 from .options import Settings, as_seconds, common, opened, pass_settings
@@ -14,7 +15,7 @@ from .output import console, left, length, lock_document, lock_table, moment, sa
 from .watch import watch_changes, watch_screen
 
 
-class Declined(HoldfastError):
+class ReleaseDeclined(HoldfastError):
     """Nobody was put out."""
 
 
@@ -149,7 +150,7 @@ def _confirmed(hf: Client, key: str) -> bool:
         say(f"{key} is held by {who(holder)} for {length(holder.age)}, since {moment(holder.since)}.", err=True)
     say("The process itself is not stopped: writes without a fence go on until it hears of it.", err=True)
     if not click.confirm("Put it out?", err=True):
-        raise Declined
+        raise ReleaseDeclined
     now = hf.locks.inspect(key)
     if {holder.token for holder in now.holders} - {holder.token for holder in before.holders}:
         raise ChangedHands

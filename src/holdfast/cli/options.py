@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 import click
 
-from .. import Client, InvalidKey, StoreUnusable, __version__
+from .. import Client, __version__
+from ..errors import InvalidKey, StoreUnusable
 from ..runtime.base import DEFAULT_URL
 from ..stores import unready
 from ..validation import checked_key, seconds

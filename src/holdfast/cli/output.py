@@ -126,7 +126,7 @@ def lock_table(locks: list[LockInfo]) -> Table:
 
 
 def _note(info: LockInfo, holder: HolderInfo) -> Text:
-    notes = [] if info.kind == "item" else [info.kind]
+    notes = [] if info.kind == "mutex" else [info.kind]
     if info.permits > 1:
         notes.append(f"{holder.weight} of {info.permits} permits")
     if holder.offered:

@@ -18,14 +18,16 @@ import click
 import msgspec
 from rich.table import Table
 
-from .. import Client, HoldfastError, InvalidOption, RunEnded, RunInfo, StoreUnusable
+from .. import Client, HoldfastError
+from ..errors import InvalidOption, RunEnded, StoreUnusable
 from ..rules.runs import record as rule
 from ..rules.runs.outcomes import Claim
 from ..runtime.codec import MAX_BYTES
 from ..runtime.runners import run as carry_out
 from ..validation import MICROSECONDS, seconds
+from ..workflow import RunInfo
 from ..workflow import journal as j
-from ..workflow.queries import Asking, info
+from ..workflow.queries import RunQueries, info
 from .exit_codes import FAILED
 from .options import Settings, common, opened, pass_settings
 from .output import console, length, moment, say, shown, tell
@@ -40,7 +42,7 @@ class NotRetried(HoldfastError):
     """Only a run that failed, was cancelled or timed out can be retried. Nothing was changed."""
 
 
-class Declined(HoldfastError):
+class RestartDeclined(HoldfastError):
     """Nothing was restarted."""
 
 
@@ -218,8 +220,8 @@ def _show(found: RunInfo, claim: Claim, waits: _Waits) -> None:
         say(f"  waits to be let in by its limits: {limits}")
     if found.due_at is not None:
         say(f"  sleeps until {moment(found.due_at)}, unless something comes")
-    if run.deaths:
-        say(f"  workers that died in a row while they drove it: {run.deaths} (stopped at {rule.POISONED})")
+    if run.crashes:
+        say(f"  workers that died in a row while they drove it: {run.crashes} (stopped at {rule.POISONED})")
     if found.parent is not None:
         say(f"  child of {found.parent}")
     if found.idempotency_key is not None:
@@ -393,7 +395,7 @@ def restart(settings: Settings, run_id: str, *, yes: bool) -> None:
             before = hf.runs.get(run_id)
             say(f"{run_id} of {_kind(before)} is {before.status}, with {before.entries - 1} entries.", err=True)
             if not click.confirm("Remove them and carry out every step once more?", err=True):
-                raise Declined
+                raise RestartDeclined
         hf.runs.restart(run_id)
         found, claim, _ = _seen(hf, run_id)
         workers = _able(hf, claim.run)
@@ -488,7 +490,7 @@ def _able(hf: Client, run: rule.Run) -> str:
 
 
 def _who_can(hf: Client, kind: str) -> list[str]:
-    return carry_out(Asking(hf, max_bytes=MAX_BYTES).who_can(kind), hf.works.lanes)
+    return carry_out(RunQueries(hf, max_bytes=MAX_BYTES).who_can(kind), hf.runtime.batchers)
 
 
 def _plainly(kind: str) -> str:
@@ -501,12 +503,12 @@ def _plainly(kind: str) -> str:
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Client]:
     with opened(settings) as hf:
-        if not hf.works.store.capabilities.workflows:
+        if not hf.runtime.store.capabilities.workflows:
             raise StoreUnusable(f"{hf.url} cannot run workflows: there are no runs in it.")
         yield hf
 
 
 def _seen(hf: Client, run_id: str, *, history: bool = False) -> tuple[RunInfo, Claim, int]:
     """A run as it is now: for people, as it is stored, and what time it is there."""
-    claim, seen = carry_out(Asking(hf, max_bytes=MAX_BYTES).see(run_id, history=history), hf.works.lanes)
+    claim, seen = carry_out(RunQueries(hf, max_bytes=MAX_BYTES).see(run_id, history=history), hf.runtime.batchers)
     return info(claim.run, holder=seen.holder), claim, seen.now

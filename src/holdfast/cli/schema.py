@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import InvalidOption
+from ..errors import InvalidOption
 from ..stores import open_store
 from ..stores.urls import scheme_of
 from .options import Settings, as_seconds, common, pass_settings

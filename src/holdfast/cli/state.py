@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import HoldfastError, InvalidValue
+from .. import HoldfastError
+from ..errors import InvalidValue
 from ..runtime.codec import encode_value
 from .options import Settings, common, opened, pass_settings
 from .output import say, tell
@@ -56,7 +57,7 @@ def set_(settings: Settings, key: str, value: str) -> None:
     """Replace the value under KEY by JSON ('-': read it from standard input)."""
     parsed = _parsed(value)
     with opened(settings, make=True) as hf:
-        if not hf.works.store.capabilities.shared:
+        if not hf.runtime.store.capabilities.shared:
             raise click.UsageError(
                 f"{hf.url} ends with this command, and the value with it: give the address of a store that stays.",
                 click.get_current_context(),

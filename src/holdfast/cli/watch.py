@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Group
 from rich.live import Live
 
-from .. import Client, LockInfo
+from .. import Client
+from ..locks import LockInfo
 from .output import console, lock_document, lock_table, say, shown, tell, who
 
 SOONEST = 0.05

@@ -27,7 +27,9 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import Engine, HoldfastError, Step, StoreError, Workflow
+from .. import Engine, HoldfastError
+from ..errors import StoreError
+from ..workflow import Step, Workflow
 from .exit_codes import FAILED
 from .options import Settings, as_seconds, common_elsewhere, pass_settings
 from .output import harmless, say, tell
@@ -80,7 +82,7 @@ def worker(settings: Settings, target: str | None, grace: float, ready_file: Pat
     engine = engine_of(target)
     _name(engine, target)
     _log_to_stderr()
-    code = asyncio.run(Shift(engine, grace, ready_file, as_json=settings.json).work())
+    code = asyncio.run(ServedEngine(engine, grace, ready_file, as_json=settings.json).work())
     _end(code)
 
 
@@ -156,7 +158,7 @@ def _engines_in(module: Any) -> str:
 # -- the work ---------------------------------------------------------------------------------------------------
 
 
-class Shift:
+class ServedEngine:
     """An engine at work, from its opening to its end."""
 
     def __init__(self, engine: Engine, grace: float, ready_file: Path | None, *, as_json: bool) -> None:

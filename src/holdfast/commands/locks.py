@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..rules import lock_outcomes as out
-from ..rules.lock import RETENTION, Lock, Step
+from ..rules.lock import RETENTION, LockState, Step
 from ..rules.lock_record import Kind, Label, LockRecord
 from ..rules.working_record import More
 from .base import PAGE, Command
@@ -26,7 +26,7 @@ class LockCommand(Command, frozen=True, kw_only=True):
 
     key: str
 
-    def decide(self, lock: Lock) -> out.Outcome:
+    def decide(self, lock: LockState) -> out.Outcome:
         """Decide on a record in its working form."""
         record, outcome = self.apply(lock.record(), lock.now)
         lock.read(record)
@@ -35,7 +35,7 @@ class LockCommand(Command, frozen=True, kw_only=True):
 
     def apply(self, record: LockRecord, now: int) -> Step:
         """Decide, without doing anything."""
-        lock = Lock(record, now)
+        lock = LockState(record, now)
         outcome = lock.answer(self.decide)
         return lock.record(), outcome
 
@@ -48,7 +48,7 @@ def decide_all(
     The outcomes, and the record but for its version, are those of the same commands one by one. Raises what a command
     raises, and then nothing has been decided. `more` brings the runs that the record does not list (`rules.overflow`).
     """
-    lock = Lock(record, now, more=more)
+    lock = LockState(record, now, more=more)
     outcomes = [lock.answer(command.decide) for command in commands]
     return lock.record(), outcomes
 
@@ -58,15 +58,15 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
 
     Answers `Granted`; with `queue`, `Queued` while others are in the way, else `Busy`; `Mismatch` when the
     key is in use as another kind; `TooHeavy` when it can never fit; `Gone` when the attempt was abandoned;
-    `QueueFull` when as many as may wait are waiting. Again: the same attempt (`id`) gets the same grant and token with
-    its full ttl, or keeps its place. A waiter must ask again within three fifths of `waiter_ttl`, and confirms an
+    `TooManyWaiters` when as many as may wait are waiting. Again: the same attempt (`id`) gets the same grant and token
+    with its full ttl, or keeps its place. A waiter must ask again within three fifths of `waiter_ttl`, and confirms an
     offer by asking again. Asking again within two fifths of it changes nothing, so a waiter may look often. It
     `listens` if hints for its id are received by a process.
     """
 
     id: str
     label: Label
-    kind: Kind = "item"
+    kind: Kind = "mutex"
     permits: int = 1
     weight: int = 1
     ttl: int | None
@@ -75,8 +75,8 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
     delay: int = 0
     listens: bool = False
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.acquire`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.acquire`."""
         return lock.acquire(
             id=self.id,
             label=self.label,
@@ -92,7 +92,7 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
 
 
 class Renew(LockCommand, frozen=True, kw_only=True):
-    """Prolong a living grant to `ttl` microseconds from now. Answers `Renewed` or `NotHeld`.
+    """Prolong a living grant to `ttl` microseconds from now. Answers `Renewed` or `NotHolder`.
 
     Needs id and token; a `lease` may be renewed by its owner's id alone (`token=None`). Again: prolongs again.
     """
@@ -101,38 +101,38 @@ class Renew(LockCommand, frozen=True, kw_only=True):
     token: int | None
     ttl: int | None
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.renew`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.renew`."""
         return lock.renew(id=self.id, token=self.token, ttl=self.ttl)
 
 
 class Release(LockCommand, frozen=True, kw_only=True):
-    """End a grant and offer what is free to the queue. Answers `Released` or `NotHeld`.
+    """End a grant and offer what is free to the queue. Answers `Released` or `NotHolder`.
 
     Needs id and token; a `lease` may be released by its owner's id alone (`token=None`).
-    Again: `NotHeld`, and nothing changes.
+    Again: `NotHolder`, and nothing changes.
     """
 
     id: str
     token: int | None
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.release`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.release`."""
         return lock.release(id=self.id, token=self.token)
 
 
 class PassOver(LockCommand, frozen=True, kw_only=True):
-    """End an offer that nobody can receive, before its time runs out. Answers `PassedOver` or `NotHeld`.
+    """End an offer that nobody can receive, before its time runs out. Answers `PassedOver` or `NotHolder`.
 
     Acts only on an offer to the attempt `id` under `token` that is not confirmed yet and can run out. The waiter goes
-    back to its place in the queue and is passed over until it asks again. Again: `NotHeld`, and nothing changes.
+    back to its place in the queue and is passed over until it asks again. Again: `NotHolder`, and nothing changes.
     """
 
     id: str
     token: int
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.pass_over`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.pass_over`."""
         return lock.pass_over(id=self.id, token=self.token)
 
 
@@ -146,13 +146,13 @@ class Abandon(LockCommand, frozen=True, kw_only=True):
     id: str
     ttl: int
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.abandon`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.abandon`."""
         return lock.abandon(id=self.id, ttl=self.ttl)
 
 
 class Transfer(LockCommand, frozen=True, kw_only=True):
-    """Give a living grant to the attempt `to_id`, in one step. Answers `Transferred`, `NotHeld`, `TargetHolds`.
+    """Give a living grant to the attempt `to_id`, in one step. Answers `Transferred`, `NotHolder`, `TargetHolds`.
 
     Again: the same answer, as long as the target holds.
     """
@@ -163,8 +163,8 @@ class Transfer(LockCommand, frozen=True, kw_only=True):
     to_label: Label
     ttl: int | None
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.transfer`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.transfer`."""
         return lock.transfer(id=self.id, token=self.token, to_id=self.to_id, to_label=self.to_label, ttl=self.ttl)
 
 
@@ -178,8 +178,8 @@ class ForceRelease(LockCommand, frozen=True, kw_only=True):
     by: str
     reason: str
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.force_release`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.force_release`."""
         return lock.force_release(by=self.by, reason=self.reason)
 
 
@@ -192,21 +192,21 @@ class Settle(LockCommand, frozen=True, kw_only=True):
 
     leaving: bool = False
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.settled`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.settled`."""
         return lock.settled(leaving=self.leaving)
 
 
 class Inspect(LockCommand, frozen=True, kw_only=True):
-    """Look at one key without changing it. Answers `Seen`. Again: looks again."""
+    """Look at one key without changing it. Answers `LockSeen`. Again: looks again."""
 
-    def decide(self, lock: Lock) -> out.Outcome:
-        """Decide by `Lock.inspect`."""
+    def decide(self, lock: LockState) -> out.Outcome:
+        """Decide by `LockState.inspect`."""
         return lock.inspect()
 
 
 class ListLocks(Command, frozen=True, kw_only=True):
-    """Look at a page of keys in order, those with the prefix and after `after`. Answers `Page`. A read."""
+    """Look at a page of keys in order, those with the prefix and after `after`. Answers `LockPage`. A read."""
 
     prefix: str = ""
     after: str = ""
@@ -230,7 +230,7 @@ class Cleanup(Command, frozen=True, kw_only=True):
     retention: int = RETENTION
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class ListedLock(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a page. An unreadable record is shown with its error instead of being left out."""
 
     key: str
@@ -238,10 +238,10 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Page(out.Outcome, frozen=True, kw_only=True):
+class LockPage(out.Outcome, frozen=True, kw_only=True):
     """A page of keys, and the `after` of the next one (None: that was all)."""
 
-    items: tuple[Listed, ...]
+    items: tuple[ListedLock, ...]
     next: str | None
     now: int
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs import admission, transitions
-from ..rules.runs.limits import Terms
-from ..rules.runs.lock_requests import Ask
-from ..rules.runs.outcomes import Census, Owned, RunPage, TermsDiffer
-from ..rules.runs.record import Event, NewRun, Scalar, Then
-from ..rules.runs.repository import Book, RunFilter
+from ..rules.runs.limits import WorkflowLimits
+from ..rules.runs.lock_requests import LockRequest
+from ..rules.runs.outcomes import LimitsDiffer, OwnedRuns, RunCounts, RunPage
+from ..rules.runs.record import Ending, NewRun, RunEvent, Scalar
+from ..rules.runs.repository import RunFilter, RunRepository
 from ..rules.slot import Swap
 from .base import PAGE, Command
 
@@ -20,7 +20,7 @@ from .base import PAGE, Command
 class RunCommand(Command, frozen=True, kw_only=True):
     """A command about runs. Atomic by itself and independent of its neighbours."""
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide and write."""
         raise NotImplementedError
 
@@ -28,7 +28,7 @@ class RunCommand(Command, frozen=True, kw_only=True):
 class StartRun(RunCommand, frozen=True, kw_only=True):
     """Start a run; with `worker`, for that worker at once.
 
-    Answers `Started`, `RunTaken`, `WorkerGone`; `Limited` when one of its places is full and says so; `TermsDiffer`
+    Answers `Started`, `RunTaken`, `WorkerGone`; `Limited` when one of its places is full and says so; `LimitsDiffer`
     when its places were found by other terms than the latest. A run of the same workflow with the same idempotency key
     is answered instead, not fresh. Again: the same run.
     """
@@ -36,33 +36,33 @@ class StartRun(RunCommand, frozen=True, kw_only=True):
     new: NewRun
     worker: str = ""
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.start`."""
         return transitions.start(book, now, self.new, self.worker)
 
 
-class PublishTerms(RunCommand, frozen=True, kw_only=True):
-    """Make the limits of a workflow known. Answers `TermsPublished`. Again: the same.
+class PublishLimits(RunCommand, frozen=True, kw_only=True):
+    """Make the limits of a workflow known. Answers `LimitsPublished`. Again: the same.
 
     Those of a higher version stay; who has room by the new ones is let in at once, and nobody is put out.
     """
 
     workflow: str
-    terms: Terms
+    terms: WorkflowLimits
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.admitting.publish`."""
         return admission.publish(book, now, self.workflow, self.terms)
 
 
-class SeeTerms(RunCommand, frozen=True, kw_only=True):
-    """Look at the limits of a workflow. Answers `TermsDiffer`. A read."""
+class ReadLimits(RunCommand, frozen=True, kw_only=True):
+    """Look at the limits of a workflow. Answers `LimitsDiffer`. A read."""
 
     workflow: str
 
-    def apply(self, book: Book, now: int) -> Outcome:  # noqa: ARG002
+    def apply(self, book: RunRepository, now: int) -> Outcome:  # noqa: ARG002
         """Look."""
-        return TermsDiffer(terms=book.terms(self.workflow))
+        return LimitsDiffer(terms=book.terms(self.workflow))
 
 
 class ClaimRuns(RunCommand, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
     suspects: int = 1
     runs: tuple[str, ...] = ()
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.claim`."""
         return transitions.claim(
             book,
@@ -98,7 +98,7 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
 class RecordRun(RunCommand, frozen=True, kw_only=True):
     """Add entries to the journal after the first `at`, start children, ask for locks, park or end. Needs the fence.
 
-    Answers `Recorded` with the events after `seen`, or `Refused`. While there are such events the run neither parks
+    Answers `Recorded` with the events after `seen`, or `RunRefused`. While there are such events the run neither parks
     nor ends, and the answer is not `done`. The end of a run is an event for its parent. Again: the same answer.
     With `swap` a state slot is written in the same step; where another write came first, nothing at all is done, and
     the answer is `Conflict` with what the slot holds now. `stuck` are the children for whose ends the run waits, where
@@ -111,14 +111,14 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     request: str
     entries: tuple[str, ...] = ()
     seen: int = 0
-    then: Then | None = None
+    then: Ending | None = None
     children: tuple[NewRun, ...] = ()
     attributes: dict[str, Scalar] | None = None
     swap: Swap | None = None
-    asks: tuple[Ask, ...] = ()
+    lock_requests: tuple[LockRequest, ...] = ()
     stuck: tuple[str, ...] | None = None
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.record`."""
         return transitions.record(
             book,
@@ -133,22 +133,22 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
             attributes=self.attributes,
             request=self.request,
             swap=self.swap,
-            asks=self.asks,
+            lock_requests=self.lock_requests,
             stuck=self.stuck,
         )
 
 
 class PostEvent(RunCommand, frozen=True, kw_only=True):
-    """Put an event into the inbox of a living run. Answers `Posted`, or `Refused` when it has ended or is not there.
+    """Put an event into the inbox of a living run. Answers `Posted`, or `RunRefused` when it has ended or is not there.
 
     Of events with the same key the first is kept, and answered again. A run that nobody drives becomes due. One that
     was cancelled before it ever began has ended with that.
     """
 
     run: str
-    event: Event
+    event: RunEvent
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.post`."""
         return transitions.post(book, now, self.run, self.event)
 
@@ -156,8 +156,8 @@ class PostEvent(RunCommand, frozen=True, kw_only=True):
 class ReviveRun(RunCommand, frozen=True, kw_only=True):
     """Let a run begin again after its first `keep` entries, without the events `forget`.
 
-    Answers `Posted`; `Refused` while somebody living drives it, or when its fence is not the one that the caller saw;
-    `Limited` where one that has ended is kept out by a limit. Again: the same.
+    Answers `Posted`; `RunRefused` while a living worker drives it, or when its fence is not the one that the caller
+    saw; `Limited` where a run that has ended is kept out by a limit. Again: the same.
     """
 
     run: str
@@ -167,7 +167,7 @@ class ReviveRun(RunCommand, frozen=True, kw_only=True):
     forget: tuple[int, ...] = ()
     fresh: bool = False
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.revive`."""
         return transitions.revive(
             book,
@@ -187,18 +187,18 @@ class WatchRun(RunCommand, frozen=True, kw_only=True):
     run: str
     id: str
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.watch`."""
         return transitions.watch(book, now, self.run, self.id)
 
 
-class SeeRun(RunCommand, frozen=True, kw_only=True):
+class ReadRun(RunCommand, frozen=True, kw_only=True):
     """Look at a run; with `history` at its whole journal and inbox. Answers `RunSeen`. A read."""
 
     run: str
     history: bool = False
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Tell by `rules.runs.see`."""
         return transitions.see(book, now, self.run, history=self.history)
 
@@ -210,7 +210,7 @@ class ListRuns(RunCommand, frozen=True, kw_only=True):
     after: tuple[int, str] | None = None
     limit: int = PAGE
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Look, one further than asked, to know whether there is more."""
         limit = max(1, self.limit)
         found = book.page(self.wanted, self.after, limit + 1)
@@ -219,62 +219,70 @@ class ListRuns(RunCommand, frozen=True, kw_only=True):
 
 
 class CountRuns(RunCommand, frozen=True, kw_only=True):
-    """Count the living runs of each type. Answers `Census`. A read."""
+    """Count the living runs of each type. Answers `RunCounts`. A read."""
 
-    def apply(self, book: Book, now: int) -> Outcome:  # noqa: ARG002
+    def apply(self, book: RunRepository, now: int) -> Outcome:  # noqa: ARG002
         """Count."""
-        return Census(counts=book.census())
+        return RunCounts(counts=book.run_counts())
 
 
-class OwnedRuns(RunCommand, frozen=True, kw_only=True):
-    """Look which runs the store counts as this worker's. Answers `Owned`. A read."""
+class ListOwnedRuns(RunCommand, frozen=True, kw_only=True):
+    """Look which runs the store counts as this worker's. Answers `OwnedRuns`. A read."""
 
     worker: str
 
-    def apply(self, book: Book, now: int) -> Outcome:  # noqa: ARG002
+    def apply(self, book: RunRepository, now: int) -> Outcome:  # noqa: ARG002
         """Look."""
-        return Owned(runs={run.id: (run.fence, run.posted) for run in book.owned(self.worker, None)})
+        return OwnedRuns(runs={run.id: (run.fence, run.posted) for run in book.owned(self.worker, None)})
 
 
-class RunsOutlook(RunCommand, frozen=True, kw_only=True):
-    """Look when there will be something to claim of these types. Answers `Outlook`. A read."""
+class ReadNextDue(RunCommand, frozen=True, kw_only=True):
+    """Look when there will be something to claim of these types. Answers `NextDue`. A read."""
 
     types: tuple[str, ...]
 
-    def apply(self, book: Book, now: int) -> Outcome:
-        """Tell by `rules.runs.outlook`."""
-        return transitions.outlook(book, now, self.types)
+    def apply(self, book: RunRepository, now: int) -> Outcome:
+        """Tell by `rules.runs.next_due`."""
+        return transitions.next_due(book, now, self.types)
 
 
 class ListWorkers(RunCommand, frozen=True, kw_only=True):
-    """Look which workers live, and what each can drive. Answers `WorkersSeen`, the latest last. A read."""
+    """Look which workers live, and what each can drive. Answers `WorkerList`, the latest last. A read."""
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Tell by `rules.runs.workers`."""
         return transitions.workers(book, now)
 
 
-class EnlistWorker(RunCommand, frozen=True, kw_only=True):
-    """Make a worker known whose lease lives. Answers `Enlisted` or `WorkerGone`. Again: harmless."""
+class RegisterWorker(RunCommand, frozen=True, kw_only=True):
+    """Make a worker known whose lease lives. Answers `WorkerRegistered` or `WorkerGone`. Again: harmless."""
 
     worker: str
     name: str
     types: tuple[str, ...]
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.enlist`."""
         return transitions.enlist(book, now, worker=self.worker, name=self.name, types=self.types)
 
 
-class DismissWorker(RunCommand, frozen=True, kw_only=True):
-    """Forget a worker that goes; what it still has is free. Answers `Enlisted`. Again: harmless."""
+class UnregisterWorker(RunCommand, frozen=True, kw_only=True):
+    """Forget a worker that goes; what it still has is free. Answers `WorkerRegistered`. Again: harmless."""
 
     worker: str
 
-    def apply(self, book: Book, now: int) -> Outcome:
+    def apply(self, book: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.dismiss`."""
         return transitions.dismiss(book, now, self.worker)
 
 
-RUN_READS: tuple[type[Command], ...] = (SeeRun, SeeTerms, ListRuns, CountRuns, OwnedRuns, RunsOutlook, ListWorkers)
+RUN_READS: tuple[type[Command], ...] = (
+    ReadRun,
+    ReadLimits,
+    ListRuns,
+    CountRuns,
+    ListOwnedRuns,
+    ReadNextDue,
+    ListWorkers,
+)
 """Commands about runs that never write."""

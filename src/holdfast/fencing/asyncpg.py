@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from asyncpg import Record  # type: ignore[import-untyped]  # it carries no types
 
 from ..errors import InvalidOption
-from .postgres import Ask, Rows, judge, run_async
+from .postgres import FenceStatement, Rows, judge, run_async
 from .tokens import Offer
 
 
@@ -30,7 +30,7 @@ async def guard_async(connection: AsyncpgConnection, resource: str, offer: Offer
             "`async with connection.transaction():`."
         )
 
-    async def rows(ask: Ask) -> Rows:
+    async def rows(ask: FenceStatement) -> Rows:
         order = list(ask.values)
         text = ask.text(lambda name: f"${order.index(name) + 1}")
         found: Rows = await connection.fetch(text, *ask.values.values(), record_class=Record)  # not the user's own

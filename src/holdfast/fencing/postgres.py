@@ -61,7 +61,7 @@ def _creation() -> str:
 CREATE = _creation()
 
 
-class Ask(NamedTuple):
+class FenceStatement(NamedTuple):
     """One statement. Values stand where each driver wants them to."""
 
     template: str
@@ -75,15 +75,15 @@ class Ask(NamedTuple):
 
 
 Rows = Sequence[Sequence[Any]]
-Judge = Generator[Ask, Rows, None]
+Judge = Generator[FenceStatement, Rows, None]
 
 
 def judge(resource: str, offer: Offer) -> Judge:
     """Remember the floor, or raise `StaleToken` with the highest that stands in the way."""
     table = yield from _table()
-    if (yield Ask(REMEMBER, table, {"resource": resource, "floor": offer.floor, "token": offer.token})):
+    if (yield FenceStatement(REMEMBER, table, {"resource": resource, "floor": offer.floor, "token": offer.token})):
         return
-    rows = yield Ask(HIGHEST, table, {"resource": resource})
+    rows = yield FenceStatement(HIGHEST, table, {"resource": resource})
     highest = rows[0][0] if rows else None
     if highest is None or highest <= offer.token:
         raise StoreUnusable(
@@ -94,9 +94,9 @@ def judge(resource: str, offer: Offer) -> Judge:
     raise StaleToken(resource=resource, offered=offer.token, highest=int(highest))
 
 
-def _table() -> Generator[Ask, Rows, str]:
+def _table() -> Generator[FenceStatement, Rows, str]:
     """The name of the table, with its schema. It is made where there is none, within the user's transaction."""
-    ((found, persistence, home, may_create),) = yield Ask(FIND)
+    ((found, persistence, home, may_create),) = yield FenceStatement(FIND)
     if found is not None:
         if persistence != PERMANENT:
             raise StoreUnusable(
@@ -111,12 +111,12 @@ def _table() -> Generator[Ask, Rows, str]:
             f"there is no table {TABLE} on the search_path, and this role may not create one in {home}. Nothing was "
             "written. Let the owner run fences.sql, which is in the package holdfast.fencing."
         )
-    yield Ask(TAKE_TURNS)
-    yield Ask(CREATE, f"{home}.{TABLE}", answers=False)
+    yield FenceStatement(TAKE_TURNS)
+    yield FenceStatement(CREATE, f"{home}.{TABLE}", answers=False)
     return f"{home}.{TABLE}"
 
 
-def run(judging: Judge, execute: Callable[[Ask], Rows]) -> None:
+def run(judging: Judge, execute: Callable[[FenceStatement], Rows]) -> None:
     """Ask until it is decided."""
     try:
         ask = next(judging)
@@ -126,7 +126,7 @@ def run(judging: Judge, execute: Callable[[Ask], Rows]) -> None:
         return
 
 
-async def run_async(judging: Judge, execute: Callable[[Ask], Awaitable[Rows]]) -> None:
+async def run_async(judging: Judge, execute: Callable[[FenceStatement], Awaitable[Rows]]) -> None:
     """Ask until it is decided, on an event loop."""
     try:
         ask = next(judging)

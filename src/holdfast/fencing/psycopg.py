@@ -15,7 +15,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from ..errors import InvalidOption
-from .postgres import Ask, Rows, judge, run, run_async
+from .postgres import FenceStatement, Rows, judge, run, run_async
 from .tokens import Offer
 
 
@@ -60,7 +60,7 @@ def _opens(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
     return status == TransactionStatus.IDLE
 
 
-def _text(connection: Connection[Any] | AsyncConnection[Any], ask: Ask) -> bytes:
+def _text(connection: Connection[Any] | AsyncConnection[Any], ask: FenceStatement) -> bytes:
     text = ask.text(lambda name: f"%({name})s", lambda table: table.replace("%", "%%"))
     return text.encode(connection.info.encoding)
 
@@ -68,13 +68,13 @@ def _text(connection: Connection[Any] | AsyncConnection[Any], ask: Ask) -> bytes
 # Each statement has a cursor of its own: in a pipeline one that is used twice may show the answer to the first.
 
 
-def _rows(connection: Connection[Any], ask: Ask) -> Rows:
+def _rows(connection: Connection[Any], ask: FenceStatement) -> Rows:
     with Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(_text(connection, ask), ask.values)
         return cursor.fetchall() if ask.answers else ()
 
 
-async def _rows_async(connection: AsyncConnection[Any], ask: Ask) -> Rows:
+async def _rows_async(connection: AsyncConnection[Any], ask: FenceStatement) -> Rows:
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(_text(connection, ask), ask.values)
         return await cursor.fetchall() if ask.answers else ()

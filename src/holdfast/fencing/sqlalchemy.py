@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from ..errors import InvalidOption, StaleToken
 from . import sqlite
-from .postgres import Ask, Rows, judge, run
+from .postgres import FenceStatement, Rows, judge, run
 from .tokens import Offer
 
 
@@ -68,7 +68,7 @@ def _commits_by_itself(connection: Connection) -> bool:
     return setting
 
 
-def _rows(connection: Connection, ask: Ask) -> Rows:
+def _rows(connection: Connection, ask: FenceStatement) -> Rows:
     types = {str: String, int: BigInteger}
     statement = text(ask.text(lambda name: f":{name}", lambda table: table.replace(":", r"\:"))).bindparams(
         *(bindparam(name, value, types[type(value)]) for name, value in ask.values.items())

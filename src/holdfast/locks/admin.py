@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ..commands import Cleanup, ForceRelease, Inspect, ListLocks, Page, Swept
+from ..commands import Cleanup, ForceRelease, Inspect, ListLocks, LockPage, Swept
 from ..commands.runs import PostEvent
 from ..errors import InvalidOption
 from ..rules import lock_outcomes as out
 from ..rules.lock_record import EMPTY, Holder, LockRecord, Waiter
 from ..rules.runs.lock_requests import asker_of
-from ..rules.runs.record import Event
+from ..rules.runs.record import RunEvent
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow, Submit, send
 from ..runtime.runners import run, run_async
@@ -150,7 +150,7 @@ class BaseLocks:
         after: str | None = ""
         while after is not None:
             page, _ = yield from send(ListLocks(prefix=prefix, after=after), role="queries")
-            assert isinstance(page, Page)  # noqa: S101  (the command's only answer)
+            assert isinstance(page, LockPage)  # noqa: S101  (the command's only answer)
             found += [
                 _info(item.key, item.record, page.now, item.error)
                 for item in page.items
@@ -161,7 +161,7 @@ class BaseLocks:
 
     def _inspect(self, key: str) -> Flow[LockInfo]:
         seen, _ = yield from send(Inspect(key=checked_key(key)), role="queries")
-        assert isinstance(seen, out.Seen)  # noqa: S101  (the command's only answer)
+        assert isinstance(seen, out.LockSeen)  # noqa: S101  (the command's only answer)
         return _info(key, seen.record, seen.now)
 
     def _force_release(self, key: str, reason: str) -> Flow[tuple[HolderInfo, ...]]:
@@ -178,7 +178,7 @@ class BaseLocks:
         )
         for asker in (asker_of(holder.id) for holder in done.holders):
             if asker is not None:  # nobody renews the lock of a run: it is told to look
-                yield from send(PostEvent(run=asker[0], event=Event(kind="lock", name=str(asker[1]))))
+                yield from send(PostEvent(run=asker[0], event=RunEvent(kind="lock", name=str(asker[1]))))
         return tuple(_holder(holder, done.now) for holder in done.holders)
 
     def _cleanup(self) -> Flow[int]:
@@ -197,19 +197,19 @@ class Locks(BaseLocks):
 
     def list(self, prefix: str = "") -> list[LockInfo]:
         """Every lock that is held or waited for, in order of its key."""
-        return run(self._list(prefix), self._client.works.lanes)
+        return run(self._list(prefix), self._client.runtime.batchers)
 
     def inspect(self, key: str) -> LockInfo:
         """One lock: its holders with token, age and time left, its waiters in order. Changes nothing."""
-        return run(self._inspect(key), self._client.works.lanes)
+        return run(self._inspect(key), self._client.runtime.batchers)
 
     def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
         """Put every holder out. Kept with the lock: who did it and why. The fence stays, the queue moves up."""
-        return run(self._force_release(key, reason), self._client.works.lanes)
+        return run(self._force_release(key, reason), self._client.runtime.batchers)
 
     def cleanup(self) -> int:
         """Remove records that nobody has used for longer than the client's retention. Returns how many."""
-        return run(self._cleanup(), self._client.works.lanes)
+        return run(self._cleanup(), self._client.runtime.batchers)
 
 
 class AsyncLocks(BaseLocks):
@@ -217,16 +217,16 @@ class AsyncLocks(BaseLocks):
 
     async def list(self, prefix: str = "") -> list[LockInfo]:
         """Every lock that is held or waited for, in order of its key."""
-        return await run_async(self._list(prefix), self._client.works.lanes)
+        return await run_async(self._list(prefix), self._client.runtime.batchers)
 
     async def inspect(self, key: str) -> LockInfo:
         """One lock: its holders with token, age and time left, its waiters in order. Changes nothing."""
-        return await run_async(self._inspect(key), self._client.works.lanes)
+        return await run_async(self._inspect(key), self._client.runtime.batchers)
 
     async def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
         """Put every holder out. Kept with the lock: who did it and why. The fence stays, the queue moves up."""
-        return await run_async(self._force_release(key, reason), self._client.works.lanes)
+        return await run_async(self._force_release(key, reason), self._client.runtime.batchers)
 
     async def cleanup(self) -> int:
         """Remove records that nobody has used for longer than the client's retention. Returns how many."""
-        return await run_async(self._cleanup(), self._client.works.lanes)
+        return await run_async(self._cleanup(), self._client.runtime.batchers)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import LeaseLost, StoreError
-from ..runtime.grant import Held
+from ..runtime.grant import LocalGrant
 from .lease import AsyncLease
 
 
@@ -63,7 +63,7 @@ class Cancellable:
         return ours_alone and isinstance(error, asyncio.CancelledError)
 
 
-class Block(Cancellable):
+class LeaseScope(Cancellable):
     """The inside of an `async with`, cancelled when its lease is lost."""
 
     __slots__ = ("_lease", "_loop", "depth")
@@ -75,7 +75,7 @@ class Block(Cancellable):
         self._lease = lease
         lease._held.when_over(self._alarm)  # noqa: SLF001  (leases and locks are one house)
 
-    def _alarm(self, held: Held) -> None:
+    def _alarm(self, held: LocalGrant) -> None:
         if held.state != "lost":
             return
         try:

@@ -11,13 +11,13 @@ from ..runtime.base import BaseClient
 from ..runtime.flows import Flow
 from ..validation import Duration
 from .acquire import LeaseT, take
-from .options import checked_terms
+from .options import checked_options
 
 
 def hold(client: BaseClient, key: str, ttl: Duration, owner: str | None, kind: type[LeaseT]) -> Flow[LeaseT | None]:
     """Take the hold, or return None while somebody has it."""
-    terms = checked_terms(key, kind="hold", ttl=ttl, wait=0, owner=owner)
+    options = checked_options(key, kind="hold", ttl=ttl, wait=0, owner=owner)
     try:
-        return (yield from take(client, terms, 0, kind))
+        return (yield from take(client, options, 0, kind))
     except LockTimeout:
         return None

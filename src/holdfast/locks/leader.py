@@ -23,13 +23,13 @@ from ..errors import ClientClosed, InvalidOption, LeaseLost, NotHeld, StoreError
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow, Wait
 from ..runtime.misuse import AsyncOnly
-from ..runtime.notifier import Flag, running_loop
+from ..runtime.notifier import Notifier, running_loop
 from ..runtime.runners import run, run_async
 from ..validation import MICROSECONDS, Duration, checked_key
 from .acquire import take
-from .cancel_scope import Block, Leaving
+from .cancel_scope import LeaseScope, Leaving
 from .lease import AsyncLease, BaseLease, Lease
-from .options import RENEWALS, Terms, checked_terms, checked_wait
+from .options import RENEWALS, LockOptions, checked_options, checked_wait
 from .process_queue import Context, current_context
 
 TTL = 15
@@ -43,13 +43,13 @@ def leader_key(name: str) -> str:
     return checked_key(f"leader:{checked_key(name, what='name')}")
 
 
-def leader_terms(
+def leader_options(
     name: str, *, ttl: Duration, owner: str | None, renew_every: Duration | None, max_stall: Duration | None
-) -> Terms:
+) -> LockOptions:
     """The checked options of a leadership."""
     key = leader_key(name)
-    return checked_terms(
-        key, kind="item", ttl=ttl, wait=None, owner=owner, renew_every=renew_every, max_stall=max_stall
+    return checked_options(
+        key, kind="mutex", ttl=ttl, wait=None, owner=owner, renew_every=renew_every, max_stall=max_stall
     )
 
 
@@ -73,10 +73,10 @@ class AsyncTerm(AsyncLease):
     """One term of a leader. As a block it is cancelled when the term is lost, and the next one may follow."""
 
     leader: object = None
-    block: Block | None = None
+    block: LeaseScope | None = None
 
     async def __aenter__(self) -> Self:
-        self.block = Block(self)
+        self.block = LeaseScope(self)
         if not self.valid:  # lost or resigned in between: the block ends where it first waits
             self.block.fire()
         return self
@@ -104,13 +104,13 @@ class BaseLeader(Generic[T]):
 
     _term_type: type[T]
 
-    def __init__(self, client: BaseClient, terms: Terms, on_change: OnChange | None) -> None:
+    def __init__(self, client: BaseClient, options: LockOptions, on_change: OnChange | None) -> None:
         if on_change is not None and not callable(on_change):
             raise InvalidOption(f"on_change cannot be {on_change!r}: it is a function that is given the leader")
         self._client = client
         self._on_change = on_change
         me = weakref.ref(self)  # weak: the keeper has this, and must not keep leading one that was dropped
-        self._terms = replace(terms, on_lost=lambda _term: _tell(me))
+        self._options = replace(options, on_lost=lambda _term: _tell(me))
         self._term: T | None = None
         self._entered: dict[Context, list[T]] = {}
         self._told = False  # what was told last: whether this one leads
@@ -120,7 +120,7 @@ class BaseLeader(Generic[T]):
     @property
     def name(self) -> str:
         """What is led."""
-        return str(self._terms.key).removeprefix("leader:")
+        return str(self._options.key).removeprefix("leader:")
 
     @property
     def is_leader(self) -> bool:
@@ -140,7 +140,7 @@ class BaseLeader(Generic[T]):
         """Wait for one's turn to lead."""
         self._tell()
         self._loop = running_loop()
-        term = yield from take(self._client, self._terms, checked_wait(wait), self._term_type)
+        term = yield from take(self._client, self._options, checked_wait(wait), self._term_type)
         self._term = term
         term.leader = self  # type: ignore[attr-defined]
         term._in_hand = True  # noqa: SLF001  (leases and locks are one house)
@@ -151,14 +151,14 @@ class BaseLeader(Generic[T]):
 
     def _campaign_on(self) -> Flow[T]:
         """Wait for one's turn to lead, through times in which the store cannot be reached."""
-        pause = self._terms.ttl / MICROSECONDS / RENEWALS
+        pause = self._options.ttl / MICROSECONDS / RENEWALS
         while True:
             try:
                 return (yield from self._campaign(None))
             except StoreUnavailable as error:
-                owner = self._client.label(self._terms.owner).name
-                self._client.events.emit("campaign_failed", key=str(self._terms.key), owner=owner, error=str(error))
-                yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
+                owner = self._client.label(self._options.owner).name
+                self._client.events.emit("campaign_failed", key=str(self._options.key), owner=owner, error=str(error))
+                yield Wait(Notifier(), pause * random.uniform(0.5, 1.0))
 
     def _enter(self, term: T) -> T:
         """Remember the term of a block."""
@@ -217,7 +217,7 @@ class BaseLeader(Generic[T]):
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        key = str(self._terms.key)
+        key = str(self._options.key)
         self._client.events.emit("callback_failed", key=key, callback="on_change", error=repr(error))
 
 
@@ -247,14 +247,14 @@ class Leader(BaseLeader[Term]):
 
     _term_type = Term
 
-    def __init__(self, client: BaseClient, terms: Terms, on_change: OnChange | None) -> None:
+    def __init__(self, client: BaseClient, options: LockOptions, on_change: OnChange | None) -> None:
         if inspect.iscoroutinefunction(on_change):
             raise InvalidOption("on_change cannot be asynchronous here: nobody would await it. Use AsyncClient.")
-        super().__init__(client, terms, on_change)
+        super().__init__(client, options, on_change)
 
     def campaign(self, wait: Duration | None = None) -> Term:
         """Wait to become the leader (None: for ever), or raise `LockTimeout`."""
-        return run(self._campaign(wait), self._client.works.lanes)
+        return run(self._campaign(wait), self._client.runtime.batchers)
 
     def resign(self) -> None:
         """Give the current term up, if there is one."""
@@ -281,7 +281,7 @@ class Leader(BaseLeader[Term]):
     def __next__(self) -> Term:
         with suppress(StoreError):  # the keeper goes on giving it back
             self.resign()
-        return run(self._campaign_on(), self._client.works.lanes)
+        return run(self._campaign_on(), self._client.runtime.batchers)
 
     def __enter__(self) -> Term:
         return self._enter(self.campaign())
@@ -306,7 +306,7 @@ class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
 
     async def campaign(self, wait: Duration | None = None) -> AsyncTerm:
         """Wait to become the leader (None: for ever), or raise `LockTimeout`."""
-        return await run_async(self._campaign(wait), self._client.works.lanes)
+        return await run_async(self._campaign(wait), self._client.runtime.batchers)
 
     async def resign(self) -> None:
         """Give the current term up, if there is one. A block of it in another task is cancelled before."""
@@ -335,11 +335,11 @@ class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
     async def __anext__(self) -> AsyncTerm:
         with suppress(StoreError):  # the keeper goes on giving it back
             await self.resign()
-        return await run_async(self._campaign_on(), self._client.works.lanes)
+        return await run_async(self._campaign_on(), self._client.runtime.batchers)
 
     async def __aenter__(self) -> AsyncTerm:
         term = self._enter(await self.campaign())
-        term.block = Block(term)
+        term.block = LeaseScope(term)
         return term
 
     async def __aexit__(

@@ -1,6 +1,6 @@
 """The lease: what a holder has in hand.
 
-`Lease` and `AsyncLease` are thin; what they share is `BaseLease`, and the truth about the grant is in `Held`.
+`Lease` and `AsyncLease` are thin; what they share is `BaseLease`, and the truth about the grant is in `LocalGrant`.
 The flows of giving back, renewing and handing over are here, written once. A lease that is forgotten is no
 longer renewed, with a ResourceWarning, and ends when its time runs out.
 """
@@ -20,22 +20,22 @@ from ..errors import HoldNotReleasable, LeaseLost, StoreUnavailable
 from ..platform import elapsed
 from ..rules import lock_outcomes as out
 from ..runtime import flows
-from ..runtime.base import BaseClient, Works
+from ..runtime.base import BaseClient, Runtime
 from ..runtime.flows import Flow
-from ..runtime.grant import Held
-from ..runtime.heartbeats import Kept, Pulse
+from ..runtime.grant import LocalGrant
+from ..runtime.heartbeats import LoopProbe, Renewal
 from ..runtime.notifier import running_loop
 from ..runtime.runners import run, run_async
 from ..validation import checked_key
 from .local_queue import Turn
-from .options import Terms
-from .process_queue import gates
+from .options import LockOptions
+from .process_queue import queues
 
 
 class Lost:
     """Whether a lease is lost, for threads."""
 
-    def __init__(self, held: Held, *, renewed: bool) -> None:
+    def __init__(self, held: LocalGrant, *, renewed: bool) -> None:
         self._held = held
         self._renewed = renewed
 
@@ -74,13 +74,13 @@ class AsyncLost(Lost):
 class BaseLease:
     """What both kinds of lease have in common."""
 
-    def __init__(self, client: BaseClient, terms: Terms, held: Held, turn: Turn | None) -> None:
+    def __init__(self, client: BaseClient, options: LockOptions, held: LocalGrant, turn: Turn | None) -> None:
         self._client = client
-        self._works = client.works
-        self._terms = terms
+        self._runtime = client.runtime
+        self._options = options
         self._held = held
         self._turn = turn
-        self._kept: Kept | None = None
+        self._renewal: Renewal | None = None
         self._in_hand = False  # whether the caller has it: an interrupt may come just before
 
     @property
@@ -127,14 +127,14 @@ class BaseLease:
         return f"<{type(self).__name__} {self.key!r} owner={self.owner!r} token={self.token} {state}>"
 
     def __del__(self) -> None:
-        kept = getattr(self, "_kept", None)
-        if kept is not None and kept.held.state == "held" and not kept.held.inherited:
+        renewal = getattr(self, "_renewal", None)
+        if renewal is not None and renewal.held.state == "held" and not renewal.held.inherited:
             if not self._in_hand:
-                self._works.keeper.soon(partial(_give_up, self._works, kept.held))
+                self._runtime.heartbeats.soon(partial(_give_up, self._runtime, renewal.held))
                 return
-            kept.dropped = True
+            renewal.dropped = True
             warnings.warn(
-                f"the lease on {kept.held.key!r} was dropped without being released: it is no longer renewed and "
+                f"the lease on {renewal.held.key!r} was dropped without being released: it is no longer renewed and "
                 "ends when its time runs out. Use `with`, or keep the lease and release it.",
                 ResourceWarning,
                 stacklevel=2,
@@ -143,25 +143,25 @@ class BaseLease:
 
     # -- the flows ------------------------------------------------------------------------------------
 
-    def _start(self, sent: float, pulse: Pulse | None) -> None:
+    def _start(self, sent: float, probe: LoopProbe | None) -> None:
         """Renew from now on, and be loud when it is lost."""
-        terms, held = self._terms, self._held
-        if terms.kind == "hold":  # it simply ends with its window
+        options, held = self._options, self._held
+        if options.kind == "hold":  # it simply ends with its window
             return
-        held.when_over(_Teller(self, self._client, self._works, self._turn, terms))
+        held.when_over(_EndOfLease(self, self._client, self._runtime, self._turn, options))
         if self._turn is not None:
             self._turn.held, self._turn.lease = held, weakref.ref(self)
-            gates.granted(self._turn)
-        self._kept = Kept(
+            queues.granted(self._turn)
+        self._renewal = Renewal(
             held,
-            interval=terms.renew_every,
-            max_failures=terms.max_renew_failures,
-            max_stall=terms.max_stall,
-            pulse=pulse,
+            interval=options.renew_every,
+            max_failures=options.max_renew_failures,
+            max_stall=options.max_stall,
+            probe=probe,
             since=sent,
             handle=weakref.ref(self),
         )
-        self._works.keeper.keep(self._kept)
+        self._runtime.heartbeats.keep(self._renewal)
 
     def _give(self, grip: int | None = None) -> Flow[None]:
         """Give the lease back. Raises `LeaseLost` if it was lost before.
@@ -169,7 +169,7 @@ class BaseLease:
         Taken more than once, it ends with the last giving back: of the taking that is named, else of the latest.
         """
         held, turn = self._held, self._turn
-        if self._terms.kind == "hold":
+        if self._options.kind == "hold":
             raise HoldNotReleasable
         if held.state == "ended":
             return
@@ -178,16 +178,16 @@ class BaseLease:
         if needed:
             return
         try:
-            self._works.keeper.drop(held)
-            if (yield from flows.release(self._works, Release(key=held.key, id=held.id, token=held.token))):
+            self._runtime.heartbeats.drop(held)
+            if (yield from flows.release(self._runtime, Release(key=held.key, id=held.id, token=held.token))):
                 held.end()
             else:
                 held.lose("it was gone when it was to be released")
         except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
-            self._works.keeper.soon(partial(_give_up, self._works, held))
+            self._runtime.heartbeats.soon(partial(_give_up, self._runtime, held))
             raise
         except BaseException:  # interrupted anywhere: it is given back all the same
-            _give_up(self._works, held)
+            _give_up(self._runtime, held)
             raise
         if held.state == "lost":
             raise self._loss()
@@ -195,7 +195,7 @@ class BaseLease:
 
     def _prolong(self) -> Flow[None]:
         held = self._held
-        if self._terms.kind == "hold":
+        if self._options.kind == "hold":
             raise HoldNotReleasable
         self.check()
         sent = elapsed()
@@ -208,12 +208,12 @@ class BaseLease:
 
     def _hand_over(self, to_owner: str) -> Flow[Self]:
         """This lease ends and its successor begins, under a higher token, with nobody in between."""
-        held, works, turn = self._held, self._works, self._turn
-        if self._terms.kind == "hold":
+        held, runtime, turn = self._held, self._runtime, self._turn
+        if self._options.kind == "hold":
             raise HoldNotReleasable
         checked_key(to_owner)
         self.check()
-        to_id, sent = works.new_attempt(), elapsed()
+        to_id, sent = runtime.new_attempt(), elapsed()
         command = Transfer(
             key=held.key,
             id=held.id,
@@ -223,7 +223,7 @@ class BaseLease:
             ttl=held.ttl,
         )
         try:
-            works.keeper.drop(held)
+            runtime.heartbeats.drop(held)
             outcome, _ = yield from flows.send(command)
             if not isinstance(outcome, out.Transferred) or outcome.expires_at is None:
                 held.lose("it was gone when it was to be handed over")
@@ -233,15 +233,15 @@ class BaseLease:
                 del turn.grips[:-1]  # what was taken several times is handed over once
             held.end()
         except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
-            works.keeper.soon(partial(_lose_track, works, held, to_id))
+            runtime.heartbeats.soon(partial(_lose_track, runtime, held, to_id))
             raise
         except LeaseLost:
             raise
         except BaseException as error:  # interrupted anywhere: whoever has it now gives it back
-            if isinstance(error, StoreUnavailable) and not error.ambiguous and self._kept is not None:
-                works.keeper.keep(self._kept)
+            if isinstance(error, StoreUnavailable) and not error.ambiguous and self._renewal is not None:
+                runtime.heartbeats.keep(self._renewal)
             else:
-                _lose_track(works, held, to_id)
+                _lose_track(runtime, held, to_id)
             raise
         self._client.events.emit("lease_transferred", key=held.key, owner=held.owner, token=outcome.token, to=to_owner)
         return successor
@@ -249,8 +249,8 @@ class BaseLease:
     def _successor(self, command: Transfer, outcome: out.Transferred, expires_at: int, sent: float) -> Self:
         successor = type(self)(
             self._client,
-            self._terms,
-            Held(
+            self._options,
+            LocalGrant(
                 key=command.key,
                 id=command.to_id,
                 owner=command.to_label.name,
@@ -262,7 +262,7 @@ class BaseLease:
             ),
             self._turn,
         )
-        successor._start(sent, None if self._kept is None else self._kept.pulse)  # noqa: SLF001
+        successor._start(sent, None if self._renewal is None else self._renewal.probe)  # noqa: SLF001
         return successor
 
     def _loss(self) -> LeaseLost:
@@ -292,11 +292,11 @@ class Lease(BaseLease):
     @property
     def lost(self) -> Lost:
         """`is_set()` tells whether the lease is lost, `wait()` blocks until it is."""
-        return Lost(self._held, renewed=self._terms.kind != "hold")
+        return Lost(self._held, renewed=self._options.kind != "hold")
 
     def renew(self) -> None:
         """Prolong the lease by its ttl now. Raises `LeaseLost` if that is not possible any more."""
-        run(self._prolong(), self._works.lanes)
+        run(self._prolong(), self._runtime.batchers)
 
     def release(self) -> None:
         """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before.
@@ -304,11 +304,11 @@ class Lease(BaseLease):
         Of a lease that was taken several times (`reentrant=True`) each call gives one taking back, the latest first. A
         block whose taking was given back within it has nothing left to give back when it is left.
         """
-        run(self._give(), self._works.lanes)
+        run(self._give(), self._runtime.batchers)
 
     def transfer(self, to_owner: str) -> Lease:
         """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
-        lease = run(self._hand_over(to_owner), self._works.lanes)
+        lease = run(self._hand_over(to_owner), self._runtime.batchers)
         lease._in_hand = True  # noqa: SLF001
         return lease
 
@@ -319,11 +319,11 @@ class AsyncLease(BaseLease):
     @property
     def lost(self) -> AsyncLost:
         """`is_set()` tells whether the lease is lost, `await wait()` returns when it is."""
-        return AsyncLost(self._held, renewed=self._terms.kind != "hold")
+        return AsyncLost(self._held, renewed=self._options.kind != "hold")
 
     async def renew(self) -> None:
         """Prolong the lease by its ttl now. Raises `LeaseLost` if that is not possible any more."""
-        await run_async(self._prolong(), self._works.lanes)
+        await run_async(self._prolong(), self._runtime.batchers)
 
     async def release(self) -> None:
         """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before.
@@ -331,52 +331,54 @@ class AsyncLease(BaseLease):
         Of a lease that was taken several times (`reentrant=True`) each call gives one taking back, the latest first. A
         block whose taking was given back within it has nothing left to give back when it is left.
         """
-        await run_async(self._give(), self._works.lanes)
+        await run_async(self._give(), self._runtime.batchers)
 
     async def transfer(self, to_owner: str) -> AsyncLease:
         """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
-        lease = await run_async(self._hand_over(to_owner), self._works.lanes)
+        lease = await run_async(self._hand_over(to_owner), self._runtime.batchers)
         lease._in_hand = True  # noqa: SLF001
         return lease
 
 
-def _give_up(works: Works, held: Held) -> None:
+def _give_up(runtime: Runtime, held: LocalGrant) -> None:
     """Give back what no caller ever had in hand."""
-    works.keeper.drop(held)
+    runtime.heartbeats.drop(held)
     held.end()
-    works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+    runtime.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
 
 
-def _lose_track(works: Works, held: Held, to_id: str) -> None:
+def _lose_track(runtime: Runtime, held: LocalGrant, to_id: str) -> None:
     """A handing over ended in the dark: neither side may go on holding."""
     held.lose("it is not known whether it was handed over")
-    works.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
-    works.give_back(Abandon(key=held.key, id=to_id, ttl=held.ttl))
+    runtime.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
+    runtime.give_back(Abandon(key=held.key, id=to_id, ttl=held.ttl))
 
 
-class _Teller:
+class _EndOfLease:
     """What happens when a lease is over: the gate opens; if it was lost, that is told and the user called."""
 
-    __slots__ = ("_callbacks", "_client", "_events", "_kind", "_lease", "_loop", "_terms", "_turn")
+    __slots__ = ("_callbacks", "_client", "_events", "_kind", "_lease", "_loop", "_options", "_turn")
 
-    def __init__(self, lease: BaseLease, client: BaseClient, works: Works, turn: Turn | None, terms: Terms) -> None:
+    def __init__(
+        self, lease: BaseLease, client: BaseClient, runtime: Runtime, turn: Turn | None, options: LockOptions
+    ) -> None:
         self._lease = weakref.ref(lease)
         self._client = weakref.ref(client)  # weak: the keeper has this, and must not keep a dropped client alive
         self._events = client.events
-        self._callbacks = works.callbacks
+        self._callbacks = runtime.callbacks
         self._turn = turn
-        self._terms = terms
+        self._options = options
         self._kind = type(lease)
         self._loop = running_loop()
 
-    def __call__(self, held: Held) -> None:
+    def __call__(self, held: LocalGrant) -> None:
         turn = self._turn
         if turn is not None and turn.held is held:
-            gates.leave(turn)
+            queues.leave(turn)
         if held.state != "lost":
             return
         self._events.emit("lease_lost", key=held.key, owner=held.owner, token=held.token, reason=held.reason)
-        if self._terms.on_lost is None:
+        if self._options.on_lost is None:
             return
         handle = self._lease()  # it must not be gone before the user is called with it
         if self._loop is not None and issubclass(self._kind, AsyncLease):
@@ -387,13 +389,13 @@ class _Teller:
         else:
             self._callbacks.add(lambda: self._call_back(held, handle))
 
-    def _call_back(self, held: Held, handle: BaseLease | None) -> None:
-        terms = self._terms
+    def _call_back(self, held: LocalGrant, handle: BaseLease | None) -> None:
+        options = self._options
         try:
             client = self._client()
             if handle is None and client is not None:
-                handle = self._kind(client, terms, held, self._turn)
-            result: Any = terms.on_lost(handle) if terms.on_lost and handle is not None else None
+                handle = self._kind(client, options, held, self._turn)
+            result: Any = options.on_lost(handle) if options.on_lost and handle is not None else None
             if asyncio.iscoroutine(result) and self._loop is not None:
                 task = self._loop.create_task(_awaited(result, self._failed, held))
                 _callbacks.add(task)
@@ -401,12 +403,12 @@ class _Teller:
         except BaseException as error:  # whatever it raises, SystemExit too, it is called on our thread
             self._failed(held, error)
 
-    def _failed(self, held: Held, error: BaseException) -> None:
+    def _failed(self, held: LocalGrant, error: BaseException) -> None:
         self._events.emit("callback_failed", key=held.key, callback="on_lost", error=repr(error))
 
 
 async def _awaited(
-    result: Coroutine[Any, Any, object], failed: Callable[[Held, BaseException], None], held: Held
+    result: Coroutine[Any, Any, object], failed: Callable[[LocalGrant, BaseException], None], held: LocalGrant
 ) -> None:
     try:
         await result

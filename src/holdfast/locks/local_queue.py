@@ -4,7 +4,7 @@ At most a few callers of a process wait in the store at once; the others wait he
 nobody: a caller waits here only while earlier callers of its process are unanswered by the store, and the store
 serves waiters in their order. Once one of them is granted and more would fit beside it, many follow together.
 
-This is bookkeeping without a lock of its own: `Gates` calls it under its lock. An interrupt may end any of its
+This is bookkeeping without a lock of its own: `ProcessQueues` calls it under its lock. An interrupt may end any of its
 methods at any point, so a turn is put into its new place before it is taken out of the old one, sums are computed from
 what is there, and every method finishes what an earlier call left undone.
 """
@@ -19,9 +19,9 @@ from itertools import chain
 
 from ..platform import elapsed
 from ..rules.lock_record import Kind, Label
-from ..runtime.grant import Held
-from ..runtime.heartbeats import Pulse
-from ..runtime.notifier import Flag
+from ..runtime.grant import LocalGrant
+from ..runtime.heartbeats import LoopProbe
+from ..runtime.notifier import Notifier
 
 A_FEW = 4
 """At most so many callers of one process are unanswered by the store, of a lock that can be shared."""
@@ -75,11 +75,11 @@ class Turn:
         self.weight = weight
         self.permits = permits
         self.since = elapsed()
-        self.open = Flag()
+        self.open = Notifier()
         self.before = 0  # how many were waiting here, and one for those inside, when it came
         self.called_at = 0.0
         self.asked = False  # whether it has gone to the store
-        self.held: Held | None = None  # the grant whose end ends the turn
+        self.held: LocalGrant | None = None  # the grant whose end ends the turn
         self.lease: Callable[[], object] = _nobody  # a weak reference: the queue keeps nothing alive
         self.grips = [1]  # one for each time that its lease was taken and not given back; a number is used once
         self._last = 1
@@ -114,7 +114,7 @@ def _nobody() -> None:
     """What a weak reference to nothing answers."""
 
 
-class Crowd(dict[int, dict[Turn, None]]):
+class TurnsByWeight(dict[int, dict[Turn, None]]):
     """Turns by their weight. Sums are computed from lengths, so no interrupt can falsify them."""
 
     __slots__ = ()
@@ -158,12 +158,12 @@ class LocalQueue:
     __slots__ = ("_exclusive", "_looked_at", "asking", "called", "holding", "passed", "waiting")
 
     def __init__(self, kind: Kind) -> None:
-        self._exclusive = kind == "item"
+        self._exclusive = kind == "mutex"
         self.waiting: OrderedDict[Turn, None] = OrderedDict()  # in order of arrival
-        self.called = Crowd()  # may go to the store, and has not gone yet
-        self.asking = Crowd()  # has gone to the store, and has no answer
-        self.holding = Crowd()
-        self.passed = Crowd()  # called or asking, and not counted because its event loop is stuck
+        self.called = TurnsByWeight()  # may go to the store, and has not gone yet
+        self.asking = TurnsByWeight()  # has gone to the store, and has no answer
+        self.holding = TurnsByWeight()
+        self.passed = TurnsByWeight()  # called or asking, and not counted because its event loop is stuck
         self._looked_at = 0.0
 
     def enter(self, turn: Turn, *, once: bool) -> bool:
@@ -221,7 +221,7 @@ class LocalQueue:
                 if turn.over:
                     self.remove(turn)
 
-    def pass_over(self, looking: Turn, pulse: Callable[[asyncio.AbstractEventLoop], Pulse]) -> None:
+    def pass_over(self, looking: Turn, probe: Callable[[asyncio.AbstractEventLoop], LoopProbe]) -> None:
         """Count those no longer that do not go on because their event loop is stuck, and count them again when it runs.
 
         They keep the right to go: the store decides, and this queue only keeps callers from crowding there. The loop of
@@ -233,7 +233,7 @@ class LocalQueue:
         self._looked_at = now
         for turn in chain(self.called.turns(), self.asking.turns(), self.passed.turns()):
             same_loop = turn.loop == looking.loop and turn.loop is not _nobody
-            if not same_loop and _is_stuck(turn, now, pulse):
+            if not same_loop and _is_stuck(turn, now, probe):
                 self.passed.add(turn)
                 self.called.discard(turn)
                 self.asking.discard(turn)
@@ -287,12 +287,12 @@ class LocalQueue:
         return loop is not None and any(turn.loop() is loop for turn in self.called.turns())
 
 
-def _is_stuck(turn: Turn, now: float, pulse: Callable[[asyncio.AbstractEventLoop], Pulse]) -> bool:
+def _is_stuck(turn: Turn, now: float, probe: Callable[[asyncio.AbstractEventLoop], LoopProbe]) -> bool:
     """Whether a caller does not go on: it was called and did not go, or its event loop does not run."""
     if not turn.asked and now - turn.called_at > PASS_OVER:
         return True
     loop = turn.loop()
     if loop is None:
         return turn.loop is not _nobody  # gone, or none: a thread that has asked is woken by its answer
-    beat = pulse(loop)
+    beat = probe(loop)
     return beat.stopped or beat.silent_for(now) > PASS_OVER

@@ -20,10 +20,10 @@ from ..runtime.misuse import AsyncOnly, SyncOnly
 from ..runtime.runners import run, run_async
 from ..validation import Duration
 from .acquire import take
-from .cancel_scope import Block, Leaving
+from .cancel_scope import LeaseScope, Leaving
 from .decorator import guarded
 from .lease import AsyncLease, BaseLease, Lease
-from .options import Terms, checked_wait
+from .options import LockOptions, checked_wait
 from .process_queue import Context, current_context
 
 P = ParamSpec("P")
@@ -31,11 +31,11 @@ R = TypeVar("R")
 L = TypeVar("L", bound=BaseLease)
 
 
-class _AsGiven:
+class _DefaultWait:
     """The wait that the lock was made with."""
 
 
-AS_GIVEN = _AsGiven()
+AS_GIVEN = _DefaultWait()
 
 
 class BaseLock(Generic[L]):
@@ -43,9 +43,9 @@ class BaseLock(Generic[L]):
 
     _lease_type: type[L]
 
-    def __init__(self, client: BaseClient, terms: Terms) -> None:
+    def __init__(self, client: BaseClient, options: LockOptions) -> None:
         self._client = client
-        self._terms = terms
+        self._options = options
         # What each task or thread took by `acquire` is forgotten with it; what it entered, it leaves.
         self._taken: WeakKeyDictionary[Context, list[tuple[L, int | None]]] = WeakKeyDictionary()
         self._entered: dict[Context, list[tuple[L, int | None]]] = {}
@@ -53,22 +53,22 @@ class BaseLock(Generic[L]):
     @property
     def key(self) -> str:
         """What is locked."""
-        return self._terms.key if isinstance(self._terms.key, str) else repr(self._terms.key)
+        return self._options.key if isinstance(self._options.key, str) else repr(self._options.key)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.key!r} ttl={self._terms.ttl / 1e6:g}>"
+        return f"<{type(self).__name__} {self.key!r} ttl={self._options.ttl / 1e6:g}>"
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Guard a function: each call takes the lock, for the key that its arguments say."""
-        return guarded(function, self._terms.key, self._terms.on_busy, self._sync_twin, self._async_twin)
+        return guarded(function, self._options.key, self._options.on_busy, self._sync_twin, self._async_twin)
 
     def _sync_twin(self, key: str) -> Lock:
-        return Lock(self._client, replace(self._terms, key=key))
+        return Lock(self._client, replace(self._options, key=key))
 
     def _async_twin(self, key: str) -> AsyncLock:
-        return AsyncLock(self._client, replace(self._terms, key=key))
+        return AsyncLock(self._client, replace(self._options, key=key))
 
-    def _take(self, wait: Duration | _AsGiven | None) -> Flow[L]:
+    def _take(self, wait: Duration | _DefaultWait | None) -> Flow[L]:
         """Take it for `acquire`: what was taken so may be given back by `release`."""
         lease = yield from self._enter(wait)
         context = current_context()
@@ -80,9 +80,9 @@ class BaseLock(Generic[L]):
             raise
         return lease
 
-    def _enter(self, wait: Duration | _AsGiven | None) -> Flow[L]:
-        patience = self._terms.wait if isinstance(wait, _AsGiven) else checked_wait(wait)
-        return take(self._client, self._terms, patience, self._lease_type)
+    def _enter(self, wait: Duration | _DefaultWait | None) -> Flow[L]:
+        patience = self._options.wait if isinstance(wait, _DefaultWait) else checked_wait(wait)
+        return take(self._client, self._options, patience, self._lease_type)
 
     def _leave(self) -> tuple[L, int | None]:
         """The lease of the innermost block that is left now, and which of its takings that block is.
@@ -132,9 +132,9 @@ class Lock(BaseLock[Lease], SyncOnly):
 
     _lease_type = Lease
 
-    def acquire(self, wait: Duration | _AsGiven | None = AS_GIVEN) -> Lease:
+    def acquire(self, wait: Duration | _DefaultWait | None = AS_GIVEN) -> Lease:
         """Take the lock, waiting as long as `wait` says (None: for ever, 0: try once), or raise `LockTimeout`."""
-        lease = run(self._take(wait), self._client.works.lanes)
+        lease = run(self._take(wait), self._client.runtime.batchers)
         lease._in_hand = True  # noqa: SLF001
         return lease
 
@@ -148,17 +148,17 @@ class Lock(BaseLock[Lease], SyncOnly):
     def release(self) -> None:
         """Give back what this thread took last by `acquire` of this lock object."""
         lease, grip = self._last_taken()
-        run(lease._give(grip), lease._works.lanes)  # noqa: SLF001
+        run(lease._give(grip), lease._runtime.batchers)  # noqa: SLF001
 
     def __enter__(self) -> Lease:
-        return self._entering(run(self._enter(AS_GIVEN), self._client.works.lanes))
+        return self._entering(run(self._enter(AS_GIVEN), self._client.runtime.batchers))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lease, grip = self._leave()
         with Leaving(error):
-            run(lease._give(grip), lease._works.lanes)  # noqa: SLF001
+            run(lease._give(grip), lease._runtime.batchers)  # noqa: SLF001
 
 
 class AsyncLock(BaseLock[AsyncLease], AsyncOnly):
@@ -166,13 +166,13 @@ class AsyncLock(BaseLock[AsyncLease], AsyncOnly):
 
     _lease_type = AsyncLease
 
-    def __init__(self, client: BaseClient, terms: Terms) -> None:
-        super().__init__(client, terms)
-        self._blocks: dict[AsyncLease, Block] = {}
+    def __init__(self, client: BaseClient, options: LockOptions) -> None:
+        super().__init__(client, options)
+        self._blocks: dict[AsyncLease, LeaseScope] = {}
 
-    async def acquire(self, wait: Duration | _AsGiven | None = AS_GIVEN) -> AsyncLease:
+    async def acquire(self, wait: Duration | _DefaultWait | None = AS_GIVEN) -> AsyncLease:
         """Take the lock, waiting as long as `wait` says (None: for ever, 0: try once), or raise `LockTimeout`."""
-        lease = await run_async(self._take(wait), self._client.works.lanes)
+        lease = await run_async(self._take(wait), self._client.runtime.batchers)
         lease._in_hand = True  # noqa: SLF001
         return lease
 
@@ -186,12 +186,12 @@ class AsyncLock(BaseLock[AsyncLease], AsyncOnly):
     async def release(self) -> None:
         """Give back what this task took last by `acquire` of this lock object."""
         lease, grip = self._last_taken()
-        await run_async(lease._give(grip), lease._works.lanes)  # noqa: SLF001
+        await run_async(lease._give(grip), lease._runtime.batchers)  # noqa: SLF001
 
     async def __aenter__(self) -> AsyncLease:
-        lease = self._entering(await run_async(self._enter(AS_GIVEN), self._client.works.lanes))
+        lease = self._entering(await run_async(self._enter(AS_GIVEN), self._client.runtime.batchers))
         if lease not in self._blocks:  # a reentrant block within a block changes nothing
-            self._blocks[lease] = Block(lease)
+            self._blocks[lease] = LeaseScope(lease)
         self._blocks[lease].depth += 1
         return lease
 
@@ -205,4 +205,4 @@ class AsyncLock(BaseLock[AsyncLease], AsyncOnly):
             del self._blocks[lease]
             block.leave(error)
         with Leaving(error):
-            await run_async(lease._give(grip), lease._works.lanes)  # noqa: SLF001
+            await run_async(lease._give(grip), lease._runtime.batchers)  # noqa: SLF001

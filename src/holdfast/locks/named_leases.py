@@ -99,7 +99,7 @@ class BaseLeases:
 
     def _owner(self, key: str) -> Flow[str | None]:
         seen, _ = yield from send(Inspect(key=checked_key(key)), role="queries")
-        assert isinstance(seen, out.Seen)  # noqa: S101  (the command's only answer)
+        assert isinstance(seen, out.LockSeen)  # noqa: S101  (the command's only answer)
         record = seen.record
         return record.holders[0].id if record is not None and record.kind == "lease" and record.holders else None
 
@@ -137,23 +137,23 @@ class Leases(BaseLeases):
 
     def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:
         """Take the lease, or learn who has it. The same owner may ask again: same token, full ttl."""
-        return run(self._acquire(key, owner, ttl), self._client.works.lanes)
+        return run(self._acquire(key, owner, ttl), self._client.runtime.batchers)
 
     def get_lease_owner(self, key: str) -> str | None:
         """Who has the lease now."""
-        return run(self._owner(key), self._client.works.lanes)
+        return run(self._owner(key), self._client.runtime.batchers)
 
     def release_lease(self, key: str, owner: str) -> None:
         """Give the lease back. Nothing happens unless this owner has it."""
-        run(self._release(key, owner), self._client.works.lanes)
+        run(self._release(key, owner), self._client.runtime.batchers)
 
     def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
         """Prolong the lease to `ttl` from now. False if this owner has it no more."""
-        return run(self._renew(key, owner, ttl), self._client.works.lanes)
+        return run(self._renew(key, owner, ttl), self._client.runtime.batchers)
 
     def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
         """Hand the lease over in one step, under a higher token. False if `from_owner` has it no more."""
-        return run(self._transfer(key, from_owner, to_owner, ttl), self._client.works.lanes)
+        return run(self._transfer(key, from_owner, to_owner, ttl), self._client.runtime.batchers)
 
 
 class AsyncLeases(BaseLeases):
@@ -161,23 +161,23 @@ class AsyncLeases(BaseLeases):
 
     async def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:
         """Take the lease, or learn who has it. The same owner may ask again: same token, full ttl."""
-        return await run_async(self._acquire(key, owner, ttl), self._client.works.lanes)
+        return await run_async(self._acquire(key, owner, ttl), self._client.runtime.batchers)
 
     async def get_lease_owner(self, key: str) -> str | None:
         """Who has the lease now."""
-        return await run_async(self._owner(key), self._client.works.lanes)
+        return await run_async(self._owner(key), self._client.runtime.batchers)
 
     async def release_lease(self, key: str, owner: str) -> None:
         """Give the lease back. Nothing happens unless this owner has it."""
-        await run_async(self._release(key, owner), self._client.works.lanes)
+        await run_async(self._release(key, owner), self._client.runtime.batchers)
 
     async def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
         """Prolong the lease to `ttl` from now. False if this owner has it no more."""
-        return await run_async(self._renew(key, owner, ttl), self._client.works.lanes)
+        return await run_async(self._renew(key, owner, ttl), self._client.runtime.batchers)
 
     async def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
         """Hand the lease over in one step, under a higher token. False if `from_owner` has it no more."""
-        return await run_async(self._transfer(key, from_owner, to_owner, ttl), self._client.works.lanes)
+        return await run_async(self._transfer(key, from_owner, to_owner, ttl), self._client.runtime.batchers)
 
 
 class NoopLeaseProvider:

@@ -35,7 +35,7 @@ STALLS = 10
 """An event loop may be stuck for this many ttls before its leases are given up."""
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a lock, checked. Lengths are microseconds where the store sees them, else seconds."""
 
     key: Key
@@ -56,15 +56,15 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exclusive(self) -> bool:
         """Whether only one can hold it, so that a holder that asks again would wait for itself."""
-        return self.kind == "item"
+        return self.kind == "mutex"
 
     @property
     def queues_locally(self) -> bool:
         """Whether callers of one process queue there, before the store: the other kinds are only tried once."""
-        return self.kind in {"item", "semaphore", "rw"}
+        return self.kind in {"mutex", "semaphore", "rw"}
 
 
-def checked_terms(
+def checked_options(
     key: Key,
     *,
     kind: Kind,
@@ -80,7 +80,7 @@ def checked_terms(
     on_lost: OnLost | None = None,
     on_busy: OnBusy = "raise",
     lock_delay: Duration = 0,
-) -> Terms:
+) -> LockOptions:
     """Check every option at once, so that a mistake shows where it was made."""
     length = checked_ttl(ttl)
     every = length / RENEWALS if renew_every is None else checked_ttl(renew_every, what="renew_every")
@@ -99,7 +99,7 @@ def checked_terms(
         raise InvalidOption(f"on_lost cannot be {on_lost!r}: it is a function that is given the lease")
     if seconds(lock_delay, what="lock_delay") > MAX_TTL_SECONDS:
         raise InvalidOption(f"lock_delay cannot be {lock_delay!r}: it must be at most 366 days")
-    return Terms(
+    return LockOptions(
         key=key if callable(key) else checked_key(key),
         kind=kind,
         permits=permits,

@@ -14,7 +14,7 @@ from asyncio import current_task
 from contextvars import ContextVar
 
 from ..platform import after_fork_in_child
-from ..runtime.heartbeats import Pulse
+from ..runtime.heartbeats import LoopProbe
 from ..runtime.notifier import running_loop
 from .local_queue import Address, LocalQueue, Turn
 
@@ -65,13 +65,13 @@ def _inside(queue: LocalQueue, context: object) -> Turn | None:
     return None
 
 
-class Gates:
+class ProcessQueues:
     """All the local queues of this process, behind one lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may come in while its thread has it
         self._queues: dict[Address, LocalQueue] = {}
-        self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
+        self._probes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopProbe] = weakref.WeakKeyDictionary()
 
     def enter(self, turn: Turn, *, once: bool = False) -> Turn | None:
         """Go to the store at once, which opens the turn, or queue up. `once`: a caller that will not wait.
@@ -89,7 +89,7 @@ class Gates:
                 if earlier is not None:
                     return earlier
             if once:  # it will not look again
-                queue.pass_over(turn, self._pulse)
+                queue.pass_over(turn, self._probe)
             goes = queue.enter(turn, once=once)
         if goes:
             turn.open.set()
@@ -139,7 +139,7 @@ class Gates:
             if queue is None:
                 return True
             queue.drop_over()
-            queue.pass_over(turn, self._pulse)
+            queue.pass_over(turn, self._probe)
             called = queue.call()
             waits = turn in queue.waiting
         _open(called)
@@ -157,8 +157,8 @@ class Gates:
             queue = self._queues.get(address)
             return 0 if queue is None else len(queue.waiting)
 
-    def _pulse(self, loop: asyncio.AbstractEventLoop) -> Pulse:
-        return self._pulses.get(loop) or self._pulses.setdefault(loop, Pulse(loop))
+    def _probe(self, loop: asyncio.AbstractEventLoop) -> LoopProbe:
+        return self._probes.get(loop) or self._probes.setdefault(loop, LoopProbe(loop))
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -174,5 +174,5 @@ def _open(called: list[Turn]) -> None:
         turn.open.set()
 
 
-gates = Gates()
-after_fork_in_child(gates.reset)
+queues = ProcessQueues()
+after_fork_in_child(queues.reset)

@@ -15,20 +15,20 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from msgspec.structs import replace
 
 from ..commands import Inspect
-from ..commands.runs import SeeRun
+from ..commands.runs import ReadRun
 from ..errors import LeaseLost, LockTimeout, RunLocked, StoreUnavailable
 from ..rules import lock_outcomes as out
 from ..rules.runs import record as rule
 from ..rules.runs.outcomes import RunSeen
 from ..runtime.base import BaseClient
 from ..runtime.flows import RESEND_FOR, Flow, Wait, send
-from ..runtime.grant import Held
+from ..runtime.grant import LocalGrant
 from ..runtime.runners import run, run_async
 from ..validation import MICROSECONDS, Duration, checked_key, checked_ttl
 from .acquire import take
 from .lease import AsyncLease, BaseLease, Lease
 from .lock import AsyncLock, BaseLock, Lock
-from .options import RENEWALS, Terms, checked_terms
+from .options import RENEWALS, LockOptions, checked_options
 
 TTL = "30 minutes"
 """How long a run stays locked without a heartbeat; the heartbeat is every third of it."""
@@ -56,10 +56,10 @@ def run_key(workflow_name: str, run_id: str) -> str:
     return checked_key(rule.run_key(workflow_name, run_id))
 
 
-def _terms(workflow_name: str, run_id: str, ttl: Duration | None, renew_every: Duration | None) -> Terms:
+def _options(workflow_name: str, run_id: str, ttl: Duration | None, renew_every: Duration | None) -> LockOptions:
     length = TTL if ttl is None else ttl
     key = run_key(workflow_name, run_id)
-    return checked_terms(key, kind="run", ttl=length, wait=0, owner=None, renew_every=renew_every)
+    return checked_options(key, kind="run", ttl=length, wait=0, owner=None, renew_every=renew_every)
 
 
 class BaseRunLocks(Generic[L]):
@@ -75,12 +75,12 @@ class BaseRunLocks(Generic[L]):
         return None if lease is None else lease.token
 
     def _held_lease(self, key: str) -> BaseLease | None:
-        lease = self._client.works.runs.get(key)
+        lease = self._client.runtime.runs.get(key)
         return lease if isinstance(lease, BaseLease) and lease.valid else None
 
-    def _try(self, workflow_name: str, run_id: str, terms: Terms) -> Flow[bool]:
+    def _try(self, workflow_name: str, run_id: str, options: LockOptions) -> Flow[bool]:
         try:
-            lease = yield from take(self._client, terms, 0, self._lease_type)
+            lease = yield from take(self._client, options, 0, self._lease_type)
         except LockTimeout:
             return False
         # Looked at while the lock is held: an engine that claims the run from here on sees the lock and leaves it.
@@ -89,8 +89,8 @@ class BaseRunLocks(Generic[L]):
             yield from lease._give()  # noqa: SLF001
             return False
         _remember(self._client, lease)
-        if lease._kept is not None:  # noqa: SLF001
-            lease._kept.thread = None  # noqa: SLF001  (it belongs to the client: the thread that took it may end)
+        if lease._renewal is not None:  # noqa: SLF001
+            lease._renewal.thread = None  # noqa: SLF001  (it belongs to the client: the thread that took it may end)
         lease._in_hand = True  # noqa: SLF001
         return True
 
@@ -98,11 +98,11 @@ class BaseRunLocks(Generic[L]):
         lease = self._held_lease(key)
         if lease is None:
             return False
-        held, kept = lease._held, lease._kept  # noqa: SLF001  (leases and locks are one house)
+        held, kept = lease._held, lease._renewal  # noqa: SLF001  (leases and locks are one house)
         if kept is None:
             return False
         interval = kept.interval if ttl is None else ttl / MICROSECONDS / RENEWALS
-        answered = lease._works.keeper.renew_for(kept, held.ttl if ttl is None else ttl, interval)  # noqa: SLF001
+        answered = lease._runtime.heartbeats.renew_for(kept, held.ttl if ttl is None else ttl, interval)  # noqa: SLF001
         if not (yield Wait(answered, RESEND_FOR)):
             with suppress(ValueError):
                 kept.asked.remove(answered)
@@ -121,7 +121,7 @@ class BaseRunLocks(Generic[L]):
 
     def _get(self, workflow_name: str, run_id: str) -> Flow[RunLock | None]:
         seen, _ = yield from send(Inspect(key=run_key(workflow_name, run_id)), role="queries")
-        assert isinstance(seen, out.Seen)  # noqa: S101  (the command's only answer)
+        assert isinstance(seen, out.LockSeen)  # noqa: S101  (the command's only answer)
         if seen.record is None or seen.record.kind != "run" or not seen.record.holders:
             return (yield from driven(self._client, workflow_name, run_id))
         holder = seen.record.holders[0]
@@ -139,9 +139,9 @@ def _run_lock(client: BaseClient, holder: str, expires_at: int | None, token: in
 
 def driven(client: BaseClient, workflow_name: str, run_id: str) -> Flow[RunLock | None]:
     """Which engine drives a run, as a lock; None if none that lives does."""
-    if not client.works.store.capabilities.workflows:
+    if not client.runtime.store.capabilities.workflows:
         return None
-    seen, _ = yield from send(SeeRun(run=run_id))
+    seen, _ = yield from send(ReadRun(run=run_id))
     assert isinstance(seen, RunSeen)  # noqa: S101  (the command's only answer)
     if seen.claim is None or not seen.holder or seen.claim.run.workflow != workflow_name:
         return None
@@ -150,14 +150,14 @@ def driven(client: BaseClient, workflow_name: str, run_id: str) -> Flow[RunLock 
 
 def _remember(client: BaseClient, lease: BaseLease) -> None:
     """Keep a lease for as long as it lives: what this client holds is found by its run."""
-    client.works.runs[lease.key] = lease
-    owner = weakref.ref(client.works)  # weak: the keeper has this, and must not keep alive a client that was dropped
+    client.runtime.runs[lease.key] = lease
+    owner = weakref.ref(client.runtime)  # weak: the keeper has this, and must not keep alive a client that was dropped
 
-    def forget(held: Held) -> None:
-        works = owner()
-        found = None if works is None else works.runs.get(held.key)
-        if works is not None and isinstance(found, BaseLease) and found._held is held:  # noqa: SLF001
-            del works.runs[held.key]
+    def forget(held: LocalGrant) -> None:
+        runtime = owner()
+        found = None if runtime is None else runtime.runs.get(held.key)
+        if runtime is not None and isinstance(found, BaseLease) and found._held is held:  # noqa: SLF001
+            del runtime.runs[held.key]
 
     lease._held.when_over(forget)  # noqa: SLF001
 
@@ -174,8 +174,8 @@ def _refused(workflow_name: str, run_id: str, error: LockTimeout) -> NoReturn:
 class _Guard(BaseLock[L]):
     """Takes a run's lock or raises `RunLocked`, and lets the client find what it holds by the run."""
 
-    def __init__(self, client: BaseClient, terms: Terms, workflow_name: str, run_id: str) -> None:
-        super().__init__(client, terms)
+    def __init__(self, client: BaseClient, options: LockOptions, workflow_name: str, run_id: str) -> None:
+        super().__init__(client, options)
         self._run = workflow_name, run_id
 
     def _enter(self, wait: Any) -> Flow[L]:
@@ -191,10 +191,10 @@ class _Guard(BaseLock[L]):
         return lease
 
     def _sync_twin(self, key: str) -> Lock:
-        return RunGuard(self._client, replace(self._terms, key=key), *self._run)
+        return RunGuard(self._client, replace(self._options, key=key), *self._run)
 
     def _async_twin(self, key: str) -> AsyncLock:
-        return AsyncRunGuard(self._client, replace(self._terms, key=key), *self._run)
+        return AsyncRunGuard(self._client, replace(self._options, key=key), *self._run)
 
 
 class RunGuard(_Guard[Lease], Lock):
@@ -221,21 +221,22 @@ class RunLocks(BaseRunLocks[Lease]):
     ) -> bool:
         """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
         return run(
-            self._try(workflow_name, run_id, _terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes
+            self._try(workflow_name, run_id, _options(workflow_name, run_id, ttl, renew_every)),
+            self._client.runtime.batchers,
         )
 
     def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
         """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
         length = None if ttl is None else checked_ttl(ttl)
-        return run(self._renew(run_key(workflow_name, run_id), length), self._client.works.lanes)
+        return run(self._renew(run_key(workflow_name, run_id), length), self._client.runtime.batchers)
 
     def release(self, workflow_name: str, run_id: str) -> None:
         """Give this client's own lock back. Nothing happens to anybody else's."""
-        run(self._release(run_key(workflow_name, run_id)), self._client.works.lanes)
+        run(self._release(run_key(workflow_name, run_id)), self._client.runtime.batchers)
 
     def get(self, workflow_name: str, run_id: str) -> RunLock | None:
         """Who drives the run now, or None."""
-        return run(self._get(workflow_name, run_id), self._client.works.lanes)
+        return run(self._get(workflow_name, run_id), self._client.runtime.batchers)
 
     def token(self, workflow_name: str, run_id: str) -> int | None:
         """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""
@@ -245,8 +246,8 @@ class RunLocks(BaseRunLocks[Lease]):
         self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
     ) -> RunGuard:
         """A block in which the run is yours: `with hf.run_locks.guard(...) as lease`. Raises `RunLocked` at once."""
-        terms = _terms(workflow_name, run_id, ttl, renew_every)
-        return RunGuard(self._client, terms, workflow_name, run_id)
+        options = _options(workflow_name, run_id, ttl, renew_every)
+        return RunGuard(self._client, options, workflow_name, run_id)
 
 
 class AsyncRunLocks(BaseRunLocks[AsyncLease]):
@@ -259,21 +260,22 @@ class AsyncRunLocks(BaseRunLocks[AsyncLease]):
     ) -> bool:
         """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
         return await run_async(
-            self._try(workflow_name, run_id, _terms(workflow_name, run_id, ttl, renew_every)), self._client.works.lanes
+            self._try(workflow_name, run_id, _options(workflow_name, run_id, ttl, renew_every)),
+            self._client.runtime.batchers,
         )
 
     async def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
         """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
         length = None if ttl is None else checked_ttl(ttl)
-        return await run_async(self._renew(run_key(workflow_name, run_id), length), self._client.works.lanes)
+        return await run_async(self._renew(run_key(workflow_name, run_id), length), self._client.runtime.batchers)
 
     async def release(self, workflow_name: str, run_id: str) -> None:
         """Give this client's own lock back. Nothing happens to anybody else's."""
-        await run_async(self._release(run_key(workflow_name, run_id)), self._client.works.lanes)
+        await run_async(self._release(run_key(workflow_name, run_id)), self._client.runtime.batchers)
 
     async def get(self, workflow_name: str, run_id: str) -> RunLock | None:
         """Who drives the run now, or None."""
-        return await run_async(self._get(workflow_name, run_id), self._client.works.lanes)
+        return await run_async(self._get(workflow_name, run_id), self._client.runtime.batchers)
 
     async def token(self, workflow_name: str, run_id: str) -> int | None:
         """The token under which *this client* holds the run, for the fenced write of its snapshot; else None."""
@@ -283,5 +285,5 @@ class AsyncRunLocks(BaseRunLocks[AsyncLease]):
         self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
     ) -> AsyncRunGuard:
         """A block in which the run is yours: `async with hf.run_locks.guard(...)`. Raises `RunLocked` at once."""
-        terms = _terms(workflow_name, run_id, ttl, renew_every)
-        return AsyncRunGuard(self._client, terms, workflow_name, run_id)
+        options = _options(workflow_name, run_id, ttl, renew_every)
+        return AsyncRunGuard(self._client, options, workflow_name, run_id)

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from ..errors import WouldDeadlock
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow
-from ..runtime.grant import Held
+from ..runtime.grant import LocalGrant
 from .lease import AsyncLease, BaseLease, Lease
 from .lock import AsyncLock, BaseLock, Lock
-from .options import Terms
+from .options import LockOptions
 from .process_queue import Caller, Context, current_caller
 
 ALL = 1_000_000
@@ -36,7 +36,7 @@ class _Side(BaseLock[L]):
     def _enter(self, wait: Any) -> Flow[L]:
         caller = current_caller()
         inside = _inside.setdefault(caller, {})
-        address = (self._client.works.store.identity, self.key)
+        address = (self._client.runtime.store.identity, self.key)
         if any(lease.valid for lease in inside.get(address, ())):
             raise WouldDeadlock(
                 f"this task or thread is inside {self.key!r} already and would wait behind those who wait for it: "
@@ -47,17 +47,17 @@ class _Side(BaseLock[L]):
         if isinstance(caller, Caller):
             caller.holds.add(lease)
 
-        def leave(_held: Held) -> None:
+        def leave(_held: LocalGrant) -> None:
             inside.pop(address, None)
 
         lease._held.when_over(leave)  # noqa: SLF001  (leases and locks are one house)
         return lease
 
     def _sync_twin(self, key: str) -> Lock:
-        return ReaderOrWriter(self._client, replace(self._terms, key=key))
+        return ReaderOrWriter(self._client, replace(self._options, key=key))
 
     def _async_twin(self, key: str) -> AsyncLock:
-        return AsyncReaderOrWriter(self._client, replace(self._terms, key=key))
+        return AsyncReaderOrWriter(self._client, replace(self._options, key=key))
 
 
 class ReaderOrWriter(_Side[Lease], Lock):
@@ -73,25 +73,25 @@ class BaseReadWriteLock(Generic[LockT]):
 
     _side_type: type[LockT]
 
-    def __init__(self, client: BaseClient, terms: Terms) -> None:
+    def __init__(self, client: BaseClient, options: LockOptions) -> None:
         self._client = client
-        self._terms = terms
+        self._options = options
 
     @property
     def key(self) -> str:
         """What is locked."""
-        return str(self._terms.key)
+        return str(self._options.key)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.key!r} ttl={self._terms.ttl / 1e6:g}>"
+        return f"<{type(self).__name__} {self.key!r} ttl={self._options.ttl / 1e6:g}>"
 
     def read(self) -> LockT:
         """The lock as its readers take it: any number of them at once, while nobody writes."""
-        return self._side_type(self._client, replace(self._terms, weight=1))
+        return self._side_type(self._client, replace(self._options, weight=1))
 
     def write(self) -> LockT:
         """The lock as its writer takes it: alone. Readers that come later wait behind it."""
-        return self._side_type(self._client, replace(self._terms, weight=ALL))
+        return self._side_type(self._client, replace(self._options, weight=ALL))
 
 
 class ReadWriteLock(BaseReadWriteLock[Lock]):

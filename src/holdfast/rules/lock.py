@@ -1,6 +1,6 @@
 """The rules for every lock: pure functions from a record, a request and the time to a new record.
 
-Each rule is a method of `Lock`, which is a record in its working form (see `working.py`): any number of rules may
+Each rule is a method of `LockState`, which is a record in its working form (see `working.py`): any number of rules may
 decide on it, one after the other. The functions at the end of this module are the same rules for one request. Every
 rule settles first and last, so a release hands over in the same atomic step. Every grant carries a token that is higher
 than any before it and follows the clock. A thing whose `expires_at` equals `now` has ended. A rule that changes nothing
@@ -19,7 +19,7 @@ from .lock_record import EMPTY, Forced, Holder, Kind, Label, LockRecord, Tombsto
 from .working_record import MAX_TOMBSTONES, OFFER_LIFE, OPEN_CALL, RETENTION, WorkingRecord, next_token
 
 __all__ = [
-    "MAX_TOMBSTONES", "MAX_WAITERS", "OFFER_LIFE", "OPEN_CALL", "RETENTION", "Lock", "Step", "abandon", "acquire",
+    "MAX_TOMBSTONES", "MAX_WAITERS", "OFFER_LIFE", "OPEN_CALL", "RETENTION", "LockState", "Step", "abandon", "acquire",
     "floor", "force_release", "next_token", "pass_over", "release", "removable", "renew", "settle", "transfer",
 ]  # fmt: skip
 
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 Step = tuple[LockRecord, out.Outcome]
 
 
-class Lock(WorkingRecord):
+class LockState(WorkingRecord):
     """A record at one moment, and everything that can be asked of it.
 
     `overflowed` is the waiter that the last `acquire` only counted: the caller keeps it.
@@ -40,7 +40,7 @@ class Lock(WorkingRecord):
 
     overflowed: Waiter | None
 
-    def answer(self, rule: Callable[[Lock], out.Outcome]) -> out.Outcome:
+    def answer(self, rule: Callable[[LockState], out.Outcome]) -> out.Outcome:
         """Let one rule decide. The answer also lists the attempts that it granted or hinted."""
         self.woken, self.hinted = [], []
         outcome = rule(self)
@@ -104,7 +104,7 @@ class Lock(WorkingRecord):
                 self.overflowed = me
             return self._wait(me, position, permits_before)
         if queue:
-            return out.QueueFull(waiting=self.waiting, permits_before=permits_before)
+            return out.TooManyWaiters(waiting=self.waiting, permits_before=permits_before)
         return out.Busy(
             holders=self.held,
             waiting=self.waiting,
@@ -198,7 +198,7 @@ class Lock(WorkingRecord):
         self.settle()
         held = self._held_by(id, token)
         if held is None:
-            return out.NotHeld()
+            return out.NotHolder()
         longer = replace(held, ttl=ttl, expires_at=self._ends_after(ttl), offered=False, place=None)
         self.hold(longer)
         self.settle()
@@ -208,7 +208,7 @@ class Lock(WorkingRecord):
         """End a grant of this attempt and token, and offer what is free to the queue."""
         self.settle()
         if self._held_by(id, token) is None:
-            return out.NotHeld()
+            return out.NotHolder()
         self.let_go(id)
         self.settle()
         return out.Released()
@@ -218,7 +218,7 @@ class Lock(WorkingRecord):
         self.settle()
         held = self.holders.get(id)
         if held is None or held.token != token or held.place is None:
-            return out.NotHeld()
+            return out.NotHolder()
         self.let_go(id)
         self.miss([held])
         self.settle()
@@ -253,7 +253,7 @@ class Lock(WorkingRecord):
         if held is None and target is not None and target.via == id:
             return self._transferred(target)
         if held is None:
-            return out.NotHeld()
+            return out.NotHolder()
         if target is not None:
             return out.TargetHolds()
         fresh = self.next_token
@@ -303,7 +303,7 @@ class Lock(WorkingRecord):
     def inspect(self) -> out.Outcome:
         """Show the record, settled for the eye only: nothing is changed, and nothing is handed over."""
         record = self.record()
-        return out.Seen(record=None if record == EMPTY else settle(record, self.now, offers=False)[0], now=self.now)
+        return out.LockSeen(record=None if record == EMPTY else settle(record, self.now, offers=False)[0], now=self.now)
 
     def _held_by(self, id: str, token: int | None) -> Holder | None:
         """The living grant of this attempt; only a `lease` may be named by its owner alone."""
@@ -324,7 +324,7 @@ def settle(record: LockRecord, now: int, *, offers: bool = True) -> tuple[LockRe
 
     With `offers=False` nothing is handed over: a free permit waits for the head's own acquire.
     """
-    lock = Lock(record, now, offers=offers)
+    lock = LockState(record, now, offers=offers)
     lock.settle()
     return lock.record(), tuple(lock.woken)
 
@@ -350,21 +350,21 @@ def removable(record: LockRecord, now: int, *, retention: int = RETENTION) -> bo
     )
 
 
-def _alone(rule: Callable[Concatenate[Lock, P], out.Outcome]) -> Callable[Concatenate[LockRecord, int, P], Step]:
+def _alone(rule: Callable[Concatenate[LockState, P], out.Outcome]) -> Callable[Concatenate[LockRecord, int, P], Step]:
     """A rule as a function of a record and the time."""
 
     def decided(record: LockRecord, now: int, /, *args: P.args, **asked: P.kwargs) -> Step:
-        lock = Lock(record, now)
+        lock = LockState(record, now)
         outcome = lock.answer(lambda one: rule(one, *args, **asked))
         return lock.record(), outcome
 
     return decided
 
 
-acquire = _alone(Lock.acquire)
-renew = _alone(Lock.renew)
-release = _alone(Lock.release)
-pass_over = _alone(Lock.pass_over)
-abandon = _alone(Lock.abandon)
-transfer = _alone(Lock.transfer)
-force_release = _alone(Lock.force_release)
+acquire = _alone(LockState.acquire)
+renew = _alone(LockState.renew)
+release = _alone(LockState.release)
+pass_over = _alone(LockState.pass_over)
+abandon = _alone(LockState.abandon)
+transfer = _alone(LockState.transfer)
+force_release = _alone(LockState.force_release)

@@ -57,7 +57,7 @@ class Busy(Outcome, frozen=True, kw_only=True):
     permits_before: int | None = None
 
 
-class QueueFull(Outcome, frozen=True, kw_only=True):
+class TooManyWaiters(Outcome, frozen=True, kw_only=True):
     """The attempt was refused and got no place: as many as may wait for a key are `waiting` already."""
 
     waiting: int
@@ -90,7 +90,7 @@ class Transferred(Outcome, frozen=True, kw_only=True):
     expires_at: int | None
 
 
-class NotHeld(Outcome, frozen=True, kw_only=True):
+class NotHolder(Outcome, frozen=True, kw_only=True):
     """The caller does not hold what it wants to change. Nothing was changed for it."""
 
 
@@ -131,7 +131,7 @@ class Settled(Outcome, frozen=True, kw_only=True):
     offer_ends_in: int | None = None
 
 
-class Seen(Outcome, frozen=True, kw_only=True):
+class LockSeen(Outcome, frozen=True, kw_only=True):
     """The record as it is now, settled for the eye only, or None if the key has none."""
 
     record: LockRecord | None

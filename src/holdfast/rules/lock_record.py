@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import RecordUnreadable
 
-Kind = Literal["item", "hold", "semaphore", "rw", "lease", "run", "worker"]
+Kind = Literal["mutex", "hold", "semaphore", "rw", "lease", "run", "worker"]
 
 
 class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -108,7 +108,7 @@ class LockRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     `overflow`: more runs wait than are listed among the `waiters`.
     """
 
-    kind: Kind = "item"
+    kind: Kind = "mutex"
     permits: int = 1
     fence: int = 0
     version: int = 0

@@ -32,7 +32,7 @@ class Writer(msgspec.Struct, frozen=True, array_like=True):
     version: int
 
 
-class Past(msgspec.Struct, frozen=True, omit_defaults=True):
+class WriteHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a slot remembers besides its value. `forgotten` is the last version made by a forgotten writer."""
 
     last: str = ""
@@ -47,7 +47,7 @@ class Slot(msgspec.Struct, frozen=True):
 
     version: int = 0
     value: str | None = None
-    past: Past = Past()
+    past: WriteHistory = WriteHistory()
 
     @property
     def last(self) -> str:
@@ -58,7 +58,7 @@ class Slot(msgspec.Struct, frozen=True):
 EMPTY_SLOT = Slot()
 
 
-Scope = Literal["shared", "workflow", "execution"]
+Scope = Literal["global", "workflow", "execution"]
 Address = tuple[Scope, str, str]
 """Where a slot is: its scope, whose it is within the scope (a workflow's name, a run's id, or nothing), its key."""
 
@@ -156,11 +156,11 @@ def written(slot: Slot, change: Swap, id: str) -> Slot | None:
     """
     if slot.last != change.expected or slot.version != change.version:
         return None
-    past = Past(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)
+    past = WriteHistory(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)
     return Slot(slot.version + 1, change.value, past)
 
 
-def _remember(past: Past, mine: Writer, request: str, acked: int, version: int) -> Past:
+def _remember(past: WriteHistory, mine: Writer, request: str, acked: int, version: int) -> WriteHistory:
     """The past after a write; a reservation ends with it."""
     floor = max(mine.floor, acked)
     numbers = (*(number for number in mine.numbers if number >= floor), number_of(request))
@@ -175,7 +175,7 @@ def _remember(past: Past, mine: Writer, request: str, acked: int, version: int) 
     if len(writers) > WRITERS:
         forgotten = max(forgotten, writers[0].version)
         writers = writers[1:]
-    return Past(last=request, writers=writers, forgotten=forgotten)
+    return WriteHistory(last=request, writers=writers, forgotten=forgotten)
 
 
 def client_of(request: str) -> str:

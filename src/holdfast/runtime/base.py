@@ -30,15 +30,15 @@ from ..rules import lock_outcomes as out
 from ..rules.lock import RETENTION
 from ..rules.lock_record import Label
 from ..stores import Handle, open_store, redacted
-from ..stores.contract import Clocked, Store, Swift, Tied, Watch
+from ..stores.contract import OutOfProcess, SessionBound, Store, UsesClientClocks, Watch
 from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
-from .batcher import Lane
+from .batcher import Batcher
 from .codec import MAX_BYTES
-from .grant import Held
-from .heartbeats import Callbacks, Keeper, Pulse, see_to_left_over
-from .notifier import Flag, running_loop
+from .grant import LocalGrant
+from .heartbeats import Callbacks, Heartbeats, LoopProbe, run_orphaned_callbacks
+from .notifier import Notifier, running_loop
 from .renewable_grants import Granting
-from .runners import Lanes
+from .runners import Batchers
 
 DEFAULT_URL = "sqlite:///holdfast.db"
 QUERIES_IDLE = 60.0
@@ -47,38 +47,38 @@ FAREWELL = 30 * MICROSECONDS
 """For how long an attempt that was given up by closing its client is kept from coming back."""
 
 
-class Works:
+class Runtime:
     """The moving parts of a client in one process: made when first needed, never carried across a fork."""
 
     def __init__(self, store: Store, events: Events, retention: int, name: str) -> None:
         self.store = store
         self.channel = secrets.token_hex(8)
-        swift = isinstance(store, Swift)
-        lane = partial(Lane, place=store.identity, swift=swift)
-        heartbeats = lane(partial(store.connect, "heartbeats"), "heartbeats")
-        commands = lane(partial(Granting, partial(store.connect, "commands"), heartbeats), "commands")
-        queries = lane(partial(store.connect, "queries"), "queries", idle=QUERIES_IDLE)
-        self.lanes: Lanes = {"commands": commands, "heartbeats": heartbeats, "queries": queries}
-        self.keeper = Keeper(heartbeats, commands, events, retention, rest=queries.rest)
+        out_of_process = isinstance(store, OutOfProcess)
+        batcher = partial(Batcher, place=store.identity, out_of_process=out_of_process)
+        heartbeats = batcher(partial(store.connect, "heartbeats"), "heartbeats")
+        commands = batcher(partial(Granting, partial(store.connect, "commands"), heartbeats), "commands")
+        queries = batcher(partial(store.connect, "queries"), "queries", idle=QUERIES_IDLE)
+        self.batchers: Batchers = {"commands": commands, "heartbeats": heartbeats, "queries": queries}
+        self.heartbeats = Heartbeats(heartbeats, commands, events, retention, rest=queries.rest)
         self.callbacks = Callbacks()
         self._events = events
         self._attempts = itertools.count(1)
         # Weak: a flow whose event loop was closed is collected, and gives its place back as it goes.
-        self._waiting: dict[str, tuple[str, weakref.ref[Flag]]] = {}
+        self._waiting: dict[str, tuple[str, weakref.ref[Notifier]]] = {}
         self._taking: dict[str, str] = {}  # from before it is asked for until the keeper has it: its key
         self.runs: dict[str, object] = {}  # the leases of runs that this client holds, by key
         self._listeners: tuple[Callable[[Collection[str] | None], None], ...] = ()  # engines, which wait for runs
         self._hearing = threading.Lock()
-        self._flags: dict[str, weakref.ref[Flag]] = {}
+        self._flags: dict[str, weakref.ref[Notifier]] = {}
         self._watch: Watch | None = None
         self._unheard: set[str] = set()  # attempts that may have been sent before the watch was there
         self._watching = threading.Lock()
         self.severings = 0  # how often everything that the store had granted has ended at once
         self._over = False  # whether no watch may be opened any more
-        self._pulses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = weakref.WeakKeyDictionary()
-        if isinstance(store, Tied):
+        self._probes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopProbe] = weakref.WeakKeyDictionary()
+        if isinstance(store, SessionBound):
             store.on_severed(self._severed)
-        if isinstance(store, Clocked):
+        if isinstance(store, UsesClientClocks):
             # Not a method of ours: the store, which the keeper's thread holds, would keep a dropped client alive.
             store.on_differing_clock(name, partial(_clock_differs, events))
 
@@ -86,29 +86,29 @@ class Works:
         """The id of one attempt: never used before, by anyone. Its channel is where hints are sent."""
         return f"{self.channel}.{next(self._attempts)}"
 
-    def pulse(self) -> Pulse | None:
+    def probe(self) -> LoopProbe | None:
         """The pulse of the running event loop, if there is one."""
         loop = running_loop()
         if loop is None:
             return None
-        return self._pulses.get(loop) or self._pulses.setdefault(loop, Pulse(loop))
+        return self._probes.get(loop) or self._probes.setdefault(loop, LoopProbe(loop))
 
     # -- the desk of waiting flows ----------------------------------------------------------------------
 
-    def listen(self, command: Acquire) -> Flag:
+    def listen(self, command: Acquire) -> Notifier:
         """A flag that is set when there is a hint for the attempt."""
-        self.keeper.start()  # so that a finaliser never has to
-        flag = Flag()
+        self.heartbeats.start()  # so that a finaliser never has to
+        flag = Notifier()
         self._waiting[command.id] = (command.key, weakref.ref(flag))
-        if self.keeper.retired:  # after: whoever closes looks at the list after that
+        if self.heartbeats.retired:  # after: whoever closes looks at the list after that
             del self._waiting[command.id]
             raise ClientClosed
         return flag
 
-    def flag(self, id: str) -> Flag:
+    def flag(self, id: str) -> Notifier:
         """A flag that is set when there is a hint for this id, which is no attempt to take anything."""
-        self.keeper.start()
-        flag = Flag()
+        self.heartbeats.start()
+        flag = Notifier()
         self._flags[id] = weakref.ref(flag)
         return flag
 
@@ -156,15 +156,15 @@ class Works:
         self._unheard.discard(id)
         if self._watch is not None:
             watch = self._watch
-            self.keeper.soon(lambda: watch.forget(id))
+            self.heartbeats.soon(lambda: watch.forget(id))
 
     def give_back(self, command: Abandon) -> None:
         """Give an attempt up, without waiting for it."""
-        self.keeper.give_back(command)
+        self.heartbeats.give_back(command)
 
     def offered(self, key: str) -> None:
         """A lock was offered to a waiter, which may be dead: the keeper looks at it again."""
-        self.keeper.look_after(key)
+        self.heartbeats.look_after(key)
 
     def permits_changed(self, command: Acquire, before: int) -> None:
         """Say that this attempt changed the number of permits."""
@@ -185,7 +185,7 @@ class Works:
     def _severed(self, reason: str) -> None:
         """Everything that was granted by the store has ended with its connection."""
         self.severings += 1  # first: a grant that is on its way to the keeper sees it
-        self.keeper.soon(lambda: self.keeper.lose_all(reason))
+        self.heartbeats.soon(lambda: self.heartbeats.lose_all(reason))
 
     def hear(self, listener: Callable[[Collection[str] | None], None]) -> Callable[[], None]:
         """Let somebody hear of every hint, on whatever thread it comes. Returns the way to end that."""
@@ -209,7 +209,7 @@ class Works:
 
     # -- the end ----------------------------------------------------------------------------------------
 
-    def shut(self, give_back: list[Held], *, quietly: bool) -> None:
+    def shut(self, give_back: list[LocalGrant], *, quietly: bool) -> None:
         """Release what is held, leave the queues, and end every thread and connection.
 
         Whoever still holds something is told, because its work may go on; not when the whole process ends.
@@ -218,15 +218,15 @@ class Works:
         under_way = self._taking | {attempt: key for attempt, (key, _) in list(self._waiting.items())}
         farewell: list[LockCommand] = [Release(key=held.key, id=held.id, token=held.token) for held in ended]
         farewell += [Abandon(key=key, id=attempt, ttl=FAREWELL) for attempt, key in under_way.items()]
-        call = self.lanes["commands"].call  # in this thread: a process that ends can start no other
+        call = self.batchers["commands"].call  # in this thread: a process that ends can start no other
         with suppress(HoldfastError):  # it expires by itself, then
             said = call(farewell) if farewell else []
             offers = {one.key for one, outcome in zip(farewell, said, strict=False) if outcome.woken}
-            if offers := offers.union(self.keeper.open_offers()):
+            if offers := offers.union(self.heartbeats.open_offers()):
                 call([Settle(key=key, leaving=True) for key in offers])
-        self.keeper.stop()
-        for lane in self.lanes.values():
-            lane.close()
+        self.heartbeats.stop()
+        for batcher in self.batchers.values():
+            batcher.close()
         self._hinted(None)  # whoever waits finds the lanes closed
         with self._watching:
             self._over = True
@@ -238,7 +238,7 @@ class Works:
         """Shut without waiting, from a thread of its own."""
         with suppress(RuntimeError):  # no thread can be had: what is held ends with its ttl
             closer = threading.Thread(
-                target=lambda: self.shut(self.keeper.retire(), quietly=False), name="holdfast-closer", daemon=True
+                target=lambda: self.shut(self.heartbeats.retire(), quietly=False), name="holdfast-closer", daemon=True
             )
             start_thread(closer)
 
@@ -269,7 +269,7 @@ class BaseClient:
         self.max_bytes = checked_count(max_bytes, what="max_bytes")
         self.events = events or Events()
         self._lock = threading.Lock()
-        self._works: Works | None = None
+        self._runtime: Runtime | None = None
         self._store: Store | None = None
         self._label: Label | None = None
         self._closed = False
@@ -287,9 +287,9 @@ class BaseClient:
         return self._namespace
 
     @property
-    def works(self) -> Works:
+    def runtime(self) -> Runtime:
         """The moving parts; for the locks that are built on this client."""
-        return self._works or self._open()
+        return self._runtime or self._open()
 
     def label(self, owner: str | None) -> Label:
         """Who this is, for people."""
@@ -304,33 +304,33 @@ class BaseClient:
         if self._closed:
             raise ClientClosed
 
-    def _open(self) -> Works:
-        see_to_left_over()
+    def _open(self) -> Runtime:
+        run_orphaned_callbacks()
         with self._lock:
             if self._closed:
                 raise ClientClosed
-            if self._works is None:
+            if self._runtime is None:
                 if self._store is None:
                     store = open_store(self._url, namespace=self._namespace, options=self._store_options)
                 else:
                     store = self._store.reopen()
                 self._store = store
-                self._works = Works(store, self.events, self.retention, self._name)
+                self._runtime = Runtime(store, self.events, self.retention, self._name)
                 self.events.emit("store_opened", url=store.url, namespace=self._namespace)
-            return self._works
+            return self._runtime
 
     def _shut(self, *, quietly: bool = False) -> None:
         with self._lock:
-            works, self._works, self._closed = self._works, None, True
+            runtime, self._runtime, self._closed = self._runtime, None, True
         _clients.discard(self)
-        if works is not None:
-            works.shut(works.keeper.retire(), quietly=quietly)
+        if runtime is not None:
+            runtime.shut(runtime.heartbeats.retire(), quietly=quietly)
 
     def _forked(self) -> None:
         """This is a child now: leave everything that is open to the parent, and begin afresh when needed."""
-        if self._works is not None:
-            _left_to_parent.append(self._works)
-        self._works = self._label = None
+        if self._runtime is not None:
+            _left_to_parent.append(self._runtime)
+        self._runtime = self._label = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -338,9 +338,9 @@ class BaseClient:
         return f"<{type(self).__name__} {self.url} {state}>"
 
     def __del__(self) -> None:
-        works = getattr(self, "_works", None)
-        if works is not None:
-            works.keeper.soon(works.shut_soon)
+        runtime = getattr(self, "_runtime", None)
+        if runtime is not None:
+            runtime.heartbeats.soon(runtime.shut_soon)
             warnings.warn(
                 f"{self!r} was not closed: use `with`, or call close()", ResourceWarning, stacklevel=2, source=self
             )
@@ -358,7 +358,7 @@ def _process_name() -> str:
 
 
 _clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
-_left_to_parent: list[Works] = []
+_left_to_parent: list[Runtime] = []
 
 
 def _after_fork() -> None:

@@ -26,7 +26,7 @@ from ..platform import elapsed, start_thread
 from ..rules.lock_outcomes import Outcome
 from ..stores.contract import Connection
 from . import failpoints
-from .requests import Answer, Call, Done, Parcel, Promise, Question, Reply, deliver_all, twin
+from .requests import Answer, CallbackRequest, Done, LoopRequest, Request, TaskRequest, ThreadRequest, deliver_all, twin
 
 MAX_BATCH = 1_000
 ALL_READS = READS + RUN_READS
@@ -35,7 +35,7 @@ LEAST_HALF = 32
 JOIN_SECONDS = 15.0
 
 
-class _Outbox(list[Question]):
+class _Outbox(list[LoopRequest]):
     """What a loop has submitted within one turn of its own. If the loop is closed before it posts it, it is gone."""
 
     __slots__ = ("__weakref__", "loop")
@@ -64,7 +64,7 @@ def within(place: str) -> Iterator[None]:
         _within.reset(before)
 
 
-class Lane:
+class Batcher:
     """One queue, at most one batch under way, one connection."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Lane:
         name: str,
         *,
         place: str = "-",
-        swift: bool = False,
+        out_of_process: bool = False,
         idle: float = math.inf,
     ) -> None:
         """`idle`: after so many seconds without a command, `rest` closes the connection until the next one."""
@@ -82,12 +82,12 @@ class Lane:
         self._idle = idle
         self._used, self._unused_since = True, 0.0
         self._name = name
-        self._swift = swift
+        self._out_of_process = out_of_process
         self._sent = 0  # how many parcels went with the last batch
         self._connection: Connection | None = None
         self._connecting = threading.Lock()
         self._mutex = threading.RLock()  # a signal handler may come in while its thread has it
-        self._queue: list[Parcel] = []
+        self._queue: list[Request] = []
         self._runner: object | None = None  # whoever runs a batch: a caller's parcel, or the lane's thread
         self._thread: threading.Thread | None = None
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -106,8 +106,8 @@ class Lane:
 
     def call(self, commands: Sequence[Command]) -> list[Outcome]:
         """Send commands from this thread and wait for their outcomes, be they failures or not."""
-        call = Call(commands)
-        batch: list[Parcel] = []
+        call = ThreadRequest(commands)
+        batch: list[Request] = []
         self._refuse_within(commands)
         _refuse_in_workflow(events._get_running_loop())  # noqa: SLF001  (None outside of any, as asyncio asks it)
         if self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  (as threading.Condition asks it)
@@ -143,7 +143,7 @@ class Lane:
 
     def _refuse_itself(self) -> None:
         """A signal handler or a finaliser that runs inside this thread's own batch would wait for itself."""
-        if isinstance(self._runner, Call) and self._runner.thread == threading.get_ident():
+        if isinstance(self._runner, ThreadRequest) and self._runner.thread == threading.get_ident():
             raise _would_wait_for_itself()
 
     def submit(self, command: Command) -> asyncio.Future[Outcome]:
@@ -151,15 +151,15 @@ class Lane:
 
         What a loop sends within one turn of its own goes out together.
         """
-        promise = Promise(command, asyncio.get_running_loop())
+        promise = TaskRequest(command, asyncio.get_running_loop())
         self._gather(promise)
         return promise.future
 
     def ask(self, command: Command, answer: Answer) -> None:
         """Send one command from this event loop, and call back there with its outcome or with what went wrong."""
-        self._gather(Reply(command, asyncio.get_running_loop(), answer))
+        self._gather(CallbackRequest(command, asyncio.get_running_loop(), answer))
 
-    def _gather(self, question: Question) -> None:
+    def _gather(self, question: LoopRequest) -> None:
         if self._closed:
             raise ClientClosed
         self._refuse_within(question.commands)
@@ -181,7 +181,7 @@ class Lane:
         with self._mutex:
             if self._closed:
                 return False
-            self._queue.append(Parcel(commands, done))
+            self._queue.append(Request(commands, done))
             stranded = self._rouse()
         _tell_stranded(stranded)
         return True
@@ -226,7 +226,7 @@ class Lane:
                 return
             self._closed = True
             stranded = self._rouse(even_if_empty=True)
-            mine = isinstance(self._runner, Call) and self._runner.thread == threading.get_ident()
+            mine = isinstance(self._runner, ThreadRequest) and self._runner.thread == threading.get_ident()
         _tell_stranded(stranded)
         if self._thread is not threading.current_thread() and not mine:  # not what would wait for itself
             self._ended.wait(JOIN_SECONDS)
@@ -240,7 +240,7 @@ class Lane:
         questions = [question for question in outbox if question.wanted]
         with self._mutex:
             closed = self._closed
-            stranded: list[Parcel] = []
+            stranded: list[Request] = []
             if not closed:
                 self._queue.extend(questions)
                 stranded = self._rouse()
@@ -249,7 +249,7 @@ class Lane:
                 question.settle(None, ClientClosed())
         _tell_stranded(stranded)
 
-    def _rouse(self, *, even_if_empty: bool = False) -> list[Parcel]:
+    def _rouse(self, *, even_if_empty: bool = False) -> list[Request]:
         """Make the thread look at the queue. Called with the mutex held. Returns those for whom there is no thread."""
         if self._runner is None and (self._queue or even_if_empty):
             if not self._queue and self._thread is None:  # closed, and never needed a thread
@@ -265,7 +265,7 @@ class Lane:
             self._wake.put(None)
         return []
 
-    def _strand(self) -> list[Parcel]:
+    def _strand(self) -> list[Request]:
         """No thread can be started: leave the lane to the next caller, with an empty queue."""
         self._thread = None
         stranded, self._queue = self._queue, []
@@ -277,14 +277,14 @@ class Lane:
         self._drop_connection()
         self._ended.set()
 
-    def _hand_on(self, call: Call) -> None:
+    def _hand_on(self, call: ThreadRequest) -> None:
         """Leave the lane to its thread if there is more to do, else to the next caller. Twice is harmless."""
         with self._mutex:
             if self._runner is call:
                 self._runner = None
             elif self._runner is _THREAD:
                 self._wake.put(None)  # interrupted, it may have been named and not been woken
-            stranded: list[Parcel] = []
+            stranded: list[Request] = []
             if self._queue or (self._closed and not self._ended.is_set()):
                 stranded = self._rouse(even_if_empty=self._closed)
         _tell_stranded(stranded)
@@ -317,18 +317,18 @@ class Lane:
         Tasks of one loop that are answered together ask together again: then the store waits for the loop, and the loop
         for the store. In two halves, one is with the store while the loop works on the other.
         """
-        if not self._swift:
+        if not self._out_of_process:
             return MAX_BATCH
         around = len(self._queue) + self._sent
         self._sent = min(len(self._queue), MAX_BATCH, max(LEAST_HALF, (around + 1) // 2))
         return self._sent
 
-    def _send(self, batch: list[Parcel]) -> None:
+    def _send(self, batch: list[Request]) -> None:
         """Execute the batch and deliver every answer. Nothing that happens leaves a parcel without one."""
         outcomes: list[Outcome] | None = None
         error: HoldfastError | None = None
         try:
-            commands = batch[0].commands if len(batch) == 1 else [one for parcel in batch for one in parcel.commands]
+            commands = batch[0].commands if len(batch) == 1 else [one for request in batch for one in request.commands]
             self._used = True
             connection = self._connection or self._connected()
             if failpoints.reached is not None:
@@ -376,7 +376,7 @@ def _would_wait_for_itself() -> WouldDeadlock:
     )
 
 
-def _tell_stranded(stranded: list[Parcel]) -> None:
+def _tell_stranded(stranded: list[Request]) -> None:
     """Tell those whose command was not sent. Not under the mutex, for it may go on to anybody."""
     if stranded:
         error = StoreUnavailable(

@@ -12,13 +12,13 @@ from typing import Literal
 from ..commands import Command
 from ..commands.runs import (
     ClaimRuns,
-    DismissWorker,
-    EnlistWorker,
     PostEvent,
-    PublishTerms,
+    PublishLimits,
     RecordRun,
+    RegisterWorker,
     ReviveRun,
     StartRun,
+    UnregisterWorker,
     WatchRun,
 )
 from ..rules.runs.record import Finish
@@ -36,9 +36,9 @@ _PLAIN: dict[type[Command], str] = {
     ClaimRuns: "claim",
     ReviveRun: "revive",
     WatchRun: "watch",
-    EnlistWorker: "enlist",
-    DismissWorker: "dismiss",
-    PublishTerms: "publish",
+    RegisterWorker: "enlist",
+    UnregisterWorker: "dismiss",
+    PublishLimits: "publish",
 }
 
 reached: Callable[[str], None] | None = None
@@ -61,8 +61,8 @@ def _kind_of_record(command: RecordRun) -> str:
         return "finish" if isinstance(command.then, Finish) else "park"
     if command.children:
         return "record children"
-    if command.asks:
-        return "give" if all(ask.give for ask in command.asks) else "take"
+    if command.lock_requests:
+        return "give" if all(ask.give for ask in command.lock_requests) else "take"
     return "record"
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..commands import Abandon, Acquire, Command, ListDueRecords, ListLocks, ListRecords, LockCommand
-from ..commands.runs import CountRuns, ListRuns, ListWorkers, OwnedRuns, SeeRun
+from ..commands.runs import CountRuns, ListOwnedRuns, ListRuns, ListWorkers, ReadRun
 from ..errors import (
     ClientClosed,
     KindMismatch,
@@ -33,7 +33,7 @@ from ..rules.lock_record import Holder
 from ..stores.contract import Role
 from ..validation import MICROSECONDS
 from .grant import local_deadline
-from .notifier import Flag
+from .notifier import Notifier
 
 RESEND_AFTER = (0.05, 0.2, 0.6, 1.5)
 """Seconds between the attempts to reach a store that did not answer; jittered, then the error is raised."""
@@ -66,13 +66,13 @@ SOONEST_POLL = 0.02
 POLL_SHARE = 0.25
 """Between two polls passes this share of the time for which the youngest holder has held the lock."""
 
-LONG_READS = (ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, OwnedRuns, SeeRun)
+LONG_READS = (ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, ListOwnedRuns, ReadRun)
 """Reads that may be about many rows: no acquire of the same client waits for them.
 
-Not among them is `RunsOutlook`: it reads one row for each type and worker, and a worker asks it before every claim.
+Not among them is `ReadNextDue`: it reads one row for each type and worker, and a worker asks it before every claim.
 """
 
-SHAPING = (out.Granted, out.Queued, out.Busy, out.QueueFull)
+SHAPING = (out.Granted, out.Queued, out.Busy, out.TooManyWaiters)
 """Answers to an attempt that may have changed the number of permits."""
 
 T = TypeVar("T")
@@ -88,17 +88,17 @@ class Submit(msgspec.Struct, frozen=True):
 class Wait(msgspec.Struct, frozen=True):
     """Wait until the flag is set, for at most so many seconds; the answer is whether it is set."""
 
-    flag: Flag
+    flag: Notifier
     timeout: float | None
 
 
 Flow = Generator[Submit | Wait, Any, T]
 
 
-class Desk(Protocol):
+class FlowServices(Protocol):
     """What a waiting flow needs of its client."""
 
-    def listen(self, command: Acquire) -> Flag:
+    def listen(self, command: Acquire) -> Notifier:
         """A flag that is set when there is a hint for the attempt."""
 
     @property
@@ -170,7 +170,7 @@ def _send_again(
         if pause is None or (elapsed() + pause >= late and not (ambiguous and first)):
             raise error
         first = False
-        yield Wait(Flag(), pause * random.uniform(0.5, 1.0))
+        yield Wait(Notifier(), pause * random.uniform(0.5, 1.0))
         try:
             return (yield Submit(command, role)), ambiguous
         except StoreUnavailable as again:
@@ -178,7 +178,7 @@ def _send_again(
             error = again
 
 
-def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = False) -> Flow[Grant]:
+def acquire(services: FlowServices, command: Acquire, wait: float | None, *, told: bool = False) -> Flow[Grant]:
     """Take a lock, waiting for at most `wait` seconds (None: for ever; 0: try once).
 
     A grant whose time ran out on the way here is asked for again: the same attempt gets its full ttl.
@@ -187,11 +187,11 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
     until = None if wait is None else started + wait
     trace = True  # whether the store may know of this attempt
     known = False  # whether it has said so
-    hint = desk.listen(command)
+    hint = services.listen(command)
     try:
         while True:
             hint.clear()
-            command = _as_it_listens(desk, command)
+            command = _as_it_listens(services, command)
             sent = elapsed()
             try:  # as `send` does it; without a generator of its own, because this is what happens most
                 outcome = yield Submit(command)
@@ -200,7 +200,7 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
             known = True
             now = elapsed()
             if isinstance(outcome, SHAPING) and outcome.permits_before is not None:
-                desk.permits_changed(command, outcome.permits_before)
+                services.permits_changed(command, outcome.permits_before)
             if isinstance(outcome, out.Granted):
                 if command.ttl is None or now < local_deadline(sent, command.ttl):
                     return Grant(outcome, sent)
@@ -210,13 +210,13 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
             if not isinstance(outcome, out.Queued):
                 trace = False
                 raise refusal(command, outcome)  # noqa: TRY301
-            if desk.expect(command.id, eager=outcome.position == 0):
+            if services.expect(command.id, eager=outcome.position == 0):
                 continue
             if not told and now - started >= LONG_WAIT:
                 told = True
-                desk.long_wait(command, now - started, outcome)
+                services.long_wait(command, now - started, outcome)
             if until is not None and now >= until:
-                yield from _leave_queue(desk, command)
+                yield from _leave_queue(services, command)
                 trace = False
                 raise timed_out(command, outcome.holders, outcome.now, outcome.position)  # noqa: TRY301
             pause = _look_again_in(command, outcome)
@@ -226,20 +226,20 @@ def acquire(desk: Desk, command: Acquire, wait: float | None, *, told: bool = Fa
     except BaseException as error:
         never_arrived = isinstance(error, StoreError) and not error.ambiguous and not known
         if trace and not never_arrived:
-            desk.give_back(_abandon(command))
+            services.give_back(_abandon(command))
         raise
     finally:
-        desk.forget(command.id)
+        services.forget(command.id)
 
 
-def _leave_queue(desk: Desk, command: Acquire) -> Flow[None]:
+def _leave_queue(services: FlowServices, command: Acquire) -> Flow[None]:
     left, _ = yield from send(_abandon(command))
     if left.woken:  # it had been offered the lock at this moment, and the next waiter is now
-        desk.offered(command.key)
+        services.offered(command.key)
 
 
-def _as_it_listens(desk: Desk, command: Acquire) -> Acquire:
-    listens = desk.listens
+def _as_it_listens(services: FlowServices, command: Acquire) -> Acquire:
+    listens = services.listens
     return command if command.listens is listens else replace(command, listens=listens)
 
 
@@ -247,7 +247,8 @@ def _look_again_in(command: Acquire, outcome: out.Queued) -> float:
     """When to ask again without a hint: for a sign of life, or when something in the way may have expired.
 
     A waiter that nobody hints must see its own offer before it runs out. Whether an offer to another waiter ran out is
-    looked at by the client that made it (`Desk.offered`), and by the second in line: that client may have ended.
+    looked at by the client that made it (`FlowServices.offered`), and by the second in line, because that client may
+    have ended.
     """
     offer = OFFER_LIFE / MICROSECONDS
     pause = (command.waiter_ttl or 10 * MICROSECONDS) / MICROSECONDS / SIGNS_OF_LIFE
@@ -278,14 +279,14 @@ def _abandon(command: Acquire) -> Abandon:
     return Abandon(key=command.key, id=command.id, ttl=ttl)
 
 
-def release(desk: Desk, command: LockCommand) -> Flow[bool]:
+def release(services: FlowServices, command: LockCommand) -> Flow[bool]:
     """Give a grant back. False if it was not held any more when the first try arrived.
 
     After an ambiguous try, "not held" is what a successful one looks like from here.
     """
     outcome, ambiguous = yield from send(command)
     if outcome.woken or ambiguous:
-        desk.offered(command.key)
+        services.offered(command.key)
     return isinstance(outcome, out.Released) or ambiguous
 
 
@@ -305,7 +306,7 @@ def refusal(command: Acquire, outcome: out.Outcome) -> Exception:
         return NeverFits(
             f"a weight of {command.weight} never fits into the {outcome.permits} permits of {command.key!r}"
         )
-    if isinstance(outcome, out.QueueFull):
+    if isinstance(outcome, out.TooManyWaiters):
         return QueueFull(key=command.key, waiting=outcome.waiting)
     return ClientClosed(f"the client was closed while {command.key!r} was waited for")
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ..platform import elapsed
 from ..validation import MICROSECONDS
-from .notifier import Flag
+from .notifier import Notifier
 
 DRIFT = 0.01
 """The part of a ttl by which two clocks may drift apart while it runs."""
@@ -34,7 +34,7 @@ def local_deadline(sent: float, ttl: int) -> float:
     return sent + length - length * DRIFT - LATENESS
 
 
-class Held:
+class LocalGrant:
     """A grant that this process got. Thread-safe; the first to end or lose it decides."""
 
     __slots__ = (
@@ -70,8 +70,8 @@ class Held:
         self.failures = 0
         self.state: State = "held"
         self.reason = ""
-        self.over = Flag()
-        self._listeners: list[Callable[[Held], None]] = []
+        self.over = Notifier()
+        self._listeners: list[Callable[[LocalGrant], None]] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -126,7 +126,7 @@ class Held:
         """It is given back by its holder. True for the first one to say so."""
         return self._finish("ended", "")
 
-    def when_over(self, listener: Callable[[Held], None]) -> None:
+    def when_over(self, listener: Callable[[LocalGrant], None]) -> None:
         """Call this once when it has been lost or given back; at once if it already is."""
         with self._lock:
             if self.state == "held":

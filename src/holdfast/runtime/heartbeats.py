@@ -31,9 +31,9 @@ from ..platform import after_fork_in_child, elapsed, start_thread
 from ..rules import lock_outcomes as out
 from ..rules.lock import OFFER_LIFE
 from ..validation import MICROSECONDS
-from .batcher import Lane
-from .grant import Held
-from .notifier import Flag
+from .batcher import Batcher
+from .grant import LocalGrant
+from .notifier import Notifier
 
 EARLY = 0.25
 """A lease is renewed up to this part of its interval early, to go along with the others."""
@@ -60,26 +60,26 @@ BREATH = 0.1
 
 _log = logging.getLogger("holdfast")
 
-_left_over: deque[Callable[[], None]] = deque()
-after_fork_in_child(_left_over.clear)
+_orphaned_callbacks: deque[Callable[[], None]] = deque()
+after_fork_in_child(_orphaned_callbacks.clear)
 
 
-def see_to_left_over() -> None:
+def run_orphaned_callbacks() -> None:
     """Run the errands that came to a keeper that does not run, or no longer. Whoever passes by does it.
 
     Never call it in a finaliser: it takes locks. Twice is harmless to every errand, and so is an interrupt here.
     """
-    while _left_over:
+    while _orphaned_callbacks:
         with suppress(IndexError, ValueError):  # another thread was here first
-            errand = _left_over[0]
+            callback = _orphaned_callbacks[0]
             try:
-                errand()
+                callback()
             except Exception:
                 _log.exception("an errand that was left over failed")
-            _left_over.remove(errand)
+            _orphaned_callbacks.remove(callback)
 
 
-class Pulse:
+class LoopProbe:
     """The heartbeat of an event loop, as the keeper hears it. Weak: it keeps no loop alive."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -108,7 +108,7 @@ class Pulse:
         self._asked_at = None
 
 
-class Kept:
+class Renewal:
     """A lease in the keeper's care, and who looks after it: an event loop (by its pulse) or a thread."""
 
     __slots__ = (
@@ -121,19 +121,19 @@ class Kept:
         "max_failures",
         "max_stall",
         "neglected",
-        "pulse",
+        "probe",
         "renew_at",
         "thread",
     )
 
     def __init__(
         self,
-        held: Held,
+        held: LocalGrant,
         *,
         interval: float,
         max_failures: int,
         max_stall: float,
-        pulse: Pulse | None,
+        probe: LoopProbe | None,
         since: float,
         handle: Callable[[], object | None],
         lent: bool = False,
@@ -143,24 +143,24 @@ class Kept:
         self.interval = interval
         self.max_failures = max_failures
         self.max_stall = max_stall
-        self.pulse = pulse
-        self.thread = threading.current_thread() if pulse is None else None
+        self.probe = probe
+        self.thread = threading.current_thread() if probe is None else None
         self.renew_at = since + interval
         self.dropped = False  # set by the finaliser of the user's handle, which has warned then
         self.handle = handle  # a weak reference to it, for a finaliser that was interrupted
         self.neglected = ""
-        self.asked: list[Flag] = []  # who waits for the answer to its next renewal
+        self.asked: list[Notifier] = []  # who waits for the answer to its next renewal
 
-    def why_neglected(self, now: float, silences: dict[Pulse, float]) -> str:
+    def why_neglected(self, now: float, silences: dict[LoopProbe, float]) -> str:
         """Why nobody looks after this lease any more; empty while somebody does. Each loop is asked once a round."""
         if self.dropped or self.handle() is None:
             return "it was dropped without being released"
-        if self.pulse is not None:
-            if self.pulse.stopped:
+        if self.probe is not None:
+            if self.probe.stopped:
                 return "its event loop is closed"
-            silent = silences.get(self.pulse)
+            silent = silences.get(self.probe)
             if silent is None:
-                silent = silences[self.pulse] = self.pulse.silent_for(now)
+                silent = silences[self.probe] = self.probe.silent_for(now)
             if silent > self.max_stall:
                 return f"its event loop has been stuck for {silent:.1f} s (max_stall is {self.max_stall:g} s)"
         elif self.thread is not None and not self.thread.is_alive():
@@ -168,7 +168,7 @@ class Kept:
         return ""
 
 
-class _Debt:
+class _PendingAbandon:
     """An attempt that must be given back, until it has expired by itself."""
 
     __slots__ = ("command", "retry_at", "until")
@@ -215,11 +215,11 @@ class Callbacks:
             call()
 
 
-class Keeper:
+class Heartbeats:
     """One thread that keeps the leases of one client alive, and tells when one is lost."""
 
     def __init__(
-        self, heartbeats: Lane, commands: Lane, events: Events, retention: int, *, rest: Callable[[], None]
+        self, heartbeats: Batcher, commands: Batcher, events: Events, retention: int, *, rest: Callable[[], None]
     ) -> None:
         """`rest` is called whenever the keeper looks around: it closes what nobody has used for long."""
         self._rest = rest
@@ -227,10 +227,10 @@ class Keeper:
         self._commands = commands
         self._events = events
         self._retention = retention
-        self._kept: dict[str, Kept] = {}
-        self._debts: dict[str, _Debt] = {}
+        self._renewals: dict[str, Renewal] = {}
+        self._abandons: dict[str, _PendingAbandon] = {}
         self._offers: dict[str, float] = {}  # by key: when the last offer of this client has run out
-        self._changes: deque[tuple[Kept, int, float, Flag]] = deque()
+        self._changes: deque[tuple[Renewal, int, float, Notifier]] = deque()
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._wake_at = 0.0
         self._lively = False  # whether a lease has come since the last look
@@ -255,15 +255,15 @@ class Keeper:
                 self._thread = thread
             self._started = self._thread is not None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, renewal: Renewal) -> None:
         """Renew this lease until it ends. Once its client is being closed it is given back, and that is raised."""
-        kept.renew_at -= kept.interval * (1 - self._pace)
-        self._kept[kept.held.id] = kept
+        renewal.renew_at -= renewal.interval * (1 - self._pace)
+        self._renewals[renewal.held.id] = renewal
         if self.retired:
-            self._refuse(kept)
+            self._refuse(renewal)
         self._lively = True
         self.start()
-        if min(kept.renew_at, kept.held.deadline) < self._wake_at:
+        if min(renewal.renew_at, renewal.held.deadline) < self._wake_at:
             self._mail.put(None)
 
     def look_after(self, key: str) -> None:
@@ -279,52 +279,52 @@ class Keeper:
         """The keys of the locks that this client has offered to waiters and would look at again."""
         return list(self._offers)
 
-    def renew_for(self, kept: Kept, ttl: int, interval: float) -> Flag:
+    def renew_for(self, renewal: Renewal, ttl: int, interval: float) -> Notifier:
         """Renew this lease now, and from now on for this ttl. The flag is set when that is answered, or it is over.
 
         Renewals of one lease never overtake each other: its ttl changes only while none is under way.
         """
-        answered = Flag()
-        kept.held.when_over(lambda _held: answered.set())
+        answered = Notifier()
+        renewal.held.when_over(lambda _held: answered.set())
         self.start()
-        self.soon(lambda: self._changes.append((kept, ttl, interval, answered)))
+        self.soon(lambda: self._changes.append((renewal, ttl, interval, answered)))
         return answered
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: LocalGrant) -> None:
         """This lease is over."""
-        self._kept.pop(held.id, None)
+        self._renewals.pop(held.id, None)
 
     def lose_all(self, reason: str) -> None:
         """Everything in the keeper's care is lost. On the keeper's thread."""
-        for kept in list(self._kept.values()):
-            self._lose(kept, reason)
+        for renewal in list(self._renewals.values()):
+            self._lose(renewal, reason)
 
-    def retire(self) -> list[Held]:
+    def retire(self) -> list[LocalGrant]:
         """Take nothing more into care; what is there and the client's own is the caller's to give back."""
         self.retired = True  # first: whoever comes from here on sees it, whoever came before is in the list
-        return [kept.held for kept in list(self._kept.values()) if not kept.lent]
+        return [renewal.held for renewal in list(self._renewals.values()) if not renewal.lent]
 
-    def _refuse(self, kept: Kept) -> NoReturn:
+    def _refuse(self, renewal: Renewal) -> NoReturn:
         """A grant that came while its client was being closed: nobody would watch over it."""
-        held = kept.held
+        held = renewal.held
         self.drop(held)
         held.lose("its client was closed")
-        if not kept.lent:
+        if not renewal.lent:
             self._commands.enqueue((Abandon(key=held.key, id=held.id, ttl=held.ttl),))
         raise ClientClosed(f"the client was closed while {held.key!r} was taken: it was given back")
 
-    def soon(self, errand: Callable[[], None]) -> None:
+    def soon(self, callback: Callable[[], None]) -> None:
         """Run this on the keeper's thread, or where none runs by whoever passes by.
 
         Never waits and takes no lock, so a finaliser may call it. It may be run twice.
         """
-        self._mail.put(errand)
+        self._mail.put(callback)
         if not self._serving:
-            _left_over.append(errand)
+            _orphaned_callbacks.append(callback)
 
     def give_back(self, command: Abandon) -> None:
         """Send an Abandon, and again until it is answered or pointless. Safe in a finaliser."""
-        self.soon(lambda: self._owe(command))
+        self.soon(lambda: self._add_abandon(command))
 
     def stop(self) -> None:
         """End the thread; what was mailed before is done before."""
@@ -347,21 +347,21 @@ class Keeper:
         self._serving = False  # whoever has an errand from here on leaves it to those who pass by
         with suppress(Empty):
             while True:
-                errand = self._mail.get_nowait()
-                if errand is not None:
-                    _left_over.append(errand)
-        see_to_left_over()
+                callback = self._mail.get_nowait()
+                if callback is not None:
+                    _orphaned_callbacks.append(callback)
+        run_orphaned_callbacks()
 
     def _work(self) -> None:
         while True:
             try:
                 self._wake_at = math.inf  # whoever comes while it looks around must ring
                 self._wake_at = self._look_around()
-                errand = self._mail.get(timeout=max(0.001, self._wake_at - elapsed()))
+                callback = self._mail.get(timeout=max(0.001, self._wake_at - elapsed()))
                 while True:
-                    if errand is not None:
-                        errand()
-                    errand = self._mail.get_nowait()
+                    if callback is not None:
+                        callback()
+                    callback = self._mail.get_nowait()
             except Empty:
                 if self._stopping:
                     return
@@ -376,31 +376,31 @@ class Keeper:
         self._lively = False
         if not self._renewing:
             self._make_changes(now)
-        due: list[Kept] = []
-        silences: dict[Pulse, float] = {}
-        for kept in list(self._kept.values()):
-            held = kept.held
+        due: list[Renewal] = []
+        silences: dict[LoopProbe, float] = {}
+        for renewal in list(self._renewals.values()):
+            held = renewal.held
             if held.state != "held":
-                self._kept.pop(held.id, None)
+                self._renewals.pop(held.id, None)
                 continue
             if now >= held.deadline:
-                self._lose(kept, kept.neglected or "its time ran out before a renewal was answered")
+                self._lose(renewal, renewal.neglected or "its time ran out before a renewal was answered")
                 continue
             wake_at = min(wake_at, held.deadline)
-            if kept.neglected:
+            if renewal.neglected:
                 continue
-            if reason := kept.why_neglected(now, silences):
-                self._neglect(kept, reason)
+            if reason := renewal.why_neglected(now, silences):
+                self._neglect(renewal, reason)
                 continue
-            if kept.renew_at <= now + kept.interval * EARLY:
-                due.append(kept)
+            if renewal.renew_at <= now + renewal.interval * EARLY:
+                due.append(renewal)
             else:
-                wake_at = min(wake_at, kept.renew_at)
-            if kept.pulse is not None:
-                wake_at = min(wake_at, now + kept.max_stall)
+                wake_at = min(wake_at, renewal.renew_at)
+            if renewal.probe is not None:
+                wake_at = min(wake_at, now + renewal.max_stall)
         if due and not self._renewing:
             self._renew(due, now)
-        wake_at = min(wake_at, self._pay_debts(now), self._look_at_offers(now))
+        wake_at = min(wake_at, self._resend_abandons(now), self._look_at_offers(now))
         self._rest()
         if now >= self._clean_at:
             self._clean_at = now + CLEANUP_EVERY
@@ -427,19 +427,22 @@ class Keeper:
 
     def _make_changes(self, now: float) -> None:
         while self._changes:
-            kept, ttl, interval, answered = self._changes.popleft()
-            if ttl < kept.held.ttl:
-                kept.held.shorten(now, ttl)
-            kept.held.ttl, kept.interval, kept.renew_at = ttl, interval, now
-            kept.asked.append(answered)
+            renewal, ttl, interval, answered = self._changes.popleft()
+            if ttl < renewal.held.ttl:
+                renewal.held.shorten(now, ttl)
+            renewal.held.ttl, renewal.interval, renewal.renew_at = ttl, interval, now
+            renewal.asked.append(answered)
 
-    def _renew(self, due: list[Kept], sent: float) -> None:
-        commands = [Renew(key=kept.held.key, id=kept.held.id, token=kept.held.token, ttl=kept.held.ttl) for kept in due]
+    def _renew(self, due: list[Renewal], sent: float) -> None:
+        commands = [
+            Renew(key=renewal.held.key, id=renewal.held.id, token=renewal.held.token, ttl=renewal.held.ttl)
+            for renewal in due
+        ]
 
         def done(outcomes: list[out.Outcome] | None, error: HoldfastError | None) -> None:
             try:
-                for place, kept in enumerate(due):
-                    self._judge(kept, sent, None if outcomes is None else outcomes[place], error)
+                for place, renewal in enumerate(due):
+                    self._judge(renewal, sent, None if outcomes is None else outcomes[place], error)
             finally:
                 self._renewing = False  # last: a ttl that changed in between would be taken for the one that was sent
             if outcomes is not None:
@@ -448,27 +451,27 @@ class Keeper:
 
         self._renewing = True
         self._pace = _random_pace()
-        for kept in due:
-            kept.renew_at = sent + kept.interval * self._pace
+        for renewal in due:
+            renewal.renew_at = sent + renewal.interval * self._pace
         if not self._heartbeats.enqueue(commands, done):
             self._renewing = False
 
-    def _judge(self, kept: Kept, sent: float, outcome: out.Outcome | None, error: HoldfastError | None) -> None:
+    def _judge(self, renewal: Renewal, sent: float, outcome: out.Outcome | None, error: HoldfastError | None) -> None:
         """Renewed, lost or unknown; unknown never prolongs anything."""
-        held = kept.held
+        held = renewal.held
         if isinstance(outcome, out.Renewed) and outcome.expires_at is not None:
             held.renewed(sent, held.ttl, outcome.expires_at, outcome.floor)
-            while kept.asked:
-                kept.asked.pop().set()
-        elif self._kept.get(held.id) is not kept:  # its holder is giving it back at this moment
+            while renewal.asked:
+                renewal.asked.pop().set()
+        elif self._renewals.get(held.id) is not renewal:  # its holder is giving it back at this moment
             return
-        elif isinstance(outcome, out.NotHeld):
-            self._lose(kept, "the store gave it to somebody else, or it was released by force")
+        elif isinstance(outcome, out.NotHolder):
+            self._lose(renewal, "the store gave it to somebody else, or it was released by force")
         elif held.state == "held":
             trouble = outcome.error if isinstance(outcome, Failed) else error
-            if kept.asked or isinstance(trouble, StoreContended):
+            if renewal.asked or isinstance(trouble, StoreContended):
                 # Somebody waits, or somebody else has the record: try again soon, which is no further failure.
-                kept.renew_at = min(kept.renew_at, elapsed() + RETRY_ASKED)
+                renewal.renew_at = min(renewal.renew_at, elapsed() + RETRY_ASKED)
             else:
                 held.failures += 1
             self._events.emit(
@@ -479,57 +482,57 @@ class Keeper:
                 failures=held.failures,
                 error=str(trouble),
             )
-            if held.failures >= kept.max_failures:
-                self._lose(kept, f"{held.failures} renewals in a row failed: {trouble}")
+            if held.failures >= renewal.max_failures:
+                self._lose(renewal, f"{held.failures} renewals in a row failed: {trouble}")
 
-    def _lose(self, kept: Kept, reason: str) -> None:
-        self._kept.pop(kept.held.id, None)
-        kept.held.lose(reason)
+    def _lose(self, renewal: Renewal, reason: str) -> None:
+        self._renewals.pop(renewal.held.id, None)
+        renewal.held.lose(reason)
 
-    def _neglect(self, kept: Kept, reason: str) -> None:
+    def _neglect(self, renewal: Renewal, reason: str) -> None:
         """Renew no longer; the lease is lost when its time runs out."""
-        kept.neglected = reason
-        held = kept.held
+        renewal.neglected = reason
+        held = renewal.held
         self._events.emit("lease_neglected", key=held.key, owner=held.owner, token=held.token, reason=reason)
-        if kept.dropped:  # its finaliser has warned
+        if renewal.dropped:  # its finaliser has warned
             return
         with suppress(ResourceWarning):  # where warnings are errors, this thread is not the one to fail
             warnings.warn(f"the lease on {held.key!r} is not renewed any more: {reason}", ResourceWarning, stacklevel=2)
 
     # -- what others leave to it ----------------------------------------------------------------------
 
-    def _owe(self, command: Abandon) -> None:
+    def _add_abandon(self, command: Abandon) -> None:
         now = elapsed()
-        self._debts[command.id] = debt = _Debt(command, now + command.ttl / MICROSECONDS)
-        self._pay(debt)
+        self._abandons[command.id] = pending = _PendingAbandon(command, now + command.ttl / MICROSECONDS)
+        self._send_abandon(pending)
 
-    def _pay(self, debt: _Debt) -> None:
-        command = debt.command
+    def _send_abandon(self, pending: _PendingAbandon) -> None:
+        command = pending.command
 
         def done(outcomes: list[out.Outcome] | None, error: HoldfastError | None) -> None:
             if outcomes is not None and isinstance(outcomes[0], out.Abandoned):
-                self._debts.pop(command.id, None)
+                self._abandons.pop(command.id, None)
                 if outcomes[0].woken:
                     self.look_after(command.key)
                 return
             trouble = outcomes[0].error if outcomes is not None and isinstance(outcomes[0], Failed) else error
             self._events.emit("give_back_failed", key=command.key, attempt=command.id, error=str(trouble))
-            debt.retry_at = elapsed() + RETRY_DEBT
+            pending.retry_at = elapsed() + RETRY_DEBT
             self._mail.put(None)
 
-        debt.retry_at = debt.until
+        pending.retry_at = pending.until
         if not self._commands.enqueue((command,), done):
-            self._debts.pop(command.id, None)
+            self._abandons.pop(command.id, None)
 
-    def _pay_debts(self, now: float) -> float:
+    def _resend_abandons(self, now: float) -> float:
         """Send again what was not answered; after one ttl it has expired by itself. Tells when to look again."""
         wake_at = now + IDLE
-        for debt in list(self._debts.values()):
-            if now >= debt.until:
-                self._debts.pop(debt.command.id, None)
-            elif now >= debt.retry_at:
-                self._pay(debt)
-            wake_at = min(wake_at, debt.retry_at)
+        for pending in list(self._abandons.values()):
+            if now >= pending.until:
+                self._abandons.pop(pending.command.id, None)
+            elif now >= pending.retry_at:
+                self._send_abandon(pending)
+            wake_at = min(wake_at, pending.retry_at)
         return wake_at
 
     def _clean(self, after: str) -> None:

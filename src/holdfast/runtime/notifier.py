@@ -19,7 +19,7 @@ FOR_EVER = 100 * 365 * 86_400.0
 """Seconds that nobody waits out."""
 
 
-class Flag:
+class Notifier:
     """A latch that any thread may set and any thread or event loop may wait for."""
 
     __slots__ = ("__weakref__", "_set", "_watchers")

@@ -14,7 +14,7 @@ from ..commands import Acquire, Command, Failed
 from ..errors import HoldfastError, StoreUnavailable, StoreUnusable
 from ..rules.lock_outcomes import Outcome
 from ..stores.contract import Connection
-from .batcher import Lane
+from .batcher import Batcher
 
 NEVER_RENEWED = frozenset({"hold", "lease"})
 """Kinds of locks that heartbeats have nothing to do with."""
@@ -23,7 +23,7 @@ NEVER_RENEWED = frozenset({"hold", "lease"})
 class Granting:
     """A connection for commands, beside the lane of the heartbeats."""
 
-    def __init__(self, connect: Callable[[], Connection], heartbeats: Lane) -> None:
+    def __init__(self, connect: Callable[[], Connection], heartbeats: Batcher) -> None:
         self._connection = connect()
         self._heartbeats = heartbeats
 

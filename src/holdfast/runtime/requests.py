@@ -23,7 +23,7 @@ Answer = Callable[[Outcome | HoldfastError], None]
 _log = logging.getLogger("holdfast")
 
 
-class Parcel:
+class Request:
     """Some commands of one caller, and what to do with the answer. `error` goes to all of them."""
 
     __slots__ = ("answered", "commands", "done")
@@ -47,7 +47,7 @@ class Parcel:
             _log.exception("what was to be done with an answer failed")
 
 
-class Call(Parcel):
+class ThreadRequest(Request):
     """The parcel of a thread that waits for its outcomes."""
 
     __slots__ = ("_bell", "error", "outcomes", "thread")
@@ -83,7 +83,7 @@ class Call(Parcel):
         return self.outcomes
 
 
-class Question(Parcel):
+class LoopRequest(Request):
     """The parcel of an event loop that wants one outcome. Delivered together with its loop's others."""
 
     __slots__ = ("loop",)
@@ -102,7 +102,7 @@ class Question(Parcel):
         raise NotImplementedError
 
 
-class Reply(Question):
+class CallbackRequest(LoopRequest):
     """A callback wants the outcome."""
 
     __slots__ = ("_answer",)
@@ -128,7 +128,7 @@ class Reply(Question):
             _log.exception("what was to be done with an answer failed")
 
 
-class Promise(Question):
+class TaskRequest(LoopRequest):
     """A task awaits the outcome."""
 
     __slots__ = ("future",)
@@ -161,27 +161,27 @@ def twin(error: HoldfastError) -> HoldfastError:
     return twin
 
 
-def deliver_all(batch: list[Parcel], outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+def deliver_all(batch: list[Request], outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
     """Give each parcel of a batch its outcomes, or all of them the error."""
-    if len(batch) == 1 and not isinstance(batch[0], Question):
+    if len(batch) == 1 and not isinstance(batch[0], LoopRequest):
         batch[0].deliver(outcomes, error)
         return
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Question, Outcome | None]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[LoopRequest, Outcome | None]]] = {}
     start = 0
-    for parcel in batch:
-        if isinstance(parcel, Question):
-            by_loop.setdefault(parcel.loop, []).append((parcel, None if outcomes is None else outcomes[start]))
+    for request in batch:
+        if isinstance(request, LoopRequest):
+            by_loop.setdefault(request.loop, []).append((request, None if outcomes is None else outcomes[start]))
             start += 1
         else:
-            end = start + len(parcel.commands)
-            parcel.deliver(None if outcomes is None else outcomes[start:end], None if error is None else twin(error))
+            end = start + len(request.commands)
+            request.deliver(None if outcomes is None else outcomes[start:end], None if error is None else twin(error))
             start = end
     for loop, questions in by_loop.items():
         with suppress(RuntimeError):  # that loop was closed: its flows have given up what they asked for
             loop.call_soon_threadsafe(_settle_all, questions, error)
 
 
-def _settle_all(questions: list[tuple[Question, Outcome | None]], error: HoldfastError | None) -> None:
+def _settle_all(questions: list[tuple[LoopRequest, Outcome | None]], error: HoldfastError | None) -> None:
     for place, (question, outcome) in enumerate(questions):
         try:
             question.settle(outcome, error)

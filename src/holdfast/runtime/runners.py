@@ -7,15 +7,15 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..stores.contract import Role
-from .batcher import Lane
+from .batcher import Batcher
 from .flows import Flow, Submit
 from .misuse import require_asyncio
 
 T = TypeVar("T")
-Lanes = Mapping[Role, Lane]
+Batchers = Mapping[Role, Batcher]
 
 
-def run(flow: Flow[T], lanes: Lanes) -> T:
+def run(flow: Flow[T], batchers: Batchers) -> T:
     """Drive a flow to its end from this thread."""
     answer: Any = None
     error: BaseException | None = None
@@ -25,7 +25,7 @@ def run(flow: Flow[T], lanes: Lanes) -> T:
             answer = error = None
             try:
                 if isinstance(request, Submit):
-                    answer = lanes[request.role].run(request.command)
+                    answer = batchers[request.role].run(request.command)
                 else:
                     answer = request.flag.wait(request.timeout)
             except BaseException as raised:  # (the flow decides, also about KeyboardInterrupt)
@@ -43,7 +43,7 @@ def run(flow: Flow[T], lanes: Lanes) -> T:
         error = None  # break the cycle of the traceback
 
 
-async def run_async(flow: Flow[T], lanes: Lanes) -> T:
+async def run_async(flow: Flow[T], batchers: Batchers) -> T:
     """Drive a flow to its end on this event loop."""
     require_asyncio()
     answer: Any = None
@@ -54,7 +54,7 @@ async def run_async(flow: Flow[T], lanes: Lanes) -> T:
             answer = error = None
             try:
                 if isinstance(request, Submit):
-                    answer = await lanes[request.role].submit(request.command)
+                    answer = await batchers[request.role].submit(request.command)
                 else:
                     answer = await request.flag.wait_async(request.timeout)
             except BaseException as raised:  # (the flow decides, also about cancellation)

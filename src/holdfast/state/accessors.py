@@ -14,7 +14,7 @@ T = TypeVar("T")
 StateT = TypeVar("StateT", bound=BaseState[Any])
 
 
-class _States(Generic[StateT]):
+class _BaseStates(Generic[StateT]):
     _state_type: Callable[..., StateT]
 
     def __init__(self, client: BaseClient) -> None:
@@ -25,7 +25,7 @@ class _States(Generic[StateT]):
         return self._state_type(self._client, address, initial=initial, type=type, max_retries=max_retries)
 
 
-class States(_States[AtomicState[Any]]):
+class States(_BaseStates[AtomicState[Any]]):
     """`client.state`: values that many processes change.
 
     >>> from holdfast import Client
@@ -53,7 +53,7 @@ class States(_States[AtomicState[Any]]):
         knows); without it, it is plain JSON. A change that others forestall more than `max_retries` times in
         a row raises `AtomicStateConflictError`.
         """
-        return self._at(("shared", "", key), initial, type, max_retries)
+        return self._at(("global", "", key), initial, type, max_retries)
 
     def workflow(
         self, name: str, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
@@ -68,7 +68,7 @@ class States(_States[AtomicState[Any]]):
         return self._at(("execution", checked_key(run_id, what="run id"), key), initial, type, max_retries)
 
 
-class AsyncStates(_States[AsyncAtomicState[Any]]):
+class AsyncStates(_BaseStates[AsyncAtomicState[Any]]):
     """`client.state` of an asynchronous client."""
 
     _state_type = AsyncAtomicState
@@ -85,7 +85,7 @@ class AsyncStates(_States[AsyncAtomicState[Any]]):
         self, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
     ) -> AsyncAtomicState[Any]:
         """A value that everybody in the namespace sees under this key. The options are those of `Client.state`."""
-        return self._at(("shared", "", key), initial, type, max_retries)
+        return self._at(("global", "", key), initial, type, max_retries)
 
     def workflow(
         self, name: str, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES

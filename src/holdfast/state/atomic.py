@@ -15,8 +15,8 @@ from ..rules.slot import Address
 from ..runtime.base import BaseClient
 from ..runtime.codec import decode_value, encode_value
 from ..runtime.runners import run, run_async
-from .compare_and_swap import Change, Decide, Decision, look, transact
-from .pending_writes import Link
+from .compare_and_swap import Decide, Decision, SlotChange, look, transact
+from .pending_writes import PendingValue
 
 MAX_RETRIES = 50
 
@@ -61,7 +61,7 @@ class BaseState(Generic[T]):
         scope, owner, key = self._address
         return f"<{type(self).__name__} {key!r}" + (f" of {scope} {owner!r}>" if owner else ">")
 
-    def _value(self, link: Link) -> T | None:
+    def _value(self, link: PendingValue) -> T | None:
         text = link.value if link.version else self._initial
         return None if text is None else cast("T", decode_value(text, self._type, what=self._what))
 
@@ -72,15 +72,15 @@ class BaseState(Generic[T]):
 
     def _replaced(self, value: object) -> Decide[None]:
         """Put this in the place of whatever is there, which need not even be readable."""
-        change = Change(None if value is GONE else self._text(value))
+        change = SlotChange(None if value is GONE else self._text(value))
         return lambda _link: (change, None)
 
     def _decided(self, decide: Callable[[T | None], tuple[object, A]]) -> Decide[A]:
         """Change the value by a decision: the new value (or KEEP), and the answer for the caller."""
 
-        def on_link(link: Link) -> Decision[A]:
+        def on_link(link: PendingValue) -> Decision[A]:
             value, answer = decide(self._value(link))
-            return None if value is KEEP else Change(self._text(value)), answer
+            return None if value is KEEP else SlotChange(self._text(value)), answer
 
         return on_link
 
@@ -213,15 +213,15 @@ class AtomicState(SyncState[T]):
     """
 
     def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
-        self._works, self._max_retries = client.works, checked_retries(max_retries)
+        self._runtime, self._max_retries = client.runtime, checked_retries(max_retries)
         super().__init__(address, initial=initial, type=type, max_bytes=client.max_bytes)
 
     def get(self) -> T | None:
         """The value as it is now; `initial` before the first write, None after a delete."""
-        return self._value(run(look(self._address), self._works.lanes))
+        return self._value(run(look(self._address), self._runtime.batchers))
 
     def _do(self, decide: Decide[A]) -> A:
-        return run(transact(self._works, self._address, decide, self._max_retries), self._works.lanes)
+        return run(transact(self._runtime, self._address, decide, self._max_retries), self._runtime.batchers)
 
 
 class AsyncState(BaseState[T]):
@@ -279,15 +279,17 @@ class AsyncAtomicState(AsyncState[T]):
     """One value that many processes change, in asynchronous code."""
 
     def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
-        self._works, self._max_retries = client.works, checked_retries(max_retries)
+        self._runtime, self._max_retries = client.runtime, checked_retries(max_retries)
         super().__init__(address, initial=initial, type=type, max_bytes=client.max_bytes)
 
     async def get(self) -> T | None:
         """The value as it is now; `initial` before the first write, None after a delete."""
-        return self._value(await run_async(look(self._address), self._works.lanes))
+        return self._value(await run_async(look(self._address), self._runtime.batchers))
 
     async def _do(self, name: str, decide: Decide[A], answer: Any) -> A:  # noqa: ARG002  (nothing is recorded here)
-        return await run_async(transact(self._works, self._address, decide, self._max_retries), self._works.lanes)
+        return await run_async(
+            transact(self._runtime, self._address, decide, self._max_retries), self._runtime.batchers
+        )
 
 
 def checked_retries(max_retries: int) -> int:

@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeVar
 from ..commands import ReadSlot, SwapSlot
 from ..errors import AtomicStateConflictError, StoreUnavailable, WouldDeadlock
 from ..rules.slot import Address, Conflict, SlotSeen, Swapped
-from ..runtime.base import Works
+from ..runtime.base import Runtime
 from ..runtime.flows import Flow, Wait, send
-from ..runtime.notifier import Flag
+from ..runtime.notifier import Notifier
 from ..validation import MICROSECONDS
-from .pending_writes import Chains, Link, chains_of
+from .pending_writes import PendingValue, PendingWrites, chains_of
 
 FIRST_PAUSE = 0.001
 LONGEST_PAUSE = 0.05
@@ -31,32 +31,32 @@ RESERVATION = 50_000
 A = TypeVar("A")
 
 
-class Change(NamedTuple):
+class SlotChange(NamedTuple):
     """What is to become of a slot."""
 
     value: str | None
 
 
-Decision = tuple[Change | None, A]
+Decision = tuple[SlotChange | None, A]
 """The change (None: leave it as it is), and the answer for the caller once it is made."""
-Decide = Callable[[Link], Decision[A]]
+Decide = Callable[[PendingValue], Decision[A]]
 
 
-def look(address: Address) -> Flow[Link]:
+def look(address: Address) -> Flow[PendingValue]:
     """The value as it is in the store now."""
     seen, _ = yield from send(ReadSlot(address=address), role="queries")
     assert isinstance(seen, SlotSeen)  # noqa: S101  (the command's only answer)
-    return Link(seen.last, seen.version, seen.value, fresh=True)
+    return PendingValue(seen.last, seen.version, seen.value, fresh=True)
 
 
-def transact(works: Works, address: Address, decide: Decide[A], max_retries: int) -> Flow[A]:
+def transact(runtime: Runtime, address: Address, decide: Decide[A], max_retries: int) -> Flow[A]:
     """Change a slot by a decision that may be made several times, and return the answer of the one that counts."""
-    if (id(works), address) in _deciding.places:
+    if (id(runtime), address) in _deciding.places:
         raise WouldDeadlock(
             f"the state {address[2]!r} is to be changed within its own update(): the two changes would undo each other "
             "for ever. Compute the new value and return it."
         )
-    chains = chains_of(works)
+    chains = chains_of(runtime)
     conflicts = 0
     base = chains.tip(address)
     if base is None:
@@ -64,7 +64,7 @@ def transact(works: Works, address: Address, decide: Decide[A], max_retries: int
         base = chains.tip(address) or found
     while True:
         try:
-            change, answer = _decide(decide, (id(works), address), base)
+            change, answer = _decide(decide, (id(runtime), address), base)
         except Exception:
             if base.fresh:
                 raise
@@ -75,7 +75,7 @@ def transact(works: Works, address: Address, decide: Decide[A], max_retries: int
                 return answer
             base = yield from look(address)
             continue
-        link = Link(works.new_attempt(), base.version + 1, change.value, fresh=False)
+        link = PendingValue(runtime.new_attempt(), base.version + 1, change.value, fresh=False)
         if not chains.extend(address, base, link):
             base = chains.tip(address) or (yield from look(address))
             continue
@@ -92,10 +92,10 @@ def transact(works: Works, address: Address, decide: Decide[A], max_retries: int
                 retries=max_retries,
             )
         if conflict.wait:
-            yield Wait(Flag(), _pause(conflicts, conflict))
+            yield Wait(Notifier(), _pause(conflicts, conflict))
             base = chains.tip(address) or (yield from look(address))
         else:  # at once: what the conflict showed is as new as anything can be
-            base = chains.tip(address) or Link(conflict.last, conflict.version, conflict.value, fresh=True)
+            base = chains.tip(address) or PendingValue(conflict.last, conflict.version, conflict.value, fresh=True)
 
 
 class _Deciding(threading.local):
@@ -108,7 +108,7 @@ class _Deciding(threading.local):
 _deciding = _Deciding()
 
 
-def _decide(decide: Decide[A], place: tuple[int, Address], base: Link) -> Decision[A]:
+def _decide(decide: Decide[A], place: tuple[int, Address], base: PendingValue) -> Decision[A]:
     _deciding.places.add(place)
     try:
         return decide(base)
@@ -116,7 +116,9 @@ def _decide(decide: Decide[A], place: tuple[int, Address], base: Link) -> Decisi
         _deciding.places.discard(place)
 
 
-def _write(chains: Chains, address: Address, base: Link, link: Link, *, reserve: bool) -> Flow[Conflict | None]:
+def _write(
+    chains: PendingWrites, address: Address, base: PendingValue, link: PendingValue, *, reserve: bool
+) -> Flow[Conflict | None]:
     """Send a write; None if it was made."""
     written = False
     try:

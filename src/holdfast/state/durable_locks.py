@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import InvalidOption, InvalidValue, KindMismatch, QueueFull
 from ..rules import lock_outcomes as out
-from ..rules.lock import Lock
+from ..rules.lock import LockState
 from ..rules.lock_record import EMPTY, Label, LockRecord, decode, encode
 from ..validation import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
 from .atomic import KEEP, AsyncState, SyncState
@@ -40,11 +40,11 @@ class AcquireAttempt(NamedTuple):
     position: int
 
 
-class _AsGiven:
+class _DefaultWaiterTtl:
     """The waiter_ttl that follows from the lease."""
 
 
-_AS_GIVEN = _AsGiven()
+_AS_GIVEN = _DefaultWaiterTtl()
 
 
 def initial_lock_record() -> dict[str, Any]:
@@ -71,7 +71,7 @@ class DurableSemaphore:
     """
 
     def __init__(
-        self, permits: int = 1, *, lease: Duration = 30, waiter_ttl: Duration | _AsGiven | None = _AS_GIVEN
+        self, permits: int = 1, *, lease: Duration = 30, waiter_ttl: Duration | _DefaultWaiterTtl | None = _AS_GIVEN
     ) -> None:
         self._permits = checked_count(permits, what="permits")
         self._lease = checked_ttl(lease, what="lease")
@@ -96,7 +96,7 @@ class DurableSemaphore:
         me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, AcquireAttempt]:
-            lock = Lock(record, at, offers=False)
+            lock = LockState(record, at, offers=False)
             outcome = lock.acquire(
                 id=me,
                 label=Label(name=me),
@@ -114,7 +114,7 @@ class DurableSemaphore:
                     wanted="semaphore",
                     found=outcome.found,
                 )
-            if isinstance(outcome, out.QueueFull):
+            if isinstance(outcome, out.TooManyWaiters):
                 raise QueueFull(key=slot.key, waiting=outcome.waiting)
             if isinstance(outcome, out.Queued):
                 return lock.record(), AcquireAttempt(acquired=False, position=outcome.position)
@@ -132,7 +132,7 @@ class DurableSemaphore:
         me, moment = checked_key(holder_id, what="holder_id"), _moment(now)
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, None]:
-            lock = Lock(record, at, offers=False)
+            lock = LockState(record, at, offers=False)
             lock.abandon(id=me, ttl=0)
             return lock.record(), None
 
@@ -150,7 +150,7 @@ class DurableSemaphore:
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, bool]:
             token = next((holder.token for holder in record.holders if holder.id == me), 0)
-            lock = Lock(record, at, offers=False)
+            lock = LockState(record, at, offers=False)
             renewed = isinstance(lock.renew(id=me, token=token, ttl=ttl), out.Renewed)
             return lock.record() if renewed else record, renewed
 
@@ -174,7 +174,7 @@ class DurableSemaphore:
         """For how long a place in line is kept, in microseconds."""
         if self._waiter_ttl is None:
             return None
-        if isinstance(self._waiter_ttl, _AsGiven):
+        if isinstance(self._waiter_ttl, _DefaultWaiterTtl):
             return max(MIN_WAITER_SECONDS * MICROSECONDS, ttl)
         return checked_ttl(self._waiter_ttl, what="waiter_ttl")
 
@@ -182,7 +182,7 @@ class DurableSemaphore:
 class DurableMutex(DurableSemaphore):
     """One permit in a state slot: `DurableSemaphore(permits=1)` under the name that says it."""
 
-    def __init__(self, *, lease: Duration = 30, waiter_ttl: Duration | _AsGiven | None = _AS_GIVEN) -> None:
+    def __init__(self, *, lease: Duration = 30, waiter_ttl: Duration | _DefaultWaiterTtl | None = _AS_GIVEN) -> None:
         super().__init__(permits=1, lease=lease, waiter_ttl=waiter_ttl)
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..rules.slot import Address, number_of
-from ..runtime.base import Works
+from ..runtime.base import Runtime
 
 
-class Link(NamedTuple):
+class PendingValue(NamedTuple):
     """A value of a slot, and the write that made it. `fresh`: it was seen in the store since the call began."""
 
     id: str
@@ -27,12 +27,12 @@ class Link(NamedTuple):
 class _Chain:
     __slots__ = ("tip", "under_way")
 
-    def __init__(self, tip: Link) -> None:
+    def __init__(self, tip: PendingValue) -> None:
         self.tip = tip
         self.under_way = {tip.id}
 
 
-class Chains:
+class PendingWrites:
     """The chains of one client."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Chains:
         self._chains: dict[Address, _Chain] = {}
         self._unanswered: set[int] = set()
 
-    def tip(self, address: Address) -> Link | None:
+    def tip(self, address: Address) -> PendingValue | None:
         """The newest value that is on its way to the store, if any is."""
         with self._lock:
             chain = self._chains.get(address)
@@ -53,7 +53,7 @@ class Chains:
             self._unanswered.add(number)
             return min(self._unanswered)
 
-    def extend(self, address: Address, base: Link, link: Link) -> bool:
+    def extend(self, address: Address, base: PendingValue, link: PendingValue) -> bool:
         """Put a write behind its base. False if another one has come in between: then look again."""
         with self._lock:
             chain = self._chains.get(address)
@@ -66,7 +66,7 @@ class Chains:
             chain.under_way.add(link.id)
             return True
 
-    def done(self, address: Address, link: Link, *, written: bool) -> None:
+    def done(self, address: Address, link: PendingValue, *, written: bool) -> None:
         """A write was answered, or given up. What was built on one that failed will fail too. Twice is harmless."""
         with self._lock:
             self._unanswered.discard(number_of(link.id))
@@ -78,10 +78,10 @@ class Chains:
                 del self._chains[address]
 
 
-_chains: WeakKeyDictionary[Works, Chains] = WeakKeyDictionary()
+_chains: WeakKeyDictionary[Runtime, PendingWrites] = WeakKeyDictionary()
 
 
-def chains_of(works: Works) -> Chains:
+def chains_of(runtime: Runtime) -> PendingWrites:
     """The chains of a client in this process."""
-    found = _chains.get(works)
-    return found if found is not None else _chains.setdefault(works, Chains())
+    found = _chains.get(runtime)
+    return found if found is not None else _chains.setdefault(runtime, PendingWrites())

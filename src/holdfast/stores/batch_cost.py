@@ -13,14 +13,14 @@ from typing import Any
 from ..commands import Command, LockCommand, ReadSlot, SwapSlot
 from ..commands.runs import (
     ClaimRuns,
-    DismissWorker,
-    OwnedRuns,
+    ListOwnedRuns,
     PostEvent,
-    PublishTerms,
+    PublishLimits,
+    ReadRun,
     RecordRun,
     ReviveRun,
-    SeeRun,
     StartRun,
+    UnregisterWorker,
 )
 from ..rules.runs.record import Finish
 
@@ -70,9 +70,9 @@ def work_of(command: Command) -> int:
 def _record(command: RecordRun) -> int:
     entries = command.entries
     work = OF_ENTRIES + len(entries) // 4 + _weight(*entries)
-    if command.children or command.asks or command.then is not None or command.swap is not None:
+    if command.children or command.lock_requests or command.then is not None or command.swap is not None:
         runs = len(command.children) + isinstance(command.then, Finish)
-        locks = len(command.asks) + (command.swap is not None)
+        locks = len(command.lock_requests) + (command.swap is not None)
         work += OF_A_RUN * runs + OF_A_LOCK * locks + _weight(*(child.input for child in command.children))
     return work
 
@@ -89,8 +89,8 @@ _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     RecordRun: _record,
     ClaimRuns: lambda command: OF_A_RUN * max(1, len(command.runs) or int(command.limit)),
     ReviveRun: lambda _: OF_A_HISTORY,
-    SeeRun: lambda command: OF_A_HISTORY if command.history else OF_A_RUN,
-    PublishTerms: lambda _: AT_ONCE,  # these are about any number of runs
-    DismissWorker: lambda _: AT_ONCE,
-    OwnedRuns: lambda _: AT_ONCE,
+    ReadRun: lambda command: OF_A_HISTORY if command.history else OF_A_RUN,
+    PublishLimits: lambda _: AT_ONCE,  # these are about any number of runs
+    UnregisterWorker: lambda _: AT_ONCE,
+    ListOwnedRuns: lambda _: AT_ONCE,
 }

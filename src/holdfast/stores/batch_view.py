@@ -17,13 +17,13 @@ from ..rules.runs.record import worker_key
 from .questions import (
     Changes,
     DueRecords,
-    Found,
     LockByKey,
-    Occupied,
     Question,
     Range,
+    RangeAnswer,
     RecordAt,
     RecordsAfter,
+    RowLocked,
     RunById,
     SlotAt,
     Snapshot,
@@ -85,16 +85,16 @@ class BatchView:
         self._check_postponed(question)
         try:
             return self._snapshot.get(question)
-        except Occupied as occupied:
+        except RowLocked as occupied:
             if occupied.seen and (self.looking or (self.claiming and isinstance(question, LockByKey))):
                 return occupied.seen[0]
             raise
 
     def _check_postponed(self, question: Question) -> None:
         if question in self._postponed and not self.looking:
-            raise Occupied(question)
+            raise RowLocked(question)
 
-    def known(self, question: Range) -> Found:
+    def known(self, question: Range) -> RangeAnswer:
         """The beginning of an ordered list as it is stored, whatever was changed since."""
         self._asked.add(question.stem)
         return self._snapshot.range(question)

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from ..commands import Command, Failed, Inspect, Listed, LockCommand, PassOver, Swept, decide_all
+from ..commands import Command, Failed, Inspect, ListedLock, LockCommand, PassOver, Swept, decide_all
 from ..errors import HoldfastError, RecordUnreadable
 from ..rules import lock
-from ..rules.lock_outcomes import Outcome, Seen
+from ..rules.lock_outcomes import LockSeen, Outcome
 from ..rules.lock_record import LockRecord
 from ..rules.runs.lock_queue import OverflowReader
 from ..rules.runs.lock_requests import MARK
@@ -127,12 +127,12 @@ def swept(outcomes: Sequence[Outcome], changed: int, following: str | None) -> S
     )
 
 
-def listed(key: str, record: LockRecord | RecordUnreadable, now: int) -> Listed:
+def listed(key: str, record: LockRecord | RecordUnreadable, now: int) -> ListedLock:
     """One row of a page: settled for the eye only, or with the reason why it cannot be read."""
     if isinstance(record, RecordUnreadable):
-        return Listed(key=key, record=None, error=str(record))
+        return ListedLock(key=key, record=None, error=str(record))
     shown, _ = lock.settle(record, now, offers=False)
-    return Listed(key=key, record=shown)
+    return ListedLock(key=key, record=shown)
 
 
 def at_least_one(limit: int) -> int:
@@ -187,7 +187,7 @@ def pass_overs(unheard: Collection[str], looks: Sequence[Inspect], seen: Sequenc
     return [
         PassOver(key=look.key, id=holder.id, token=holder.token)
         for look, outcome in zip(looks, seen, strict=True)
-        if isinstance(outcome, Seen) and outcome.record is not None
+        if isinstance(outcome, LockSeen) and outcome.record is not None
         for holder in outcome.record.holders
         if holder.id in unheard and holder.place is not None and holder.place.listens
     ]

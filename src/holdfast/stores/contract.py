@@ -89,7 +89,7 @@ class Watch(Protocol):
 
 
 @runtime_checkable
-class Tied(Protocol):
+class SessionBound(Protocol):
     """What a store is as well whose grants may end all at once, with a connection."""
 
     def on_severed(self, tell: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ class Tied(Protocol):
 
 
 @runtime_checkable
-class Clocked(Protocol):
+class UsesClientClocks(Protocol):
     """What a store is as well whose time is that of its clients' hosts: it can tell whose clock differs."""
 
     def on_differing_clock(self, name: str, tell: Callable[[str, str, int, float], None]) -> None:
@@ -108,7 +108,7 @@ class Clocked(Protocol):
 
 
 @runtime_checkable
-class Joinable(Protocol):
+class SharesTransactions(Protocol):
     """What a store is as well on whose database users keep tables of their own."""
 
     def transaction(self) -> AbstractContextManager[Any]:
@@ -127,10 +127,10 @@ class Joinable(Protocol):
 
 
 @runtime_checkable
-class Swift(Protocol):
+class OutOfProcess(Protocol):
     """What a store is as well that works in another process than its callers: two small batches overlap with them."""
 
-    swift: Literal[True]
+    out_of_process: Literal[True]
 
 
 class Store(Protocol):

@@ -32,9 +32,9 @@ from ..rules.runs.lock_requests import asker_of
 from ..rules.runs.locks import tell
 from .common import at_least_one, by_key, decided, decided_alone, failed, swept
 from .footprint import list_of
-from .questions import Changes, DueLocks, DueRecords, LocksAfter, Occupied, Question, Snapshot, Unanswered
+from .questions import Changes, DueLocks, DueRecords, LocksAfter, Question, RowLocked, Snapshot, Unanswered
 from .records import by_record, decided_record, is_about_a_record, listed_record, page_size
-from .repository import Repository
+from .repository import BatchRepository
 
 Check = Callable[[Changes], None]
 LOOKS: tuple[type[Command], ...] = (*READS, *RUN_READS)
@@ -45,7 +45,7 @@ class Decisions:
     """What the rules say to a batch, and what they change."""
 
     def __init__(self, snapshot: Snapshot, check: Check) -> None:
-        self.repository = Repository(snapshot)
+        self.repository = BatchRepository(snapshot)
         self.now = snapshot.now
         self.outcomes: list[Outcome | None] = []
         self.hints: list[str] = []
@@ -82,7 +82,7 @@ class Decisions:
                 answers.update(zip([place for place, _ in some], outcomes, strict=True))
             told = [answers[place] for place in range(len(commands))]
             hints = self._tell(told)
-        except (Unanswered, Occupied):
+        except (Unanswered, RowLocked):
             self._decide_apart(commands)
             return
         self._keep(told, hints)
@@ -166,7 +166,7 @@ class Decisions:
         except Unanswered as missing:
             outcome = self._ask_for(missing.question, command)
             self.repository.drop()
-        except Occupied:
+        except RowLocked:
             outcome = None
             self.repository.postpone()
         except Exception as error:  # a bad command fails alone
@@ -300,7 +300,7 @@ class Decisions:
             for asker in filter(None, map(asker_of, outcome.notified)):
                 with suppress(RecordUnreadable):
                     self.repository.run(asker[0])
-        except Occupied:
+        except RowLocked:
             return False
         finally:
             if reader is not None:
@@ -310,7 +310,7 @@ class Decisions:
     def _legible(self, key: str) -> bool:
         try:
             self.repository.lock(key)
-        except (RecordUnreadable, Occupied):
+        except (RecordUnreadable, RowLocked):
             return False
         return True
 

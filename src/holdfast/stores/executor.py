@@ -1,9 +1,10 @@
 """Carrying out a batch by the rules in Python, over a store that answers questions and writes changes.
 
-A `Source` is what such a store implements. A batch is one read of everything that its commands will probably ask, one
-run of the rules (`decisions.py`), and one write; a rule that asks more is run again after a larger read. What another
-transaction has locked, and what another client changed in the meantime, is never guessed: those commands are left for
-the next try. Commands that cannot be written together are decided in halves, down to the one command that fails.
+A `RecordSource` is what such a store implements. A batch is one read of everything that its commands will probably
+ask, one run of the rules (`decisions.py`), and one write; a rule that asks more is run again after a larger read. What
+another transaction has locked, and what another client changed in the meantime, is never guessed: those commands are
+left for the next try. Commands that cannot be written together are decided in halves, down to the one command that
+fails.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .batch_cost import parts_of
 from .common import failed
 from .decisions import LOOKS, Decisions
 from .footprint import followed, footprint, is_written
-from .questions import Changes, CrowdedPlaces, DueRecords, Members, Question, RunsOf, Snapshot
-from .repository import Repository
+from .questions import Changes, DueRecords, Members, Question, QueuedLimitKeys, RunsOf, Snapshot
+from .repository import BatchRepository
 
 SCANS: tuple[type[Command], ...] = (ListLocks, ListRuns, CountRuns)
 """Reads about any number of rows: the store answers them itself, outside of decisions."""
 SWEEPS: tuple[type[Command], ...] = (SettleDue, Cleanup, ListRecords, ListDueRecords)
 """Decisions that rest on a list, or are one: each goes by itself, so that the list has all that came before it."""
-LISTS = (Members, RunsOf, CrowdedPlaces, DueRecords)
+LISTS = (Members, RunsOf, QueuedLimitKeys, DueRecords)
 TRIES = 60
 """How often one command is decided, at most, because another client was faster each time."""
 TRIES_TOGETHER = 3
@@ -48,7 +49,7 @@ class StepRefused(Exception):
         """The answer to a command that was alone in the step."""
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """What a store implements so that the rules can decide over its records.
 
     `read`, `write` and `scan` raise `StepRefused` where the store refuses what is asked and goes on working: a missing
@@ -64,10 +65,10 @@ class Source(Protocol):
 
         `changing` are those of the questions whose rows a decision may write; none where the commands only read. Where
         the store has locks, these rows stay locked until `write` or `undo`; a row that another transaction keeps is
-        answered with `Occupied`. Further answers that will probably be asked may be put into the snapshot too.
+        answered with `RowLocked`. Further answers that will probably be asked may be put into the snapshot too.
         """
 
-    def write(self, repository: Repository, hints: Sequence[str], woken: Sequence[str]) -> bool:
+    def write(self, repository: BatchRepository, hints: Sequence[str], woken: Sequence[str]) -> bool:
         """Write the changes in one step, and make them durable. False: nothing was written, somebody was faster.
 
         `woken` are the attempts that were granted something, `hints` those who are to look for another reason.
@@ -94,7 +95,7 @@ class Executed(NamedTuple):
     """When each command was decided, by the store's clock."""
 
 
-def execute(source: Source, commands: Sequence[Command], *, in_halves: bool = True) -> Executed:
+def execute(source: RecordSource, commands: Sequence[Command], *, in_halves: bool = True) -> Executed:
     """Answer each command at its own place. A batch that is too much work for one step is cut (`work.py`).
 
     With `in_halves=False` a step that is refused raises `StepRefused`, and nothing of it was done. That is for a store
@@ -113,7 +114,7 @@ def execute(source: Source, commands: Sequence[Command], *, in_halves: bool = Tr
     return done
 
 
-def _decide_all(source: Source, commands: Sequence[Command], done: Executed, *, in_halves: bool) -> None:
+def _decide_all(source: RecordSource, commands: Sequence[Command], done: Executed, *, in_halves: bool) -> None:
     """Add what comes of some commands: in one step or, where that is refused, in halves."""
     try:
         decisions = _decide(source, commands)
@@ -144,7 +145,7 @@ def kind_of(command: Command) -> str:
     return "sweeps" if isinstance(command, SWEEPS) else "decisions"
 
 
-def _scanned(source: Source, command: Command) -> Outcome:
+def _scanned(source: RecordSource, command: Command) -> Outcome:
     try:
         return source.scan(command)
     except StoreUnavailable:
@@ -155,7 +156,7 @@ def _scanned(source: Source, command: Command) -> Outcome:
         return failed(command, error)
 
 
-def _decide(source: Source, commands: Sequence[Command]) -> Decisions:
+def _decide(source: RecordSource, commands: Sequence[Command]) -> Decisions:
     asked: dict[Question, None] = {}
     changing: dict[Question, None] = {}
     lists: dict[Question, Command] = {}  # that a rule asked for: it asks about their items next

@@ -22,37 +22,37 @@ from ..commands import runs as r
 from ..rules.lock_record import LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.admission import FIRST_LOOK
-from ..rules.runs.limits import Place, Terms, group_of
+from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
 from ..rules.runs.lock_requests import asker_of
 from ..rules.runs.record import Finish, NewRun, Run
 from ..rules.runs.transitions import BURIED_AT_ONCE
 from .batch_view import FEW, rounded
 from .questions import (
     Claimable,
-    CrowdedPlaces,
     DueLocks,
     DueRecords,
-    EnlistedWorkers,
     Entries,
     EventByKey,
-    Events,
     GroupSize,
     LatestArrivals,
+    LimitsOf,
     LockByKey,
     LocksAfter,
     Members,
     Question,
+    QueuedLimitKeys,
     Range,
     RecordAt,
     RecordsAfter,
+    RegisteredWorkers,
     RunById,
     RunByKey,
+    RunEvents,
     RunsAtOnce,
     RunsByTime,
     RunsOf,
     SlotAt,
     Snapshot,
-    TermsOf,
 )
 from .records import page_size
 
@@ -93,8 +93,8 @@ def is_written(command: Command, question: Question) -> bool:
     start, which is new or left as it is.
     """
     if isinstance(question, LockByKey) and question.key.startswith(LOOKED_AT):
-        asks = command.asks if isinstance(command, r.RecordRun) else ()
-        return question.key in (getattr(command, "key", None), *(ask.key for ask in asks))
+        lock_requests = command.lock_requests if isinstance(command, r.RecordRun) else ()
+        return question.key in (getattr(command, "key", None), *(ask.key for ask in lock_requests))
     return not (isinstance(command, r.StartRun) and question == RunById(command.new.id))
 
 
@@ -119,7 +119,7 @@ def _lock(key: str, known: Snapshot | None) -> Questions:
 
 def _waiters(runs: Sequence[str]) -> Questions:
     if runs:
-        yield EnlistedWorkers()
+        yield RegisteredWorkers()
         for run in runs:
             yield RunById(run)
 
@@ -161,20 +161,20 @@ def list_of(command: ListRecords | ListDueRecords) -> RecordsAfter | DueRecords:
 def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
     workflow = rule.workflow_of(new.type)
     yield RunById(new.id)
-    yield EnlistedWorkers()
+    yield RegisteredWorkers()
     if not new.parent or new.places:
-        yield TermsOf(workflow)
+        yield LimitsOf(workflow)
     if new.key:
         yield RunByKey(workflow, new.key)
         if isinstance(same := _look(known, RunByKey(workflow, new.key)), str):
             yield RunById(same)
     if worker:
         yield LockByKey(rule.worker_key(worker))
-    terms = _look(known, TermsOf(workflow))
+    terms = _look(known, LimitsOf(workflow))
     for place in new.places:
         group = group_of(workflow, place)
         yield GroupSize(group, queued=False)
-        limit = terms.limit(place.limit) if isinstance(terms, Terms) else None
+        limit = terms.limit(place.limit) if isinstance(terms, WorkflowLimits) else None
         if limit is not None and limit.max_queue is not None:  # to count a queue is work, and few limits need it
             yield GroupSize(group, queued=True)
         yield LatestArrivals(FEW, group, queued=False, rank=0)
@@ -187,12 +187,12 @@ def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
         yield SlotAt(command.swap.address)
     for child in command.children:
         yield from _start(child, "", known)
-    for ask in command.asks:
+    for ask in command.lock_requests:
         yield from _lock(ask.key, known)
     run = _look(known, RunById(command.run))
     if isinstance(run, Run):
         if run.posted > command.seen:
-            yield Events(command.run, command.seen)
+            yield RunEvents(command.run, command.seen)
         if isinstance(command.then, Finish):
             yield from _finish(run, known)
 
@@ -202,17 +202,17 @@ def _finish(run: Run, known: Snapshot | None) -> Questions:
     if run.parent:
         yield RunById(run.parent)
         yield EventByKey(run.parent, rule.ended_key(run))
-        yield EnlistedWorkers()
+        yield RegisteredWorkers()
     if run.places and run.status != "queued":
-        yield TermsOf(run.workflow)
-        yield EnlistedWorkers()
+        yield LimitsOf(run.workflow)
+        yield RegisteredWorkers()
         for place in run.places:
             yield from _queue(run.workflow, place, known)
     for _, key in run.locks:
         yield from _lock(key, known)
 
 
-def _queue(workflow: str, place: Place, known: Snapshot | None) -> Questions:
+def _queue(workflow: str, place: LimitKey, known: Snapshot | None) -> Questions:
     """The first of those who wait at a limit, and how full it is."""
     group = group_of(workflow, place)
     yield GroupSize(group, queued=False)
@@ -232,7 +232,7 @@ def forecast_of(limit: int) -> int:
 
 def followed(names: Question, known: Snapshot | None) -> Questions:
     """What is asked about the items of a list, one after another, by a rule that has asked for the list."""
-    if isinstance(names, CrowdedPlaces):
+    if isinstance(names, QueuedLimitKeys):
         for place, _ in _look(known, names) or ():  # type: ignore[attr-defined]
             yield from _queue(names.workflow, place, known)
         return
@@ -250,7 +250,7 @@ def followed(names: Question, known: Snapshot | None) -> Questions:
 
 def _orphans(command: r.ClaimRuns, known: Snapshot | None) -> Iterator[Question | str]:
     """The runs of workers that have died: these are set free, and may be claimed in the same step."""
-    for worker in _look(known, EnlistedWorkers()) or ():  # type: ignore[attr-defined]
+    for worker in _look(known, RegisteredWorkers()) or ():  # type: ignore[attr-defined]
         lease = LockByKey(rule.worker_key(worker.id))
         if known is None or not known.knows(lease) or worker.id == command.worker:
             continue
@@ -261,7 +261,7 @@ def _orphans(command: r.ClaimRuns, known: Snapshot | None) -> Iterator[Question 
 
 
 def _claim(command: r.ClaimRuns, known: Snapshot | None) -> Questions:
-    yield EnlistedWorkers()
+    yield RegisteredWorkers()
     yield LockByKey(rule.worker_key(command.worker))
     ids = list(command.runs)
     for orphan in _orphans(command, known):
@@ -289,7 +289,7 @@ def _claimed(id: str, known: Snapshot | None) -> Questions:
     """Everything about a run that is claimed."""
     yield RunById(id)
     yield Entries(id, whole=True)
-    yield Events(id, 0)
+    yield RunEvents(id, 0)
     run = _look(known, RunById(id))
     if isinstance(run, Run):
         yield LockByKey(rule.run_key(run.workflow, run.id))
@@ -299,40 +299,40 @@ def _claimed(id: str, known: Snapshot | None) -> Questions:
             yield LockByKey(key)
 
 
-def _one_run(command: r.PostEvent | r.ReviveRun | r.WatchRun | r.SeeRun, known: Snapshot | None) -> Questions:
+def _one_run(command: r.PostEvent | r.ReviveRun | r.WatchRun | r.ReadRun, known: Snapshot | None) -> Questions:
     """What is asked about one run that is looked at, told something or revived."""
     yield RunById(command.run)
-    yield EnlistedWorkers()
+    yield RegisteredWorkers()
     if isinstance(command, r.PostEvent) and command.event.key:
         yield EventByKey(command.run, command.event.key)
-    if isinstance(command, r.SeeRun | r.WatchRun):
-        yield Entries(command.run, whole=isinstance(command, r.SeeRun) and command.history)
-        if isinstance(command, r.SeeRun) and command.history:
-            yield Events(command.run, 0)
+    if isinstance(command, r.ReadRun | r.WatchRun):
+        yield Entries(command.run, whole=isinstance(command, r.ReadRun) and command.history)
+        if isinstance(command, r.ReadRun) and command.history:
+            yield RunEvents(command.run, 0)
     run = _look(known, RunById(command.run))
     if isinstance(run, Run):
         if run.worker:
             yield LockByKey(rule.worker_key(run.worker))
         if isinstance(command, r.ReviveRun):
-            yield Events(command.run, 0)
+            yield RunEvents(command.run, 0)
             yield LockByKey(rule.run_key(run.workflow, run.id))
 
 
 def _other(command: r.RunCommand, known: Snapshot | None) -> Questions:
-    if isinstance(command, r.PostEvent | r.ReviveRun | r.WatchRun | r.SeeRun):
+    if isinstance(command, r.PostEvent | r.ReviveRun | r.WatchRun | r.ReadRun):
         yield from _one_run(command, known)
-    elif isinstance(command, r.PublishTerms | r.SeeTerms):
-        yield TermsOf(command.workflow)
-    elif isinstance(command, r.OwnedRuns | r.DismissWorker):
+    elif isinstance(command, r.PublishLimits | r.ReadLimits):
+        yield LimitsOf(command.workflow)
+    elif isinstance(command, r.ListOwnedRuns | r.UnregisterWorker):
         yield RunsOf(None, command.worker)
-        yield EnlistedWorkers()
+        yield RegisteredWorkers()
         for name in _look(known, RunsOf(None, command.worker)) or ():  # type: ignore[attr-defined]
             yield RunById(name)
-    elif isinstance(command, r.RunsOutlook | r.ListWorkers | r.EnlistWorker):
-        yield EnlistedWorkers()
-        if isinstance(command, r.EnlistWorker):
+    elif isinstance(command, r.ReadNextDue | r.ListWorkers | r.RegisterWorker):
+        yield RegisteredWorkers()
+        if isinstance(command, r.RegisterWorker):
             yield LockByKey(rule.worker_key(command.worker))
-        if isinstance(command, r.RunsOutlook):
+        if isinstance(command, r.ReadNextDue):
             for kind in command.types:
                 yield RunsAtOnce(FEW, kind)
                 yield RunsByTime(FEW, kind)

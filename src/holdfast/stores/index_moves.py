@@ -49,7 +49,7 @@ def places_of(run: Run | None) -> set[tuple[Key, Any]]:
     return found
 
 
-class Moves:
+class IndexMoves:
     """How the lists differ from what is stored."""
 
     def __init__(self) -> None:

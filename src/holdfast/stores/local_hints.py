@@ -16,7 +16,7 @@ from .contract import Hint
 log = logging.getLogger("holdfast.stores")
 
 
-class Hinting:
+class HintReceiver:
     """What passes hints on until it is closed. `polls`: hints come only for the heads of queues, see `Watch.polls`."""
 
     polls = False
@@ -35,10 +35,10 @@ class Hinting:
             log.exception("a callback for wake-up hints failed")
 
 
-W = TypeVar("W", bound=Hinting)
+W = TypeVar("W", bound=HintReceiver)
 
 
-class Near(Generic[W]):
+class LocalHints(Generic[W]):
     """The watches of this process, by the place that they watch and their channel."""
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from ..rules.lock_record import LockRecord
-from ..rules.runs.limits import Limit, Terms
-from ..rules.runs.record import Event, Run, Worker
+from ..rules.runs.limits import Limit, WorkflowLimits
+from ..rules.runs.record import Run, RunEvent, WorkerRecord
 from ..rules.slot import Address, Slot
 from .common import Undecided
 from .records import RecordName, Written
@@ -63,8 +63,8 @@ class Entries(Question, frozen=True):
     whole: bool
 
 
-class Events(Question, frozen=True):
-    """The events of a run that have a higher number than `after`: a tuple of `Event`, in their order."""
+class RunEvents(Question, frozen=True):
+    """The events of a run that have a higher number than `after`: a tuple of `RunEvent`, in their order."""
 
     run: str
     after: int
@@ -77,8 +77,8 @@ class EventByKey(Question, frozen=True):
     key: str
 
 
-class EnlistedWorkers(Question, frozen=True):
-    """All workers that are enlisted: a sequence of `Worker`, in any order.
+class RegisteredWorkers(Question, frozen=True):
+    """All workers that are enlisted: a sequence of `WorkerRecord`, in any order.
 
     Whoever asks this asks for the leases of the workers next, so a source answers these `LockByKey` with it.
     """
@@ -90,8 +90,8 @@ class LockByKey(Question, frozen=True):
     key: str
 
 
-class TermsOf(Question, frozen=True):
-    """The limits of a workflow: `Terms`, or None."""
+class LimitsOf(Question, frozen=True):
+    """The limits of a workflow: `WorkflowLimits`, or None."""
 
     workflow: str
 
@@ -116,8 +116,8 @@ class GroupSize(Question, frozen=True):
     queued: bool
 
 
-class CrowdedPlaces(Question, frozen=True):
-    """The places of a workflow at which runs are queued: a sequence of (`Place`, how many), in any order."""
+class QueuedLimitKeys(Question, frozen=True):
+    """The places of a workflow at which runs are queued: a sequence of (`LimitKey`, how many), in any order."""
 
     workflow: str
 
@@ -216,7 +216,7 @@ class DueRecords(Range, frozen=True):
     kind: str
 
 
-class Found(msgspec.Struct, frozen=True):
+class RangeAnswer(msgspec.Struct, frozen=True):
     """The answer to a `Range`: items, and whether these are all."""
 
     items: tuple[Any, ...]
@@ -231,7 +231,7 @@ class Unanswered(Undecided):
         self.question = question
 
 
-class Occupied(Undecided):
+class RowLocked(Undecided):
     """A rule asked for a row that another transaction keeps locked: it is not even known whether it is there.
 
     `seen` is the row as it was last committed, where the store can tell: enough for a command that only reads.
@@ -245,7 +245,7 @@ class Occupied(Undecided):
 class Snapshot:
     """What a store read in one step, at the moment `now` of its clock.
 
-    An answer may be an exception, which is raised where a rule asks: `RecordUnreadable`, or `Occupied`.
+    An answer may be an exception, which is raised where a rule asks: `RecordUnreadable`, or `RowLocked`.
     """
 
     def __init__(self, now: int) -> None:
@@ -266,8 +266,8 @@ class Snapshot:
             items, stem = tuple(answer), question.stem
             complete = question.limit is None or len(items) < question.limit
             known = self._answers.get(stem)
-            if not isinstance(known, Found) or complete or (not known.complete and len(items) > len(known.items)):
-                self._answers[stem] = Found(items, complete)
+            if not isinstance(known, RangeAnswer) or complete or (not known.complete and len(items) > len(known.items)):
+                self._answers[stem] = RangeAnswer(items, complete)
 
     def knows(self, question: Question) -> bool:
         """Whether a question has its answer."""
@@ -286,16 +286,16 @@ class Snapshot:
         return answer
 
     def _noted(self, error: Exception) -> Exception:
-        if isinstance(error, Occupied):
+        if isinstance(error, RowLocked):
             self.occupied.append(error.question)
         return error
 
     def beginning(self, question: Range) -> tuple[Any, ...]:
         """What is known of an ordered list, be it enough or not."""
         found = self._answers.get(question.stem)
-        return found.items if isinstance(found, Found) else ()
+        return found.items if isinstance(found, RangeAnswer) else ()
 
-    def range(self, question: Range) -> Found:
+    def range(self, question: Range) -> RangeAnswer:
         """The answer to a `Range`: as many as asked, or all there are."""
         found = self._found(question)
         if found is None:
@@ -304,33 +304,33 @@ class Snapshot:
             raise self._noted(found)
         return found
 
-    def _found(self, question: Range) -> Found | Exception | None:
-        found: Found | Exception | None = self._answers.get(question.stem)
-        if not isinstance(found, Found) or found.complete:
+    def _found(self, question: Range) -> RangeAnswer | Exception | None:
+        found: RangeAnswer | Exception | None = self._answers.get(question.stem)
+        if not isinstance(found, RangeAnswer) or found.complete:
             return found
         return found if question.limit is not None and question.limit <= len(found.items) else None
 
 
-class Append(msgspec.Struct, frozen=True):
+class AppendEntries(msgspec.Struct, frozen=True):
     """Entries for a journal, from the place `at` on."""
 
     at: int
     entries: tuple[str, ...]
 
 
-class Cut(msgspec.Struct, frozen=True):
+class TruncateJournal(msgspec.Struct, frozen=True):
     """Remove all entries of a journal but the first."""
 
     keep: int
 
 
-class Post(msgspec.Struct, frozen=True):
+class AddEvent(msgspec.Struct, frozen=True):
     """An event for an inbox."""
 
-    event: Event
+    event: RunEvent
 
 
-class Unpost(msgspec.Struct, frozen=True):
+class RemoveEvents(msgspec.Struct, frozen=True):
     """Remove events from an inbox, and their keys."""
 
     numbers: frozenset[int]
@@ -347,7 +347,7 @@ class NotedStart(msgspec.Struct, frozen=True):
     now: int
 
 
-class Stray(msgspec.Struct, frozen=True):
+class DanglingItem(msgspec.Struct, frozen=True):
     """An item of a list of runs that leads nowhere: its run is not there, or cannot be read."""
 
     list: Range
@@ -362,17 +362,17 @@ class Changes:
         self.runs: dict[str, Run] = {}
         self.keys: dict[tuple[str, str], str] = {}
         """The ids of new runs by their idempotency keys; they are in `runs` too."""
-        self.journals: dict[str, list[Append | Cut]] = {}
-        self.inboxes: dict[str, list[Post | Unpost]] = {}
+        self.journals: dict[str, list[AppendEntries | TruncateJournal]] = {}
+        self.inboxes: dict[str, list[AddEvent | RemoveEvents]] = {}
         self.locks: dict[str, LockRecord | None] = {}
         """None: the record is removed."""
         self.slots: dict[Address, Slot] = {}
         self.records: dict[RecordName, Written] = {}
-        self.terms: dict[str, Terms] = {}
-        self.workers: dict[str, Worker | None] = {}
+        self.terms: dict[str, WorkflowLimits] = {}
+        self.workers: dict[str, WorkerRecord | None] = {}
         """None: the worker is removed."""
         self.starts: list[NotedStart] = []
-        self.strays: dict[Stray, int | None] = {}
+        self.strays: dict[DanglingItem, int | None] = {}
         """None: it is removed from its list; a time: a run that is due is put off until then. Where a list is made of
         the runs themselves there is nothing to do."""
 
@@ -401,15 +401,15 @@ class Changes:
         self.strays.update(later.strays)
 
 
-def journal_after(entries: Iterable[str], steps: Iterable[Append | Cut]) -> tuple[str, ...]:
+def journal_after(entries: Iterable[str], steps: Iterable[AppendEntries | TruncateJournal]) -> tuple[str, ...]:
     """A journal after these steps.
 
-    >>> journal_after(("input", "a", "b"), [Cut(2), Append(2, ("c",))])
+    >>> journal_after(("input", "a", "b"), [TruncateJournal(2), AppendEntries(2, ("c",))])
     ('input', 'a', 'c')
     """
     journal = list(entries)
     for step in steps:
-        if isinstance(step, Cut):
+        if isinstance(step, TruncateJournal):
             del journal[step.keep :]
         else:
             journal[step.at :] = step.entries

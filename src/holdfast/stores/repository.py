@@ -14,50 +14,50 @@ from ..errors import RecordUnreadable
 from ..rules import lock as lock_rules
 from ..rules.lock_record import LockRecord
 from ..rules.runs.admission import finish
-from ..rules.runs.limits import Limit, Place, Terms
-from ..rules.runs.record import POISONED, POSTPONED, Event, Finish, Run, Worker, worker_key
+from ..rules.runs.limits import Limit, LimitKey, WorkflowLimits
+from ..rules.runs.record import POISONED, POSTPONED, Finish, Run, RunEvent, WorkerRecord, worker_key
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Slot
 from .batch_view import BatchView, rounded
-from .index_moves import Moves, arrivals, due_runs, members, runs_of
+from .index_moves import IndexMoves, arrivals, due_runs, members, runs_of
 from .questions import (
-    Append,
+    AddEvent,
+    AppendEntries,
     Changes,
-    CrowdedPlaces,
-    Cut,
-    EnlistedWorkers,
+    DanglingItem,
     Entries,
     EventByKey,
-    Events,
     GroupSize,
     LatestArrivals,
     LatestStarts,
+    LimitsOf,
     LockByKey,
     Members,
     NotedStart,
-    Occupied,
-    Post,
+    QueuedLimitKeys,
+    RegisteredWorkers,
+    RemoveEvents,
+    RowLocked,
     RunById,
     RunByKey,
+    RunEvents,
     RunsAtOnce,
     RunsByTime,
     RunsOf,
     SlotAt,
     Snapshot,
     StartsToCome,
-    Stray,
-    TermsOf,
-    Unpost,
+    TruncateJournal,
     journal_after,
 )
 
 
-class Repository(BatchView):
+class BatchRepository(BatchView):
     """One batch's view of runs, locks, limits and all other records, and its changes to them."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(snapshot)
-        self._moves = Moves()
+        self._moves = IndexMoves()
         self._still_has_runs: set[str] = set()
 
     def drop(self) -> None:
@@ -96,7 +96,7 @@ class Repository(BatchView):
         if run.key and before is None:
             self._new.keys[run.workflow, run.key] = run.id
         if run.worker in self._snapshot.forgotten and (before is None or before.worker != run.worker):
-            raise Occupied(LockByKey(worker_key(run.worker)))
+            raise RowLocked(LockByKey(worker_key(run.worker)))
         self._moves.move(self._snapshot.get(RunById(run.id)), before, run)
         self._new.runs[run.id] = run
 
@@ -114,17 +114,17 @@ class Repository(BatchView):
         for item in (*at_once, *by_time):
             if item[0] > now:
                 continue
-            stray = Stray((RunsAtOnce if item[0] < 0 else RunsByTime)(None, type), item)
+            stray = DanglingItem((RunsAtOnce if item[0] < 0 else RunsByTime)(None, type), item)
             try:
                 run = self.run(item[1])
             except RecordUnreadable:  # one that is damaged must not keep the others from being claimed
                 self._new.strays[stray] = now + POSTPONED
                 continue
-            except Occupied:  # nor one that somebody else is claiming
+            except RowLocked:  # nor one that somebody else is claiming
                 continue
             if run is None:
                 self._new.strays[stray] = None
-            elif run.deaths < POISONED or self._may_end(run):
+            elif run.crashes < POISONED or self._may_end(run):
                 found.append(run)
         return found
 
@@ -135,7 +135,7 @@ class Repository(BatchView):
         self._new.add(kept)
         try:
             finish(self, self.now, run, Finish("failed", "null"))
-        except Occupied:
+        except RowLocked:
             return False
         except RecordUnreadable:
             return True  # the rule says what becomes of it then
@@ -180,18 +180,18 @@ class Repository(BatchView):
                     run = self.run(name)
                 except RecordUnreadable:
                     continue  # one that is damaged must not keep the others from being set free
-                except Occupied as occupied:
+                except RowLocked as occupied:
                     self._leave_to(worker, occupied)
                     continue
                 if run is not None:
                     found.append(run)
                 else:
-                    self._new.strays[Stray(RunsOf(None, worker), name)] = None
-        except Occupied as occupied:
+                    self._new.strays[DanglingItem(RunsOf(None, worker), name)] = None
+        except RowLocked as occupied:
             self._leave_to(worker, occupied)
         return found
 
-    def _leave_to(self, worker: str, occupied: Occupied) -> None:
+    def _leave_to(self, worker: str, occupied: RowLocked) -> None:
         """Keep a worker enlisted, because it still has runs; where it is leaving, all of them are needed."""
         if worker in self._new.workers:
             raise occupied
@@ -202,35 +202,35 @@ class Repository(BatchView):
     def entries(self, run: str, limit: int | None) -> tuple[str, ...]:
         """The journal, or its first entries."""
         steps = [*self.changes.journals.get(run, ()), *self._new.journals.get(run, ())]
-        if steps and isinstance(steps[0], Append) and steps[0].at == 0:
+        if steps and isinstance(steps[0], AppendEntries) and steps[0].at == 0:
             return journal_after((), steps)[:limit]
         return journal_after(self._ask(Entries(run, whole=limit is None)), steps)[:limit]
 
     def append(self, run: str, at: int, entries: Sequence[str]) -> None:
         """Write entries from the place `at` on."""
         if entries:
-            self._new.journals.setdefault(run, []).append(Append(at, tuple(entries)))
+            self._new.journals.setdefault(run, []).append(AppendEntries(at, tuple(entries)))
 
     def cut(self, run: str, keep: int) -> None:
         """Remove all entries but the first."""
-        self._new.journals.setdefault(run, []).append(Cut(keep))
+        self._new.journals.setdefault(run, []).append(TruncateJournal(keep))
 
-    def _posts(self, run: str) -> Iterator[Post | Unpost]:
+    def _posts(self, run: str) -> Iterator[AddEvent | RemoveEvents]:
         yield from self.changes.inboxes.get(run, ())
         yield from self._new.inboxes.get(run, ())
 
-    def events(self, run: str, after: int) -> tuple[Event, ...]:
+    def events(self, run: str, after: int) -> tuple[RunEvent, ...]:
         """The inbox, from after this number on."""
         posts = list(self._posts(run))
         known = self.run(run)
         stored = self._stored(run)
         if known is not None and known.posted <= after:
             return ()
-        events: list[Event] = []
+        events: list[RunEvent] = []
         if stored is not None and stored.posted > after:
-            events += self._ask(Events(run, after))
+            events += self._ask(RunEvents(run, after))
         for post in posts:
-            if isinstance(post, Unpost):
+            if isinstance(post, RemoveEvents):
                 events = [event for event in events if event.number not in post.numbers]
             elif post.event.number > after:
                 events.append(post.event)
@@ -243,15 +243,15 @@ class Repository(BatchView):
         if stored is not None:
             number = self._ask(EventByKey(run, key))
         for post in self._posts(run):
-            if isinstance(post, Unpost):
+            if isinstance(post, RemoveEvents):
                 number = None if number in post.numbers else number
             elif post.event.key == key and number is None:
                 number = post.event.number
         return number
 
-    def post(self, run: str, event: Event) -> None:
+    def post(self, run: str, event: RunEvent) -> None:
         """Write an event."""
-        self._new.inboxes.setdefault(run, []).append(Post(event))
+        self._new.inboxes.setdefault(run, []).append(AddEvent(event))
 
     def unpost(self, run: str, numbers: Iterable[int]) -> None:
         """Remove events; the numbers of the others stay."""
@@ -259,20 +259,20 @@ class Repository(BatchView):
         gone = [event for event in self.events(run, 0) if event.number in wanted] if wanted else []
         if gone:
             keys = tuple(event.key for event in gone if event.key)
-            unpost = Unpost(frozenset(event.number for event in gone), keys)
+            unpost = RemoveEvents(frozenset(event.number for event in gone), keys)
             self._new.inboxes.setdefault(run, []).append(unpost)
 
     # -- workers, locks, slots ------------------------------------------------------------------------------
 
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """All workers that are enlisted, the latest last."""
-        known: dict[str, Worker | None] = {worker.id: worker for worker in self._ask(EnlistedWorkers())}
+        known: dict[str, WorkerRecord | None] = {worker.id: worker for worker in self._ask(RegisteredWorkers())}
         known |= self.changes.workers
         known |= self._new.workers
         living = (worker for worker in known.values() if worker is not None)
         return sorted(living, key=lambda worker: (worker.since, worker.id))
 
-    def enlist(self, worker: Worker) -> None:
+    def enlist(self, worker: WorkerRecord) -> None:
         """Write a worker."""
         self._new.workers[worker.id] = worker
 
@@ -315,12 +315,12 @@ class Repository(BatchView):
 
     # -- limits ---------------------------------------------------------------------------------------------
 
-    def terms(self, workflow: str) -> Terms | None:
+    def terms(self, workflow: str) -> WorkflowLimits | None:
         """The limits of a workflow; None if none were ever published."""
         found = self._new.terms.get(workflow) or self.changes.terms.get(workflow)
-        return found or self._ask(TermsOf(workflow))
+        return found or self._ask(LimitsOf(workflow))
 
-    def put_terms(self, workflow: str, terms: Terms) -> None:
+    def put_terms(self, workflow: str, terms: WorkflowLimits) -> None:
         """Write the limits of a workflow."""
         self._new.terms[workflow] = terms
 
@@ -331,12 +331,12 @@ class Repository(BatchView):
         found = self._list(lambda most: Members(most, group, queued), limit, gone, come)
         for item in found:
             if self._snapshot.knows(RunById(item[-1])) and self._missing(item[-1]):
-                self._new.strays[Stray(Members(None, group, queued), item)] = None
+                self._new.strays[DanglingItem(Members(None, group, queued), item)] = None
         return [item[-1] for item in found]
 
     def _missing(self, run: str) -> bool:
         """Whether a run that a list tells of is not there."""
-        with suppress(RecordUnreadable, Occupied):
+        with suppress(RecordUnreadable, RowLocked):
             return self.run(run) is None
         return False
 
@@ -363,9 +363,9 @@ class Repository(BatchView):
         left = [item for item in found.items if item not in gone]
         return max((arrival for arrival, _ in (*left[:1], *come)), default=0)
 
-    def crowded(self, workflow: str) -> Sequence[Place]:
+    def crowded(self, workflow: str) -> Sequence[LimitKey]:
         """The places of a workflow where runs wait, in order."""
-        waiting: dict[Place, int] = dict(self._ask(CrowdedPlaces(workflow)))
+        waiting: dict[LimitKey, int] = dict(self._ask(QueuedLimitKeys(workflow)))
         for before, after in self.changed():
             for run, count in ((before, -1), (after, 1)):
                 if run is not None and run.status == "queued" and run.workflow == workflow:
@@ -399,6 +399,6 @@ class Repository(BatchView):
         """Lists are read by the store itself, outside of decisions."""
         raise NotImplementedError
 
-    def census(self) -> dict[str, int]:
+    def run_counts(self) -> dict[str, int]:
         """Likewise."""
         raise NotImplementedError

@@ -59,5 +59,5 @@ def with_options(url: str, options: Mapping[str, object]) -> str:
     """
     if not options:
         return url
-    said = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    return f"{url}{'&' if '?' in url else '?'}{urlencode(said, quote_via=quote)}"
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(given, quote_via=quote)}"

@@ -12,7 +12,7 @@ ME = Label(name="me", host="here", pid=1)
 SECOND = 1_000_000
 DAY = 86_400
 START = 1_790_000_000_000_000
-SLOT: Address = ("shared", "", "k")
+SLOT: Address = ("global", "", "k")
 
 
 class ManualClock:

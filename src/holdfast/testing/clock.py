@@ -23,11 +23,11 @@ from functools import partial
 from ..platform import elapsed as real_elapsed
 from ..platform import host_clock
 from ..runtime import base
-from ..runtime.base import BaseClient, Works
-from ..runtime.heartbeats import Keeper
+from ..runtime.base import BaseClient, Runtime
+from ..runtime.heartbeats import Heartbeats
 from ..runtime.notifier import running_loop
 from ..validation import MICROSECONDS, Duration, seconds
-from .clock_waiters import Nap, Resting, finish
+from .clock_waiters import ClockWait, ClockWaiters, finish
 
 LOOP_PATIENCE = 0.2
 """Real seconds after which an event loop that does not answer is taken for stuck."""
@@ -37,7 +37,7 @@ NUDGE = 1_000
 """Microseconds by which time goes on at least."""
 
 
-class VirtualClock(Resting):
+class VirtualClock(ClockWaiters):
     """Time for the clients and stores of one test."""
 
     longest_wait = 86_400.0
@@ -48,9 +48,9 @@ class VirtualClock(Resting):
         self._began, self._wall_began = real_elapsed(), host_clock()
         self._passed = 0
         self._moving = threading.RLock()
-        self._looks: weakref.WeakKeyDictionary[Keeper, tuple[int, float]] = weakref.WeakKeyDictionary()
+        self._looks: weakref.WeakKeyDictionary[Heartbeats, tuple[int, float]] = weakref.WeakKeyDictionary()
         self._round = 0
-        self._halted: set[Keeper] = set()
+        self._halted: set[Heartbeats] = set()
         self._stuck: dict[asyncio.AbstractEventLoop, threading.Event] = {}
         self._earlier = set(threading.enumerate())
 
@@ -97,13 +97,13 @@ class VirtualClock(Resting):
     @contextmanager
     def halted(self, client: BaseClient) -> Iterator[None]:
         """Stop the heartbeats of one client for a block, as if its process were stopped while the others go on."""
-        keeper = client.works.keeper
-        self._halted.add(keeper)
+        heartbeats = client.runtime.heartbeats
+        self._halted.add(heartbeats)
         try:
             yield
         finally:
-            self._halted.discard(keeper)
-            keeper._mail.put(None)
+            self._halted.discard(heartbeats)
+            heartbeats._mail.put(None)
 
     def _advance(self, span: int) -> None:
         with self._moving:
@@ -135,7 +135,9 @@ class VirtualClock(Resting):
         """When somebody wants to be woken next."""
         with self._changed:
             wishes = [nap.deadline for nap in self._naps if nap.deadline is not None]
-            wishes += [wake_at for keeper, (_, wake_at) in list(self._looks.items()) if keeper not in self._halted]
+            wishes += [
+                wake_at for heartbeats, (_, wake_at) in list(self._looks.items()) if heartbeats not in self._halted
+            ]
         moment = min(wishes, default=None)
         if moment is None:
             return None
@@ -153,8 +155,8 @@ class VirtualClock(Resting):
             with self._changed:
                 self._round += 1
                 begun, stirs = self._round, self._stirs
-            for works in open_works():
-                works.keeper._mail.put(None)
+            for runtime in open_runtime():
+                runtime.heartbeats._mail.put(None)
             self._wait_until(partial(self._at_rest, begun), give_up)
             self._visit_loops()
             with self._changed:
@@ -166,12 +168,12 @@ class VirtualClock(Resting):
 
     def _unlooked(self, begun: int) -> list[str]:
         found = []
-        for works in open_works():
-            keeper = works.keeper
-            thread = keeper._thread
-            running = thread is not None and thread.is_alive() and not keeper._stopping
-            if running and self._looks.get(keeper, (0, 0.0))[0] < begun:
-                found.append(f"the heartbeats of {works.store.url}")
+        for runtime in open_runtime():
+            heartbeats = runtime.heartbeats
+            thread = heartbeats._thread
+            running = thread is not None and thread.is_alive() and not heartbeats._stopping
+            if running and self._looks.get(heartbeats, (0, 0.0))[0] < begun:
+                found.append(f"the heartbeats of {runtime.store.url}")
         return found
 
     def _busy(self) -> list[str]:
@@ -185,8 +187,8 @@ class VirtualClock(Resting):
             and (visit.loop is None or (visit.loop.is_running() and visit.loop not in self._stuck))
         ]
         found += ["a command that was sent to the store"] * self._sent
-        for works in open_works():
-            thread = works.callbacks._thread
+        for runtime in open_runtime():
+            thread = runtime.callbacks._thread
             if thread is not None and thread.is_alive() and thread is not threading.current_thread():
                 found.append("a callback such as on_lost")
         return found
@@ -206,8 +208,8 @@ class VirtualClock(Resting):
         """Let every running event loop do what it was asked to do so far; a stuck one is left alone."""
         with self._changed:
             loops = {visit.loop for visit in self._visits if visit.loop is not None}
-        for works in open_works():
-            loops.update(works._pulses)
+        for runtime in open_runtime():
+            loops.update(runtime._probes)
         mine = running_loop()
         for loop in loops:
             if loop is mine or not loop.is_running():
@@ -220,7 +222,7 @@ class VirtualClock(Resting):
             if not answered.wait(LOOP_PATIENCE):
                 self._stuck[loop] = answered
 
-    def _pass_the_time(self, nap: Nap, bell: threading.Lock) -> None:
+    def _pass_the_time(self, nap: ClockWait, bell: threading.Lock) -> None:
         """The thread of the test waits itself: nobody else would move the clock, so time passes meanwhile.
 
         Not while another thread of the test is at work, which may be about to do what is waited for.
@@ -262,10 +264,10 @@ class VirtualClock(Resting):
         ]
 
 
-def open_works() -> list[Works]:
+def open_runtime() -> list[Runtime]:
     """The moving parts of every open client."""
-    found = [client._works for client in list(base._clients)]
-    return [works for works in found if works is not None]
+    found = [client._runtime for client in list(base._clients)]
+    return [runtime for runtime in found if runtime is not None]
 
 
 def _span(duration: Duration) -> int:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from ..commands import Command
 from ..platform import elapsed as real_elapsed
 from ..runtime import runners
-from ..runtime.batcher import Lane
+from ..runtime.batcher import Batcher
 from ..runtime.flows import Flow
-from ..runtime.heartbeats import Keeper
-from ..runtime.notifier import Flag
+from ..runtime.heartbeats import Heartbeats
+from ..runtime.notifier import Notifier
 from ..runtime.requests import Done
-from ..runtime.runners import Lanes
+from ..runtime.runners import Batchers
 from ..stores import open_store
 from .clock import VirtualClock
 from .clock_waiters import FOREVER
@@ -30,36 +30,36 @@ REAL = ("_platform", "stores", "fencing", "cli", "testing")
 @contextmanager
 def installed(clock: VirtualClock) -> Iterator[VirtualClock]:
     """Let everything of Holdfast live by this clock."""
-    flag_wait, flag_wait_async = Flag.wait, Flag.wait_async
+    flag_wait, flag_wait_async = Notifier.wait, Notifier.wait_async
     real_run, real_run_async = runners.run, runners.run_async
-    look_around, enqueue = Keeper._look_around, Lane.enqueue
+    look_around, enqueue = Heartbeats._look_around, Batcher.enqueue
 
-    def wait(flag: Flag, timeout: float | None = None) -> bool:
+    def wait(flag: Notifier, timeout: float | None = None) -> bool:
         return clock._wait(flag, timeout)
 
-    async def wait_async(flag: Flag, timeout: float | None = None) -> bool:  # noqa: ASYNC109
+    async def wait_async(flag: Notifier, timeout: float | None = None) -> bool:  # noqa: ASYNC109
         return await clock._wait_async(flag, timeout)
 
-    def run(flow: Flow[T], lanes: Lanes) -> T:
+    def run(flow: Flow[T], batchers: Batchers) -> T:
         with clock._visit(None):
-            return real_run(flow, lanes)
+            return real_run(flow, batchers)
 
-    async def run_async(flow: Flow[T], lanes: Lanes) -> T:
+    async def run_async(flow: Flow[T], batchers: Batchers) -> T:
         with clock._visit(asyncio.get_running_loop()):
-            return await real_run_async(flow, lanes)
+            return await real_run_async(flow, batchers)
 
-    def look(keeper: Keeper) -> float:
+    def look(heartbeats: Heartbeats) -> float:
         begun = clock._round
-        wake_at = clock.elapsed() + FOREVER if keeper in clock._halted else look_around(keeper)
+        wake_at = clock.elapsed() + FOREVER if heartbeats in clock._halted else look_around(heartbeats)
         with clock._changed:
-            clock._looks[keeper] = begun, wake_at
+            clock._looks[heartbeats] = begun, wake_at
             clock._changed.notify_all()
         return wake_at
 
-    def send(lane: Lane, commands: Sequence[Command], done: Done | None = None) -> bool:
-        return clock._count(lambda counted: enqueue(lane, commands, counted), done)
+    def send(batcher: Batcher, commands: Sequence[Command], done: Done | None = None) -> bool:
+        return clock._count(lambda counted: enqueue(batcher, commands, counted), done)
 
-    class RealPause(Flag):
+    class RealPause(Notifier):
         """Between two tries of the same thing a caller waits a moment, which no test wants to move."""
 
         __slots__ = ()
@@ -76,11 +76,11 @@ def installed(clock: VirtualClock) -> Iterator[VirtualClock]:
                     if value is not None and value in exchanged:
                         _exchange(stack, module, word, exchanged[value])
         for pausing in ("holdfast.runtime.flows", "holdfast.state.compare_and_swap"):
-            _exchange(stack, sys.modules[pausing], "Flag", RealPause)
-        _exchange(stack, Flag, "wait", wait)
-        _exchange(stack, Flag, "wait_async", wait_async)
-        _exchange(stack, Keeper, "_look_around", look)
-        _exchange(stack, Lane, "enqueue", send)
+            _exchange(stack, sys.modules[pausing], "Notifier", RealPause)
+        _exchange(stack, Notifier, "wait", wait)
+        _exchange(stack, Notifier, "wait_async", wait_async)
+        _exchange(stack, Heartbeats, "_look_around", look)
+        _exchange(stack, Batcher, "enqueue", send)
         _exchange(
             stack, open_store, "__kwdefaults__", {**(open_store.__kwdefaults__ or {}), "clock": clock.microseconds}
         )

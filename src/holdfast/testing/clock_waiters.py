@@ -15,13 +15,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from ..runtime.notifier import Flag
+from ..runtime.notifier import Notifier
 from ..runtime.requests import Done
 
 FOREVER = 365 * 86_400.0
 
 
-class Visit:
+class TrackedFlow:
     """A flow under way. It is at work unless it rests on the virtual clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None, began: float) -> None:
@@ -31,13 +31,13 @@ class Visit:
         self.resting = False
 
 
-_current: ContextVar[Visit | None] = ContextVar("holdfast_visit", default=None)
+_current: ContextVar[TrackedFlow | None] = ContextVar("holdfast_visit", default=None)
 
 
-class Nap:
+class ClockWait:
     """Somebody who waits for a flag, until a moment of the virtual clock at the latest."""
 
-    def __init__(self, clock: Resting, timeout: float | None, wake: Callable[[], bool]) -> None:
+    def __init__(self, clock: ClockWaiters, timeout: float | None, wake: Callable[[], bool]) -> None:
         self.clock = clock
         self.wake = wake  # False: whoever waited is gone
         self.deadline = None if timeout is None else clock.elapsed() + max(0.0, timeout)
@@ -55,7 +55,7 @@ class Nap:
         self.wake()
 
 
-class Resting:
+class ClockWaiters:
     """The part of a virtual clock that knows who waits on it."""
 
     patience = 30.0
@@ -63,8 +63,8 @@ class Resting:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._naps: set[Nap] = set()
-        self._visits: set[Visit] = set()
+        self._naps: set[ClockWait] = set()
+        self._visits: set[TrackedFlow] = set()
         self._sent = 0  # parcels that nobody waits for, and that have not been answered
         self._stirs = 0
         self._owner = threading.get_ident()
@@ -73,13 +73,13 @@ class Resting:
         """Seconds on the clock that local deadlines live by."""
         raise NotImplementedError
 
-    def _pass_the_time(self, nap: Nap, bell: threading.Lock) -> None:
+    def _pass_the_time(self, nap: ClockWait, bell: threading.Lock) -> None:
         """The thread of the test waits itself."""
         raise NotImplementedError
 
     @contextmanager
     def _visit(self, loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
-        visit = Visit(loop, self.elapsed())
+        visit = TrackedFlow(loop, self.elapsed())
         token = _current.set(visit)
         with self._changed:
             self._visits.add(visit)
@@ -123,7 +123,7 @@ class Resting:
 
     # -- waiting on it ----------------------------------------------------------------------------------------
 
-    def _wait(self, flag: Flag, timeout: float | None) -> bool:
+    def _wait(self, flag: Notifier, timeout: float | None) -> bool:
         bell = threading.Lock()
         bell.acquire()
 
@@ -131,7 +131,7 @@ class Resting:
             bell.release()
             return True
 
-        nap = Nap(self, timeout, wake)
+        nap = ClockWait(self, timeout, wake)
         if flag._watch(nap.ring):
             return True
         try:
@@ -145,7 +145,7 @@ class Resting:
             self._get_up(nap)
         return flag.is_set()
 
-    async def _wait_async(self, flag: Flag, timeout: float | None) -> bool:  # noqa: ASYNC109
+    async def _wait_async(self, flag: Notifier, timeout: float | None) -> bool:  # noqa: ASYNC109
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = weakref.ref(future)
@@ -158,7 +158,7 @@ class Resting:
                 found.get_loop().call_soon_threadsafe(finish, found)
             return True
 
-        nap = Nap(self, timeout, wake)
+        nap = ClockWait(self, timeout, wake)
         weakref.finalize(future, self._naps.discard, nap).atexit = False
         if flag._watch(nap.ring):
             return True
@@ -190,7 +190,7 @@ class Resting:
             self._get_up(nap)
         return flag.is_set()
 
-    def _lie_down(self, nap: Nap) -> bool:
+    def _lie_down(self, nap: ClockWait) -> bool:
         """Begin to wait. False if there is nothing to wait for any more."""
         with self._changed:
             if nap.rung or (nap.deadline is not None and nap.deadline <= self.elapsed()):
@@ -201,12 +201,12 @@ class Resting:
             self._stir()
             return True
 
-    def _get_up(self, nap: Nap) -> None:
+    def _get_up(self, nap: ClockWait) -> None:
         with self._changed:
             nap.rung = True
             self._rise(nap)
 
-    def _rise(self, nap: Nap) -> None:
+    def _rise(self, nap: ClockWait) -> None:
         self._naps.discard(nap)
         if nap.visit is not None:
             nap.visit.resting = False

@@ -13,15 +13,17 @@ The hooks and options are those of `suite.base.Suite`. `HOLDFAST_HISTORIES` is h
 
 from __future__ import annotations
 
-from .suite.clients import Callers
-from .suite.commands import Commands
-from .suite.histories import Histories
-from .suite.paging import Paging
-from .suite.records import Records
-from .suite.resends import Again
-from .suite.run_queues import RunQueues
-from .suite.slots import Slots
+from .suite.clients import ClientTests
+from .suite.commands import CommandTests
+from .suite.histories import HistoryTests
+from .suite.paging import PagingTests
+from .suite.records import RecordTests
+from .suite.resends import ResendTests
+from .suite.run_queues import RunQueueTests
+from .suite.slots import SlotTests
 
 
-class StoreConformance(Commands, Again, Slots, Records, RunQueues, Paging, Histories, Callers):
+class StoreConformance(
+    CommandTests, ResendTests, SlotTests, RecordTests, RunQueueTests, PagingTests, HistoryTests, ClientTests
+):
     """The suite that every store must pass. Only `url` has to be given."""

@@ -13,13 +13,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..commands import Command
-from ..commands.runs import RecordRun, RunsOutlook
+from ..commands.runs import ReadNextDue, RecordRun
 from ..errors import InvalidOption
 from ..events import Events
 from ..observe import LoggingSink
-from ..rules.runs.outcomes import Outlook
+from ..rules.runs.outcomes import NextDue
 from ..runtime.base import BaseClient
-from ..runtime.grant import Held
+from ..runtime.grant import LocalGrant
 from ..stores import open_store
 from ..validation import MAX_TTL_SECONDS, MICROSECONDS, Duration, seconds
 from ..workflow.context import StepCall
@@ -81,21 +81,21 @@ class _Worker(Worker):
 
     def send(self, command: Command, answer: Answer) -> None:
         """Send a command. A lock with a lease lives on while its run is driven, however far time is moved."""
-        if isinstance(command, RecordRun) and command.asks:
-            command = replace(command, asks=tuple(replace(ask, ttl=None) for ask in command.asks))
+        if isinstance(command, RecordRun) and command.lock_requests:
+            command = replace(command, lock_requests=tuple(replace(ask, ttl=None) for ask in command.lock_requests))
         super().send(command, answer)
 
-    def renew(self, held: Held, keeper: object) -> Callable[[], None]:  # noqa: ARG002
+    def renew(self, held: LocalGrant, heartbeats: object) -> Callable[[], None]:  # noqa: ARG002
         """Nothing ends it here."""
         return lambda: None
 
     async def next_moment(self) -> int | None:
         """When time brings something next: to a driver, or to a run that waits to begin again."""
-        outlook = await self.ask(RunsOutlook(types=tuple(kind for kind, _ in self._types())))
-        assert isinstance(outlook, Outlook)  # noqa: S101
+        next_due = await self.ask(ReadNextDue(types=tuple(kind for kind, _ in self._types())))
+        assert isinstance(next_due, NextDue)  # noqa: S101
         moments = [when for when, _ in self.due.values()]
-        if outlook.next_due is not None and outlook.next_due > self.now():
-            moments.append(outlook.next_due)
+        if next_due.next_due is not None and next_due.next_due > self.now():
+            moments.append(next_due.next_due)
         return min(moments, default=None)
 
     def next_due(self) -> Driver | None:

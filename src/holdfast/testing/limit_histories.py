@@ -9,24 +9,24 @@ from msgspec.structs import replace
 from .. import commands as c
 from ..commands import runs as r
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs.limits import Limit, OnExcess, Place, Terms
-from ..rules.runs.outcomes import TermsDiffer, TermsPublished
-from ..rules.runs.record import Finish, NewRun, Then
+from ..rules.runs.limits import Limit, LimitKey, OnExcess, WorkflowLimits
+from ..rules.runs.outcomes import LimitsDiffer, LimitsPublished
+from ..rules.runs.record import Ending, Finish, NewRun
 from .builders import SECOND
-from .run_histories import RunStoryteller
+from .run_histories import RunHistoryGenerator
 
 ANSWERS: tuple[OnExcess, ...] = ("reject", "queue", "queue", "queue", "skip", "cancel_oldest", "cancel_newest")
 KEYS = ('"ann"', '"bob é"', "7")
 NAMES = ("all", "customer", "pace")
 
 
-class LimitStoryteller(RunStoryteller):
+class LimitHistoryGenerator(RunHistoryGenerator):
     """Makes up runs of which many are too many."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         super().__init__(seed, second=second)
         self.ids = [f"run-{n}" for n in range(14)]
-        self.terms: dict[str, Terms] = {}
+        self.terms: dict[str, WorkflowLimits] = {}
 
     def batch(self) -> list[c.Command]:
         """The next commands. In the beginning everybody comes to work, and there are limits."""
@@ -37,9 +37,9 @@ class LimitStoryteller(RunStoryteller):
         """Remember what was answered."""
         super().heard(commands, outcomes)
         for command, outcome in zip(commands, outcomes, strict=True):
-            if isinstance(outcome, TermsPublished | TermsDiffer):
-                name = command.workflow if isinstance(command, r.PublishTerms | r.SeeTerms) else "order"
-                self.terms[name] = outcome.terms or Terms()
+            if isinstance(outcome, LimitsPublished | LimitsDiffer):
+                name = command.workflow if isinstance(command, r.PublishLimits | r.ReadLimits) else "order"
+                self.terms[name] = outcome.terms or WorkflowLimits()
 
     def _limit(self, name: str) -> Limit:
         pick = self.random
@@ -56,22 +56,26 @@ class LimitStoryteller(RunStoryteller):
     def _publish(self, workflow: str) -> c.Command:
         pick = self.random
         names = pick.choice([("all",), ("customer",), ("all", "customer"), ("pace",), NAMES, ()])
-        return r.PublishTerms(
+        return r.PublishLimits(
             workflow=workflow,
-            terms=Terms(limits=tuple(self._limit(name) for name in names), version=pick.choice([0, 0, 1, 1, 2])),
+            terms=WorkflowLimits(
+                limits=tuple(self._limit(name) for name in names), version=pick.choice([0, 0, 1, 1, 2])
+            ),
         )
 
     def _new(self, *, parent: str = "") -> NewRun:
         pick = self.random
         new = replace(super()._new(parent=parent), type=pick.choice(["order", "order", "order@2", "order@*", "mail"]))
-        terms = self.terms.get(new.type.partition("@")[0], Terms())
+        terms = self.terms.get(new.type.partition("@")[0], WorkflowLimits())
         places = tuple(
-            Place(limit.name, pick.choice(KEYS) if limit.path else "") for limit in terms.limits if pick.randrange(20)
+            LimitKey(limit.name, pick.choice(KEYS) if limit.path else "")
+            for limit in terms.limits
+            if pick.randrange(20)
         )
         digest = terms.digest if pick.randrange(20) else "another"
         return replace(new, places=places, priority=pick.choice([0, 0, 0, 5, -1]), terms=digest)
 
-    def _then(self) -> Then | None:
+    def _then(self) -> Ending | None:
         return super()._then() if self.random.randrange(5) > 1 else Finish("completed", "1")
 
     def _more(self) -> list[tuple[int, Callable[[], c.Command]]]:
@@ -79,5 +83,5 @@ class LimitStoryteller(RunStoryteller):
         return [
             (30, lambda: r.StartRun(new=self._new(), worker=self.random.choice(["", worker]))),
             (3, lambda: self._publish(self.random.choice(["order", "order", "mail"]))),
-            (2, lambda: r.SeeTerms(workflow=self.random.choice(["order", "mail"]))),
+            (2, lambda: r.ReadLimits(workflow=self.random.choice(["order", "mail"]))),
         ]

@@ -15,7 +15,7 @@ from .builders import ME, SECOND, START, read, swap
 HOUR = 3_600
 
 
-class Model:
+class LockModel:
     """The rules on plain dictionaries: what every store must be equal to."""
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class Model:
             return self._clean_up(command, now)
         raise TypeError(f"no rule is known for {command}")
 
-    def _list(self, command: c.ListLocks, now: int) -> c.Page:
+    def _list(self, command: c.ListLocks, now: int) -> c.LockPage:
         shown = self.listed(now)
         keys = [key for key in shown if key.startswith(command.prefix) and key > command.after]
-        items = tuple(c.Listed(key=key, record=shown[key]) for key in keys[: command.limit])
-        return c.Page(items=items, next=_next(keys, command.limit), now=now)
+        items = tuple(c.ListedLock(key=key, record=shown[key]) for key in keys[: command.limit])
+        return c.LockPage(items=items, next=_next(keys, command.limit), now=now)
 
     def _settle_due(self, command: c.SettleDue, now: int) -> c.Swept:
         due = sorted(
@@ -86,7 +86,7 @@ def _next(keys: list[str], limit: int) -> str | None:
     return keys[limit - 1] if len(keys) > limit else None
 
 
-class Storyteller:
+class LockHistoryGenerator:
     """Makes up commands that often make sense: it remembers who was granted what, and which writes were made.
 
     `second` is how long a second is in this story, in microseconds: for a store whose clock cannot be moved it is a
@@ -102,11 +102,11 @@ class Storyteller:
         self.crowded = bool(seed % 2)
         self.keys = [f"key:{n}" for n in range(3 if self.crowded else 20)]
         self.attempts = [f"{channel}.{n}" for channel in "abc" for n in range(3 if self.crowded else 1)]
-        kinds: list[Kind] = ["item", "item", "semaphore", "lease", "rw"]
+        kinds: list[Kind] = ["mutex", "mutex", "semaphore", "lease", "rw"]
         self.kinds = {key: self.random.choice(kinds) for key in self.keys}
         self.tokens: dict[tuple[str, str], int] = {}
         self.offers: dict[str, tuple[str, int]] = {}  # by key: whose, and its token; not known before a look
-        self.addresses: list[Address] = [("shared", "", "k"), ("workflow", "w", "k"), ("execution", "w", "l")]
+        self.addresses: list[Address] = [("global", "", "k"), ("workflow", "w", "k"), ("execution", "w", "l")]
         self.writes: dict[Address, tuple[str, int]] = {}
         self.sent: list[c.Command] = []
         self._requests = 0
@@ -128,7 +128,7 @@ class Storyteller:
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, c.Acquire) and isinstance(outcome, out.Granted):
                 self.tokens[command.key, command.id] = outcome.token
-            elif isinstance(command, c.Inspect) and isinstance(outcome, out.Seen) and outcome.record is not None:
+            elif isinstance(command, c.Inspect) and isinstance(outcome, out.LockSeen) and outcome.record is not None:
                 offers = [one for one in outcome.record.holders if one.offered]
                 self.offers.update((command.key, (one.id, one.token)) for one in offers)
             elif isinstance(command, c.Transfer) and isinstance(outcome, out.Transferred):
@@ -205,7 +205,7 @@ class Storyteller:
         token: int | None = self.tokens.get((key, me), START)
         ttl = pick.choice(self.ttls)
         kind: Kind = self.kinds[key] if pick.random() < 0.97 else "hold"
-        permits = 1 if kind in {"item", "lease", "hold"} else pick.choice([3, 3, 3, 2])
+        permits = 1 if kind in {"mutex", "lease", "hold"} else pick.choice([3, 3, 3, 2])
         if pick.random() < 0.05:
             token = pick.choice([None, 1 + (token or 0)])
         makers: list[Callable[[], c.Command]] = [

@@ -53,7 +53,7 @@ class RecordModel:
         return c.RecordsDue(items=tuple(items[: command.limit]), more=len(items) > command.limit, now=now)
 
 
-class RecordStoryteller:
+class RecordHistoryGenerator:
     """Makes up commands about a few counts. `second` is how long a second is in this story, in microseconds."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:

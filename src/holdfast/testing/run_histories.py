@@ -12,12 +12,12 @@ from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import tell
-from ..rules.runs.outcomes import Claimed, Posted, Recorded, Refused, Started
-from ..rules.runs.record import Event, Finish, NewRun, Park, Run, Scalar, Then
+from ..rules.runs.outcomes import Claimed, Posted, Recorded, RunRefused, Started
+from ..rules.runs.record import Ending, Finish, NewRun, Park, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.common import decided_alone
-from ..stores.memory.runs import MemoryBook
+from ..stores.memory.runs import MemoryRunRepository
 from .builders import ME, SECOND
 
 WORKFLOWS = ("order", "mail", "order@2")
@@ -32,7 +32,7 @@ class RunModel:
     def __init__(self) -> None:
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
-        self.book = MemoryBook(self.records.get, self.records.__setitem__, self.slots)
+        self.repo = MemoryRunRepository(self.records.get, self.records.__setitem__, self.slots)
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[Outcome]:
         """What the rules answer to a batch at that moment."""
@@ -40,24 +40,24 @@ class RunModel:
 
     def _answer(self, command: c.Command, now: int) -> Outcome:
         if isinstance(command, r.RunCommand):
-            return command.apply(self.book, now)
+            return command.apply(self.repo, now)
         if isinstance(command, c.SlotCommand):
             slot, outcome = command.apply(self.slots.get(command.address, EMPTY_SLOT), now)
             self.slots[command.address] = slot
             return outcome
         assert isinstance(command, c.LockCommand)
         before = self.records.get(command.key, EMPTY)
-        reader = reader_of(self.book, command.key, before)
+        reader = reader_of(self.repo, command.key, before)
         record, outcome = decided_alone(before, command, now, reader)
         if record is not EMPTY:
             self.records[command.key] = record
         if reader is not None:
             reader.save()
-        tell(self.book, now, outcome.notified)
+        tell(self.repo, now, outcome.notified)
         return outcome
 
 
-class RunStoryteller:
+class RunHistoryGenerator:
     """Makes up commands about a few runs of a few workers, and remembers what it has heard of them."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
@@ -96,7 +96,7 @@ class RunStoryteller:
                 self.known[outcome.run.id] = outcome.run
             elif isinstance(outcome, Claimed):
                 self.known.update({claim.run.id: claim.run for claim in outcome.claims})
-            elif isinstance(outcome, Refused) and outcome.run is not None:
+            elif isinstance(outcome, RunRefused) and outcome.run is not None:
                 self.known[outcome.run.id] = outcome.run
             elif isinstance(command, r.RecordRun) and isinstance(outcome, Recorded):
                 known = self.known.get(command.run)
@@ -126,7 +126,7 @@ class RunStoryteller:
 
     def _enlist(self, worker: str) -> c.Command:
         types = tuple(self.random.sample(TYPES, self.random.choice([1, 2, 4])))
-        return r.EnlistWorker(worker=worker, name=f"worker {worker}", types=types)
+        return r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types)
 
     def _request(self) -> str:
         self._requests += 1
@@ -148,7 +148,7 @@ class RunStoryteller:
     def _attributes(self) -> dict[str, Scalar]:
         return self.random.choice([{}, {}, {"customer": "acme", "n": 1}, {"n": True}, {"customer": "", "big": 2**53}])
 
-    def _then(self) -> Then | None:
+    def _then(self) -> Ending | None:
         pick = self.random
         length = pick.choice([0, 0.5, 5]) * self.second
         known = [run.created_at for run in self.known.values()] or [0]
@@ -213,7 +213,7 @@ class RunStoryteller:
 
     def _post(self) -> c.Command:
         pick = self.random
-        event = Event(
+        event = RunEvent(
             kind=pick.choice(["signal", "signal", "signal", "cancel"]),
             name=pick.choice(["paid", "sent"]),
             payload=pick.choice(["null", '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
@@ -263,13 +263,13 @@ class RunStoryteller:
             (4, lambda: self._lease(worker)),
             (4, lambda: self._enlist(worker)),
             (2, lambda: c.Release(key=key, id=worker, token=self.leases.get(key, 0))),
-            (2, lambda: r.DismissWorker(worker=worker)),
+            (2, lambda: r.UnregisterWorker(worker=worker)),
             (3, lambda: r.WatchRun(run=run, id=f"{pick.choice('xyz')}.{pick.randrange(3)}")),
-            (4, lambda: r.SeeRun(run=run, history=pick.random() < 0.5)),
+            (4, lambda: r.ReadRun(run=run, history=pick.random() < 0.5)),
             (5, self._list),
             (2, r.CountRuns),
-            (2, lambda: r.OwnedRuns(worker=worker)),
-            (2, lambda: r.RunsOutlook(types=tuple(pick.sample(TYPES, 2)))),
+            (2, lambda: r.ListOwnedRuns(worker=worker)),
+            (2, lambda: r.ReadNextDue(types=tuple(pick.sample(TYPES, 2)))),
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
             *self._more(),

@@ -10,15 +10,15 @@ from .. import commands as c
 from ..commands import runs as r
 from ..rules.lock_outcomes import Granted, Outcome
 from ..rules.lock_record import Kind
-from ..rules.runs.lock_requests import Ask, attempt_of
-from ..rules.runs.record import Event, NewRun, Then, worker_key
+from ..rules.runs.lock_requests import LockRequest, attempt_of
+from ..rules.runs.record import Ending, NewRun, RunEvent, worker_key
 from .builders import ME, SECOND
-from .run_histories import RunStoryteller
+from .run_histories import RunHistoryGenerator
 
-KEYS: tuple[tuple[str, Kind, int], ...] = (("a é", "item", 1), ("b", "semaphore", 2), ("c", "rw", 3))
+KEYS: tuple[tuple[str, Kind, int], ...] = (("a é", "mutex", 1), ("b", "semaphore", 2), ("c", "rw", 3))
 
 
-class BelongingStoryteller(RunStoryteller):
+class RunLockHistoryGenerator(RunHistoryGenerator):
     """Makes up runs that want what others have."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
@@ -41,7 +41,7 @@ class BelongingStoryteller(RunStoryteller):
         """How long it is until the next batch, in seconds of the story."""
         return self.random.choice([0, 0, 0.001, super().time_passes()])
 
-    def _then(self) -> Then | None:
+    def _then(self) -> Ending | None:
         return self.random.choice([None, None, None, None, None, None, None, super()._then()])
 
     def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
@@ -51,16 +51,16 @@ class BelongingStoryteller(RunStoryteller):
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self._held[command.key, command.id] = outcome.token
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> LockRequest:
         pick = self.random
         number = pick.randrange(4)
         key, kind, permits = pick.choice([KEYS[number % len(KEYS)]] * 9 + [KEYS[0]])
         if pick.choice([True, False]):
-            return Ask(number=number, key=key, give=True)
-        return Ask(
+            return LockRequest(number=number, key=key, give=True)
+        return LockRequest(
             number=number,
             key=key,
-            kind=pick.choice([kind] * 12 + ["item"]),
+            kind=pick.choice([kind] * 12 + ["mutex"]),
             permits=pick.choice([permits] * 12 + [permits + 1]),
             weight=pick.choice([1, 1, 1, permits] if kind == "rw" else [1] * 20 + [9]),
             ttl=pick.choice([None, None, None, 2 * self.second]),
@@ -70,14 +70,14 @@ class BelongingStoryteller(RunStoryteller):
         pick = self.random
         record = super()._record()
         run = self.known.get(record.run)
-        asks = {ask.number: ask for ask in (self._ask() for _ in range(pick.choice([0, 1, 1, 1, 2, 3])))}
+        lock_requests = {ask.number: ask for ask in (self._ask() for _ in range(pick.choice([0, 1, 1, 1, 2, 3])))}
         right = pick.randrange(10) and run is not None
         return replace(
             record,
             fence=run.fence if right and run is not None else record.fence,
             at=run.length if right and run is not None else record.at,
             swap=pick.choice([record.swap, None, None]),
-            asks=tuple(asks.values()),
+            lock_requests=tuple(lock_requests.values()),
             stuck=pick.choice([None, None, (), ("c-0", "ä")]),
         )
 
@@ -115,7 +115,9 @@ class BelongingStoryteller(RunStoryteller):
         return c.Renew(key=key, id=attempt, token=self._held.get((key, attempt), 0), ttl=2 * self.second)
 
     def _deadlock(self) -> c.Command:
-        event = Event(kind="deadlock", name=str(self.random.randrange(4)), key=self.random.choice(["", "deadlock/1"]))
+        event = RunEvent(
+            kind="deadlock", name=str(self.random.randrange(4)), key=self.random.choice(["", "deadlock/1"])
+        )
         return r.PostEvent(run=self.random.choice(self.ids), event=event)
 
     def _more(self) -> list[tuple[int, Callable[[], c.Command]]]:

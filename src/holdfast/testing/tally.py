@@ -14,7 +14,7 @@ from .. import commands as c
 from ..commands import runs as r
 from ..rules.lock_outcomes import Outcome
 from ..rules.record_type import RecordStruct, RecordType
-from ..rules.runs.repository import Book
+from ..rules.runs.repository import RunRepository
 
 REMEMBERED = 4
 """How many requests of a member are remembered, so that a re-send is recognised."""
@@ -165,15 +165,15 @@ class CountRun(r.RunCommand, frozen=True, kw_only=True):
     run: str
     key: str
 
-    def apply(self, book: Book, now: int) -> Outcome:  # noqa: ARG002
+    def apply(self, repo: RunRepository, now: int) -> Outcome:  # noqa: ARG002
         """Decide."""
-        run, tally = book.run(self.run), book.record(TALLY, self.key) or Tally()
+        run, tally = repo.run(self.run), repo.record(TALLY, self.key) or Tally()
         tally = replace(tally, members=(*tally.members, Member(id=self.run, count=1)))
-        book.put_record(TALLY, self.key, tally)
+        repo.put_record(TALLY, self.key, tally)
         if run is None:
-            book.put_record(TALLY, self.key, None)
+            repo.put_record(TALLY, self.key, None)
             return TallyEnded(ended=True)
-        book.save(replace(run, attributes={**run.attributes, "total": tally.total}))
+        repo.save(replace(run, attributes={**run.attributes, "total": tally.total}))
         return Counted(total=tally.total)
 
 
@@ -183,9 +183,9 @@ class ReplaceTally(r.RunCommand, frozen=True, kw_only=True):
     key: str
     note: str
 
-    def apply(self, book: Book, now: int) -> Outcome:  # noqa: ARG002
+    def apply(self, repo: RunRepository, now: int) -> Outcome:  # noqa: ARG002
         """Decide."""
-        book.put_record(TALLY, self.key, Tally(note=self.note))
+        repo.put_record(TALLY, self.key, Tally(note=self.note))
         return Counted(total=0)
 
 

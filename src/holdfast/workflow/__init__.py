@@ -1,1 +1,28 @@
 """Workflows: async functions whose steps are recorded, so that a run survives the process that drives it."""
+
+from .context import ChildHandle, Context, StepInfo, current_step
+from .definition import Retry, Step, Workflow, step, workflow
+from .engine import Engine, RunHandle
+from .limits import Admission, Concurrency, Rate
+from .queries import RunInfo, RunsPage
+from .replay_locks import RunLease
+
+__all__ = [
+    "Admission",
+    "ChildHandle",
+    "Concurrency",
+    "Context",
+    "Engine",
+    "Rate",
+    "Retry",
+    "RunHandle",
+    "RunInfo",
+    "RunLease",
+    "RunsPage",
+    "Step",
+    "StepInfo",
+    "Workflow",
+    "current_step",
+    "step",
+    "workflow",
+]

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ..commands.runs import PostEvent, SeeRun
+from ..commands.runs import PostEvent, ReadRun
 from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs.outcomes import Posted, Refused, RunSeen
-from ..rules.runs.record import Event, NewRun, Run, ended_key, workflow_of
+from ..rules.runs.outcomes import Posted, RunRefused, RunSeen
+from ..rules.runs.record import NewRun, Run, RunEvent, ended_key, workflow_of
 from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
-from .driver_host import Before, Host, Reclaimed
-from .queries import Asking
-from .replay import Code
+from .driver_host import DriverHost, EarlierAttempts, Reclaimed
+from .queries import RunQueries
+from .replay import Replay
 
 RETRY_SECONDS = 0.2
 """How long a command about a child waits that found the store away."""
@@ -33,8 +33,8 @@ class Children:
 
     def __init__(
         self,
-        host: Host,
-        code: Code,
+        host: DriverHost,
+        code: Replay,
         settled: Callable[[], None],
         refused: Callable[[Outcome | HoldfastError], None],
     ) -> None:
@@ -98,13 +98,13 @@ class Children:
             if isinstance(answer, HoldfastError):
                 self._refused(answer)
                 return
-            if isinstance(answer, Refused) or (isinstance(answer, Posted) and not answer.run.living):
+            if isinstance(answer, RunRefused) or (isinstance(answer, Posted) and not answer.run.living):
                 self.gone.add(child)
             self._unanswered -= 1
             self._settled()
 
         if not self._left:
-            self._host.send(PostEvent(run=child, event=Event(kind="cancel", key=key)), answered)
+            self._host.send(PostEvent(run=child, event=RunEvent(kind="cancel", key=key)), answered)
 
     def reclaim(self, new: NewRun) -> None:
         """Look whether an earlier attempt has started this child, and make it ready for this one."""
@@ -135,15 +135,15 @@ class Children:
             self._settled()
 
         if not self._left:
-            self._host.reclaim(code.run.id, new, Before(code.earlier, restarted=code.restarted), answered)
+            self._host.reclaim(code.run.id, new, EarlierAttempts(code.earlier, restarted=code.restarted), answered)
 
 
-def reclaim(asking: Asking, parent: str, new: NewRun, before: Before) -> Flow[Reclaimed]:
+def reclaim(asking: RunQueries, parent: str, new: NewRun, before: EarlierAttempts) -> Flow[Reclaimed]:
     """Make a child ready that an earlier attempt of its parent may have started, or say that it is absent.
 
     Raises what keeps the child from running.
     """
-    outcome, _ = yield from send(SeeRun(run=new.id))
+    outcome, _ = yield from send(ReadRun(run=new.id))
     assert isinstance(outcome, RunSeen)  # noqa: S101
     if outcome.claim is None:
         return "absent"

@@ -16,22 +16,22 @@ from ..runtime.flows import Flow
 from ..runtime.runners import run, run_async
 from ..validation import Duration
 from .definition import Workflow
-from .queries import Asking, RunInfo, RunsPage, checked_timeout, wanted_runs
+from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 T = TypeVar("T")
 
 
-class AsyncQuestions:
+class AsyncRunQueries:
     """What an asynchronous client and an engine can be asked about runs alike."""
 
-    def _ready(self) -> Asking:
+    def _ready(self) -> RunQueries:
         """Who asks; raises when that is closed."""
         raise NotImplementedError
 
     async def _run(self, flow: Flow[T]) -> T:
-        return await run_async(flow, self._ready().client.works.lanes)
+        return await run_async(flow, self._ready().client.runtime.batchers)
 
     async def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
@@ -72,12 +72,12 @@ class AsyncQuestions:
         return await self._run(self._ready().revive(run_id, restart=True))
 
 
-class _Runs:
+class _BaseRuns:
     """What both colours have in common."""
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
-        self._asking = Asking(client, max_bytes=client.max_bytes)
+        self._asking = RunQueries(client, max_bytes=client.max_bytes)
 
     def _start(
         self, workflow: Workflow[Any, Any] | str, input: Any, *, require_definition: bool, **options: Any
@@ -87,7 +87,7 @@ class _Runs:
         return started.run.id
 
 
-class Runs(_Runs):
+class Runs(_BaseRuns):
     """`client.runs` of a synchronous client.
 
     >>> from holdfast import Client
@@ -157,14 +157,14 @@ class Runs(_Runs):
             started = self._asking.start_within(
                 connection, new, workflow=workflow, require_definition=require_definition
             )
-            run(self._asking.look_for_workers_of(started.run), self._client.works.lanes)
+            run(self._asking.look_for_workers_of(started.run), self._client.runtime.batchers)
             return started.run.id
         flow = self._start(workflow, input, **options, require_definition=require_definition)
-        return run(flow, self._client.works.lanes)
+        return run(flow, self._client.runtime.batchers)
 
     def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
-        return run(self._asking.get(run_id), self._client.works.lanes)
+        return run(self._asking.get(run_id), self._client.runtime.batchers)
 
     def list(
         self,
@@ -182,15 +182,15 @@ class Runs(_Runs):
         wanted = wanted_runs(
             status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
         )
-        return run(self._asking.list(wanted, after=after, limit=limit), self._client.works.lanes)
+        return run(self._asking.list(wanted, after=after, limit=limit), self._client.runtime.batchers)
 
     def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a living run."""
-        run(self._asking.signal(run_id, name, payload, idempotency_key), self._client.works.lanes)
+        run(self._asking.signal(run_id, name, payload, idempotency_key), self._client.runtime.batchers)
 
     def cancel(self, run_id: str) -> None:
         """Ask a run to stop."""
-        run(self._asking.cancel(run_id), self._client.works.lanes)
+        run(self._asking.cancel(run_id), self._client.runtime.batchers)
 
     @overload
     def result(self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]) -> O: ...
@@ -201,21 +201,21 @@ class Runs(_Runs):
     ) -> Any:
         """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
         output = Any if workflow is None else workflow.output_type
-        return run(self._asking.result(run_id, output, checked_timeout(timeout)), self._client.works.lanes)
+        return run(self._asking.result(run_id, output, checked_timeout(timeout)), self._client.runtime.batchers)
 
     def retry(self, run_id: str) -> RunInfo:
         """Let a run that failed go on from the step that failed it."""
-        return run(self._asking.revive(run_id, restart=False), self._client.works.lanes)
+        return run(self._asking.revive(run_id, restart=False), self._client.runtime.batchers)
 
     def restart(self, run_id: str) -> RunInfo:
         """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
-        return run(self._asking.revive(run_id, restart=True), self._client.works.lanes)
+        return run(self._asking.revive(run_id, restart=True), self._client.runtime.batchers)
 
 
-class AsyncRuns(_Runs, AsyncQuestions):
+class AsyncRuns(_BaseRuns, AsyncRunQueries):
     """`client.runs` of an asynchronous client."""
 
-    def _ready(self) -> Asking:
+    def _ready(self) -> RunQueries:
         return self._asking
 
     @overload

@@ -21,14 +21,14 @@ from ..runtime.codec import decode_value, encode_value
 from ..state.compare_and_swap import Decide
 from ..validation import Duration, checked_key, seconds
 from .attempts import marked
-from .context_locks import Locking
+from .context_locks import ContextLocks
 from .context_state import RunStates
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
 from .start import checked_attributes
 
 if TYPE_CHECKING:
-    from .replay import Code
+    from .replay import Replay
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -118,10 +118,10 @@ class ChildHandle(Generic[O]):
         return value
 
 
-class Context(Locking):
+class Context(ContextLocks):
     """The context of one run."""
 
-    def __init__(self, code: Code, *, seed: str) -> None:
+    def __init__(self, code: Replay, *, seed: str) -> None:
         self._code = code
         self._counts: dict[str, int] = {}
         self._unfit: dict[str, InvalidValue] = {}  # signals that were taken and could not be read, by name
@@ -403,13 +403,13 @@ class Context(Locking):
 class ReplayLogger(logging.LoggerAdapter[logging.Logger]):
     """Logs what happens, once: it is silent while a history is replayed."""
 
-    def __init__(self, logger: logging.Logger, code: Code) -> None:
+    def __init__(self, logger: logging.Logger, code: Replay) -> None:
         super().__init__(logger, {"run_id": code.run.id})
         self._code = code
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802  (the name is logging's)
         """Whether this would be logged now."""
-        told = self._code.replaying and self._code.run.lives > 1  # by an earlier life
+        told = self._code.replaying and self._code.run.claims > 1  # by an earlier life
         return not told and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:

@@ -12,16 +12,16 @@ from ..locks.rwlock import ALL
 from ..rules.lock_record import Kind
 from ..runtime.misuse import AsyncOnly
 from ..validation import Duration, checked_count, checked_key, checked_ttl
-from .replay_locks import Block, RunLease
+from .replay_locks import RunLease, RunLockScope
 
 if TYPE_CHECKING:
-    from .replay import Code
+    from .replay import Replay
 
 Scope = Literal["workflow", "execution", "global"]
 SCOPES: tuple[Scope, ...] = ("workflow", "execution", "global")
 
 
-def scoped(code: Code, key: str, scope: Scope) -> str:
+def scoped(code: Replay, key: str, scope: Scope) -> str:
     """The key of a lock of this scope, as it is stored."""
     checked_key(key)
     if scope == "global":
@@ -35,15 +35,15 @@ def scoped(code: Code, key: str, scope: Scope) -> str:
     return checked_key(f"{scope}/{owner.replace('%', '%25').replace('/', '%2F')}/{key}")
 
 
-class RunLock(AsyncOnly):
+class ContextLock(AsyncOnly):
     """A lock that is taken by a run, at the beginning of an `async with`, and given back at its end."""
 
     def __init__(
         self,
-        code: Code,
+        code: Replay,
         key: str,
         *,
-        kind: Kind = "item",
+        kind: Kind = "mutex",
         permits: int = 1,
         weight: int = 1,
         lease: Duration | None = None,
@@ -51,44 +51,44 @@ class RunLock(AsyncOnly):
         self.key = key
         self._code, self._kind, self._permits, self._weight = code, kind, permits, weight
         self._ttl = None if lease is None else checked_ttl(lease, what="lease")
-        self._inside: dict[asyncio.Task[Any] | None, list[Block]] = {}
+        self._inside: dict[asyncio.Task[Any] | None, list[RunLockScope]] = {}
 
     async def __aenter__(self) -> RunLease:
-        place = await self._code.belongings.take(
+        place = await self._code.replay_locks.take(
             key=self.key, kind=self._kind, permits=self._permits, weight=self._weight, ttl=self._ttl
         )
         lease = place.future.result()
-        self._inside.setdefault(asyncio.current_task(), []).append(Block(place, lease))
+        self._inside.setdefault(asyncio.current_task(), []).append(RunLockScope(place, lease))
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         block = self._inside[asyncio.current_task()].pop()
-        self._code.belongings.give(block.place)
+        self._code.replay_locks.give(block.place)
         block.leave(error)
 
 
-class RunReadWriteLock:
+class ContextReadWriteLock:
     """Two sides of one key: many readers or one writer, in order of arrival."""
 
-    def __init__(self, code: Code, key: str, *, lease: Duration | None = None) -> None:
+    def __init__(self, code: Replay, key: str, *, lease: Duration | None = None) -> None:
         self.key = key
         self._code, self._lease = code, lease
 
-    def read(self) -> RunLock:
+    def read(self) -> ContextLock:
         """The side that many may have at a time."""
-        return RunLock(self._code, self.key, kind="rw", permits=ALL, weight=1, lease=self._lease)
+        return ContextLock(self._code, self.key, kind="rw", permits=ALL, weight=1, lease=self._lease)
 
-    def write(self) -> RunLock:
+    def write(self) -> ContextLock:
         """The side that one has alone."""
-        return RunLock(self._code, self.key, kind="rw", permits=ALL, weight=ALL, lease=self._lease)
+        return ContextLock(self._code, self.key, kind="rw", permits=ALL, weight=ALL, lease=self._lease)
 
 
-class RunLockSet(AsyncOnly):
+class ContextLockSet(AsyncOnly):
     """Several locks, taken one after the other in the order of their keys, whatever order they were named in."""
 
-    def __init__(self, locks: dict[str, RunLock]) -> None:
+    def __init__(self, locks: dict[str, ContextLock]) -> None:
         self._locks = locks
         self._inside: dict[asyncio.Task[Any] | None, list[AsyncExitStack]] = {}
 
@@ -104,12 +104,12 @@ class RunLockSet(AsyncOnly):
         return await self._inside[asyncio.current_task()].pop().__aexit__(kind, error, traceback)
 
 
-class Locking:
+class ContextLocks:
     """The part of a context that makes locks."""
 
-    _code: Code
+    _code: Replay
 
-    def mutex(self, key: str, *, scope: Scope = "workflow", lease: Duration | None = None) -> RunLock:
+    def mutex(self, key: str, *, scope: Scope = "workflow", lease: Duration | None = None) -> ContextLock:
         """A lock that one run has at a time: `async with ctx.mutex("account-42") as lease`.
 
         `scope` says who meets at the key: all runs of this `workflow`, this run and its children (`execution`), or
@@ -117,11 +117,13 @@ class Locking:
         crashes and days of sleep. With `lease=` it also ends so long after it was last renewed, which is done while the
         run is driven; then the block is left with `LeaseLost`.
         """
-        return RunLock(self._code, scoped(self._code, key, scope), lease=lease)
+        return ContextLock(self._code, scoped(self._code, key, scope), lease=lease)
 
-    def semaphore(self, key: str, *, permits: int, scope: Scope = "workflow", lease: Duration | None = None) -> RunLock:
+    def semaphore(
+        self, key: str, *, permits: int, scope: Scope = "workflow", lease: Duration | None = None
+    ) -> ContextLock:
         """A lock that as many runs have at a time as it has permits."""
-        return RunLock(
+        return ContextLock(
             self._code,
             scoped(self._code, key, scope),
             kind="semaphore",
@@ -129,15 +131,15 @@ class Locking:
             lease=lease,
         )
 
-    def rwlock(self, key: str, *, scope: Scope = "workflow", lease: Duration | None = None) -> RunReadWriteLock:
+    def rwlock(self, key: str, *, scope: Scope = "workflow", lease: Duration | None = None) -> ContextReadWriteLock:
         """A lock with two sides: `async with ctx.rwlock("doc-7").read()`, or `.write()`."""
-        return RunReadWriteLock(self._code, scoped(self._code, key, scope), lease=lease)
+        return ContextReadWriteLock(self._code, scoped(self._code, key, scope), lease=lease)
 
-    def locks(self, *keys: str, scope: Scope = "workflow", lease: Duration | None = None) -> RunLockSet:
+    def locks(self, *keys: str, scope: Scope = "workflow", lease: Duration | None = None) -> ContextLockSet:
         """Several mutexes at once, always taken in one order, so that two runs cannot wait for each other.
 
         `async with ctx.locks("a", "b") as leases` gives a lease for each key.
         """
         if not keys:
             raise InvalidOption('ctx.locks needs the keys to lock: ctx.locks("a", "b")')
-        return RunLockSet({key: self.mutex(key, scope=scope, lease=lease) for key in keys})
+        return ContextLockSet({key: self.mutex(key, scope=scope, lease=lease) for key in keys})

@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..rules.slot import Address
 from ..state.atomic import NOTHING, AsyncState, SyncState
 from ..state.compare_and_swap import Decide
-from ..state.pending_writes import Link
+from ..state.pending_writes import PendingValue
 from ..validation import checked_key
 
 if TYPE_CHECKING:
-    from .replay import Code
+    from .replay import Replay
 
 T = TypeVar("T")
 A = TypeVar("A")
 
 Change = Callable[[str, Address, Decide[Any], Any], Awaitable[Any]]
 """Changes a slot, or looks at it, as a step: by what name, where, how, and the type of what comes of it."""
-UNWRITTEN = Link("", 0, None, fresh=True)
+UNWRITTEN = PendingValue("", 0, None, fresh=True)
 
 
 class RunStates:
     """The states of one run, by scope."""
 
-    def __init__(self, code: Code, change: Change) -> None:
+    def __init__(self, code: Replay, change: Change) -> None:
         self._code, self._change = code, change
-        self._session: dict[str, Link] = {}
+        self._session: dict[str, PendingValue] = {}
 
     def workflow(self, key: str, initial: Any = NOTHING, *, type: Any = None) -> RunState[Any]:
         """The slot that all runs of this workflow share; outside, `client.state.workflow(name, key)`."""
@@ -53,7 +53,7 @@ class RunStates:
 class RunState(AsyncState[T]):
     """A slot, changed from within a run: each call is a step, and its change is made exactly once."""
 
-    def __init__(self, code: Code, change: Change, address: Address, *, initial: object, type: Any) -> None:
+    def __init__(self, code: Replay, change: Change, address: Address, *, initial: object, type: Any) -> None:
         self._change = change
         super().__init__(address, initial=initial, type=type, max_bytes=code.max_bytes)
 
@@ -66,7 +66,7 @@ class RunState(AsyncState[T]):
 class SessionState(SyncState[T]):
     """A value of one run, in its workflow's memory."""
 
-    def __init__(self, code: Code, key: str, values: dict[str, Link], *, initial: object, type: Any) -> None:
+    def __init__(self, code: Replay, key: str, values: dict[str, PendingValue], *, initial: object, type: Any) -> None:
         self._code, self._values = code, values
         super().__init__(("execution", code.run.id, key), initial=initial, type=type, max_bytes=code.max_bytes)
 
@@ -75,5 +75,5 @@ class SessionState(SyncState[T]):
         before = self._values.get(self.key, UNWRITTEN)
         change, answer = decide(before)
         if change is not None:
-            self._values[self.key] = Link("", before.version + 1, change.value, fresh=True)
+            self._values[self.key] = PendingValue("", before.version + 1, change.value, fresh=True)
         return answer

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import msgspec
 
 from ..commands import Command, Inspect
-from ..commands.runs import PostEvent, SeeRun
-from ..rules.lock_outcomes import Outcome, Seen
+from ..commands.runs import PostEvent, ReadRun
+from ..rules.lock_outcomes import LockSeen, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs.lock_requests import asker_of, attempt_of
 from ..rules.runs.outcomes import Posted, RunSeen
-from ..rules.runs.record import Event, Run
+from ..rules.runs.record import Run, RunEvent
 
 MOST_RUNS = 1_000
 """A circle of more is not looked for."""
@@ -31,7 +31,7 @@ MOST_TOLD = 10
 Asking = Callable[[Command], Awaitable[Outcome]]
 
 
-class Wait(NamedTuple):
+class RunWait(NamedTuple):
     """What a stuck run waits for, and the runs that are in its way; None: somebody else is, or time.
 
     A lock, by its key and the number of the ask; or the end of a child, which has no number.
@@ -49,10 +49,10 @@ class Graph(NamedTuple):
 
     runs: dict[str, Run]
     locks: dict[str, LockRecord]
-    waits: dict[str, list[Wait]]
+    waits: dict[str, list[RunWait]]
 
 
-class Found(NamedTuple):
+class CycleFound(NamedTuple):
     """A circle: who was told of it, whether that is news, and from whom the next one is to be looked for."""
 
     told: str
@@ -60,7 +60,7 @@ class Found(NamedTuple):
     again: list[str]
 
 
-async def resolve(ask: Asking, run: str) -> Found | None:
+async def resolve(ask: Asking, run: str) -> CycleFound | None:
     """Look for a circle that keeps this run from going on, and tell the youngest who waits for a lock there."""
     graph = await _read(ask, run)
     if graph is None or await _read(ask, run) != graph:
@@ -71,15 +71,15 @@ async def resolve(ask: Asking, run: str) -> Found | None:
         return None
     victim = max(asking, key=lambda wait: (wait.run.created_at, wait.run.id, wait.number))
     payload = msgspec.json.encode(_told(circle, victim)).decode()
-    event = Event(
+    event = RunEvent(
         kind="deadlock", name=str(victim.number), payload=payload, key=f"deadlock/{victim.number}/{victim.since}"
     )
     posted = await ask(PostEvent(run=victim.run.id, event=event))
     again = [run] if run != victim.run.id else sorted({name for wait in graph.waits[run] for name in wait.behind or ()})
-    return Found(victim.run.id, isinstance(posted, Posted) and posted.fresh, again)
+    return CycleFound(victim.run.id, isinstance(posted, Posted) and posted.fresh, again)
 
 
-def circle_of(graph: Graph) -> list[Wait]:
+def circle_of(graph: Graph) -> list[RunWait]:
     """The waits of some who wait for each other, and for nobody else: who waits behind them can go on after them.
 
     Everybody waits for somebody here. Whoever begins the last of the walks against the waiting that go through all of
@@ -100,12 +100,12 @@ def circle_of(graph: Graph) -> list[Wait]:
     return [wait for name in ahead if name in circle for wait in graph.waits[name]]
 
 
-def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[Wait]:
+def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[RunWait]:
     """What a stuck run waits for, and who is in its way: the holders; those before it, where there would be room."""
     if not _is_stuck(run) or run.stuck is None:
         return []
     youngest_first = reversed(run.stuck.children)  # if one has been told, it is the youngest
-    found = [Wait(run, child, None, 0, frozenset([child])) for child in youngest_first]
+    found = [RunWait(run, child, None, 0, frozenset([child])) for child in youngest_first]
     for number, key in run.locks:
         record, attempt = locks.get(key, EMPTY), attempt_of(run.id, number)
         ids = [waiter.id for waiter in record.waiters]
@@ -118,13 +118,13 @@ def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[Wait]:
             place = ids.index(attempt)
             weight, since = record.waiters[place].weight, record.waiters[place].since
         else:
-            return [Wait(run, key, number, 0, None)]  # it was taken from the run, which will be told
+            return [RunWait(run, key, number, 0, None)]  # it was taken from the run, which will be told
         room = record.permits - sum(holder.weight for holder in record.holders)
         ahead = [holder.id for holder in record.holders] + (ids[:place] if weight <= room else [])
         askers = [asker_of(one) for one in ahead]
         known = frozenset(asker[0] for asker in askers if asker is not None)
         behind = None if record.closed_until or None in askers else known
-        found.append(Wait(run, key, number, since, behind))
+        found.append(RunWait(run, key, number, since, behind))
     return found
 
 
@@ -138,7 +138,7 @@ def _reach(met: set[str], ways: Mapping[str, Iterable[str]], first: str) -> None
             left += ways[name]
 
 
-def _told(circle: list[Wait], victim: Wait) -> str:
+def _told(circle: list[RunWait], victim: RunWait) -> str:
     """Who has what and waits for what: whom it is told to first of all, and then whoever is in the way."""
     waited = {(wait.run.id, wait.what) for wait in circle if wait.number}
     told = []
@@ -160,14 +160,14 @@ async def _read(ask: Asking, run: str) -> Graph | None:
             return None
         names, left = left[:at_once], left[at_once:]
         at_once *= 4  # most often one of the first few can go on
-        seen = await asyncio.gather(*(ask(SeeRun(run=name)) for name in names))
+        seen = await asyncio.gather(*(ask(ReadRun(run=name)) for name in names))
         runs = [one.claim.run for one in seen if isinstance(one, RunSeen) and one.claim is not None]
         if len(runs) < len(names) or not all(_is_stuck(one) for one in runs):
             return None
         keys = sorted({key for one in runs for _, key in one.locks} - graph.locks.keys())
         looks = await asyncio.gather(*(ask(Inspect(key=key)) for key in keys))
         for key, look in zip(keys, looks, strict=True):
-            if isinstance(look, Seen) and look.record is not None:
+            if isinstance(look, LockSeen) and look.record is not None:
                 graph.locks[key] = look.record
         behind = dict.fromkeys(left)
         for one in runs:

@@ -22,22 +22,22 @@ from ..commands.runs import RecordRun
 from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, StoreUnavailable, WorkflowFailed
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs.outcomes import Claim, Recorded, Refused
-from ..rules.runs.record import End, Event, Finish, NewRun, Park, Run, Then, workflow_of
+from ..rules.runs.outcomes import Claim, Recorded, RunRefused
+from ..rules.runs.record import End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
 from .children import Barrier, Children
 from .context import SlotWork, StepCall
 from .definition import Workflow
-from .driver_host import Host
-from .driver_locks import Holding, Make
-from .driver_state import Slots
+from .driver_host import DriverHost
+from .driver_locks import DriverLocks, Make
+from .driver_state import DriverState
 from .failures import failure_of, is_one_of, refusal_in
 from .limits import exceeded
 from .pause import Pause, pause_of
 from .queries import RESTART
-from .replay import OF_LOCKS, Code
-from .step_runner import Steps, Transacted
+from .replay import OF_LOCKS, Replay
+from .step_runner import StepRunner, TransactionResult
 
 RETRY_SECONDS = 0.2
 """How long a record waits that found the store away."""
@@ -51,18 +51,18 @@ Delivery = Callable[[], None]
 class Driver:
     """One run in the hands of this process."""
 
-    def __init__(self, host: Host, workflow: Workflow[Any, Any], claim: Claim) -> None:
+    def __init__(self, host: DriverHost, workflow: Workflow[Any, Any], claim: Claim) -> None:
         self.host, self.workflow = host, workflow
         self.run: Run = claim.run
         self.left: Leaving | None = None
-        self.end: Then | None = None
+        self.end: Ending | None = None
         self.idle_since = host.now()
         self.finished = asyncio.Event()
         self.rested = asyncio.Event()
-        self._code = Code(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
-        self._steps = Steps(host, claim.run.id, self._step_reported, self._flush)
-        self._slots = Slots(host, self._steps)
-        self._holding = Holding(host, claim.run, self._deliver_made, self._advance)
+        self._code = Replay(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
+        self._steps = StepRunner(host, claim.run.id, self._step_reported, self._flush)
+        self._slots = DriverState(host, self._steps)
+        self._driver_locks = DriverLocks(host, claim.run, self._deliver_made, self._advance)
         self._sent = 0.0  # when the record that is under way was sent
         # The events that it had seen when it last said that it is stuck; -1: it did not say so.
         self._stuck_at = -1 if claim.run.stuck is None else claim.run.stuck.seen
@@ -91,7 +91,7 @@ class Driver:
 
     def begin(self, claim: Claim) -> None:
         """Replay the history, and go on from there."""
-        self._holding.belongings = self._code.belongings
+        self._driver_locks.replay_locks = self._code.replay_locks
         try:
             self._pause = pause_of(claim.entries)
         except Exception as error:  # as below
@@ -108,7 +108,7 @@ class Driver:
         self._busy = False
         self._advance()
 
-    def _replay(self, entries: tuple[str, ...], events: tuple[Event, ...]) -> None:
+    def _replay(self, entries: tuple[str, ...], events: tuple[RunEvent, ...]) -> None:
         code = self._code
         if self.end is None:
             try:
@@ -116,9 +116,9 @@ class Driver:
             except Exception as error:  # whatever it is: the run has failed, and is not left in the air
                 self._fail(error)
         code.replaying = False
-        self._holding.belongings = code.belongings
+        self._driver_locks.replay_locks = code.replay_locks
         if self.end is None:
-            self._holding.begin(self._claim.held, self._claim.events)
+            self._driver_locks.begin(self._claim.held, self._claim.events)
         if code.after_others:
             wanted, code.unstarted = code.unstarted, []
             for new in wanted:
@@ -136,7 +136,7 @@ class Driver:
         self._delivered += 1
         self._replay((*claim.entries, begun), claim.events)
 
-    def hear(self, events: tuple[Event, ...]) -> None:
+    def hear(self, events: tuple[RunEvent, ...]) -> None:
         """Take note of events."""
         for event in events:
             if event.number > self._seen:
@@ -144,7 +144,7 @@ class Driver:
                 if self._pause is not None:
                     self._claim = replace(self._claim, events=(*self._claim.events, event))
                 if event.kind in OF_LOCKS:
-                    self._holding.hear(event)
+                    self._driver_locks.hear(event)
                 else:
                     self._code.hear([event])
         self._advance()
@@ -206,7 +206,7 @@ class Driver:
     @property
     def can_park(self) -> bool:
         """Whether nothing is under way here, and it has no lock with a lease: such a run stays where it is."""
-        return self.idle and not self._holding.leased
+        return self.idle and not self._driver_locks.leased
 
     def park(self) -> None:
         """Leave the run to nobody until something is due, if it can be parked."""
@@ -234,7 +234,7 @@ class Driver:
         self._children.leave()
         self._backlog.clear()
         self._transactions.clear()
-        self._holding.leave()
+        self._driver_locks.leave()
         self._code.over = True
         self.host.later(0, self._code.leave)  # in a callback of its own: the workflow's loop runs in no task
         self.rested.set()
@@ -409,7 +409,7 @@ class Driver:
             if deadline is not None and again_at >= deadline:  # its time is for all its attempts together
                 self.end = Finish("timed_out", j.write_failure(failure))
                 return
-            self._code.belongings.give_all()
+            self._code.replay_locks.give_all()
             children = self._code.children
             entry = j.BegunAgain(at=now, again_at=again_at, error=failure, children=children)
             self.noted(entry)
@@ -432,7 +432,7 @@ class Driver:
         self._children.give_up(stored_with=dict.fromkeys(children, (0, self._writing)))
         self._floor = 0
         self._code.unstarted.clear()
-        self._code.belongings.asks.clear()  # what it has ends with it
+        self._code.replay_locks.lock_requests.clear()  # what it has ends with it
         self._code.attributes = None
         self.end = Finish("failed", j.write_failure(failure_of(error)))
 
@@ -512,9 +512,9 @@ class Driver:
             carry_out(call, record, self._transacted)
         except Exception as error:  # there is no thread for it, perhaps: it is tried again
             _log.warning("the step %s of the run %s could not begin: %s", call.id, self.run.id, error)
-            self._transacted(call, Transacted(None, None))
+            self._transacted(call, TransactionResult(None, None))
 
-    def _transacted(self, call: StepCall, result: Transacted) -> None:
+    def _transacted(self, call: StepCall, result: TransactionResult) -> None:
         """A transaction is over: what it recorded is delivered, what it raised counts as a failed attempt."""
         self._busy = False
         if self.left is not None:
@@ -540,11 +540,17 @@ class Driver:
 
     def _wants_record(self) -> bool:
         code = self._code
-        if self._fresh or code.unstarted or code.belongings.asks or code.attributes is not None or self._ends:
+        if (
+            self._fresh
+            or code.unstarted
+            or code.replay_locks.lock_requests
+            or code.attributes is not None
+            or self._ends
+        ):
             return True
         if self._looks_for > self._looked or self._looks > self._looked_for:
             return True
-        return bool(code.belongings.places) and self._stuck_at != self._seen and self._stuck() is not None
+        return bool(code.replay_locks.places) and self._stuck_at != self._seen and self._stuck() is not None
 
     @property
     def _looks_for(self) -> int:
@@ -594,9 +600,9 @@ class Driver:
         entries, self._fresh = tuple(self._fresh), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None
-        asks = tuple(code.belongings.asks.values())
-        code.belongings.asks.clear()
-        self._holding.given(asks)
+        lock_requests = tuple(code.replay_locks.lock_requests.values())
+        code.replay_locks.lock_requests.clear()
+        self._driver_locks.given(lock_requests)
         self._sent = elapsed()
         self._writing, self._looking = code.writes, self._looks_for
         self._looked_for = self._looks
@@ -610,7 +616,7 @@ class Driver:
             then=then,
             children=children,
             attributes=attributes,
-            asks=asks,
+            lock_requests=lock_requests,
             stuck=self._stuck(),
         )
         self._stuck_at = -1 if self._recording.stuck is None else self._seen
@@ -627,8 +633,8 @@ class Driver:
         A run that has only just joined a queue, and has nothing else, cannot be a part of a deadlock.
         """
         known = dict(self.run.locks)
-        joined = {ask.number for ask in command.asks if not ask.give and ask.number not in known}
-        places = self._code.belongings.places
+        joined = {ask.number for ask in command.lock_requests if not ask.give and ask.number not in known}
+        places = self._code.replay_locks.places
         return bool(places and self.run.parent) or not joined.issuperset(places)
 
     def _answered(self, answer: Outcome | HoldfastError) -> None:
@@ -644,7 +650,7 @@ class Driver:
             self._refused(answer)
 
     def _refused(self, answer: Outcome | HoldfastError) -> None:
-        holder = answer.holder if isinstance(answer, Refused) else ""
+        holder = answer.holder if isinstance(answer, RunRefused) else ""
         reason = str(answer) if isinstance(answer, HoldfastError) else "another worker drives it, or it has ended"
         self.host.emit("run_refused", run=self.run.id, workflow=self.workflow.type, reason=reason, holder=holder)
         self.leave("refused")
@@ -674,7 +680,7 @@ class Driver:
         for child, verdict in answer.limited.items():
             workflow = next((new.type for new in command.children if new.id == child), child)
             self._code.refuse_child(child, exceeded(workflow_of(workflow), verdict))
-        self._holding.said(answer.said, self._sent)
+        self._driver_locks.answers(answer.answers, self._sent)
         if command.stuck is not None and self._may_be_waited_for(command):
             self.host.stuck(self.run.id)
         self.hear(answer.events)

@@ -12,32 +12,32 @@ from ..commands.runs import RecordRun
 from ..errors import HoldfastError
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.record import NewRun
-from ..runtime.grant import Held
+from ..runtime.grant import LocalGrant
 
 if TYPE_CHECKING:
     from .context import StepCall
     from .driver import Driver
-    from .driver_state import Turns
+    from .driver_state import SlotTurns
 
 Answer = Callable[[Outcome | HoldfastError], None]
 Reclaimed = Literal["absent", "ready"]
 """Whether a child that an earlier attempt may have started is to be started, or is there for this attempt."""
 
 
-class Before(NamedTuple):
+class EarlierAttempts(NamedTuple):
     """What was before an attempt: events up to this number, and whether a history that a restart has removed."""
 
     events: int
     restarted: bool
 
 
-class Host(Protocol):
+class DriverHost(Protocol):
     """The worker, as its drivers see it. Everything happens on its event loop."""
 
     max_bytes: int
     transactional: bool
     """Whether the store's database can have the user's own writes in the same transaction."""
-    turns: Turns
+    turns: SlotTurns
     """Which run may change a state slot."""
 
     def now(self) -> int:
@@ -72,15 +72,15 @@ class Host(Protocol):
         """Tell the outside."""
 
     def reclaim(
-        self, parent: str, new: NewRun, before: Before, answer: Callable[[Reclaimed | HoldfastError], None]
+        self, parent: str, new: NewRun, before: EarlierAttempts, answer: Callable[[Reclaimed | HoldfastError], None]
     ) -> None:
         """Make a child ready that an earlier attempt of its parent may have started; see `children.reclaim`."""
 
     def child_started(self, new: NewRun) -> None:
         """A child was started: emit an event if no living worker knows its workflow."""
 
-    def renew(self, held: Held, keeper: object) -> Callable[[], None]:
-        """Renew a lock of a run from now on, as long as `keeper` is there. What is returned ends that."""
+    def renew(self, held: LocalGrant, heartbeats: object) -> Callable[[], None]:
+        """Renew a lock of a run from now on, as long as `heartbeats` is there. What is returned ends that."""
 
     def elsewhere(self, call: Callable[[], None]) -> None:
         """Call this on the event loop; for those who are on another thread."""

@@ -16,18 +16,18 @@ from ..commands import Renew
 from ..errors import HoldfastError, StoreUnavailable
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome, Renewed
-from ..rules.runs.lock_requests import Ask, Said, attempt_of
-from ..rules.runs.record import Event, Run
-from ..runtime.grant import Held
+from ..rules.runs.lock_requests import LockAnswer, LockRequest, attempt_of
+from ..rules.runs.record import Run, RunEvent
+from ..runtime.grant import LocalGrant
 from . import journal as j
-from .driver_host import Host
-from .replay_locks import Belongings, Place
+from .driver_host import DriverHost
+from .replay_locks import PendingLock, ReplayLocks
 
 RETRY_SECONDS = 0.2
 """How long the first renewal of a lock waits that found the store away, and an ask of which nothing is known."""
 
 _KINDS = {
-    "item": "a mutex",
+    "mutex": "a mutex",
     "semaphore": "a semaphore",
     "rw": "a read-write lock",
     "hold": "a hold",
@@ -38,30 +38,30 @@ Make = Callable[[], j.AnyEntry | None]
 """Makes what is to be delivered, at the moment when it can be; None: it is too late for it."""
 
 
-class Holding:
+class DriverLocks:
     """The locks of one run, for its driver. What is to be delivered goes through `deliver`, in its order."""
 
     def __init__(
-        self, host: Host, run: Run, deliver: Callable[[Sequence[Make]], None], again: Callable[[], None]
+        self, host: DriverHost, run: Run, deliver: Callable[[Sequence[Make]], None], again: Callable[[], None]
     ) -> None:
         self._host, self._run, self._deliver, self._again = host, run, deliver, again
         self._renewed: dict[int, Callable[[], None]] = {}  # how to end the renewal of each
         self._left = False
-        self.belongings: Belongings
+        self.replay_locks: ReplayLocks
 
     @property
     def leased(self) -> bool:
         """Whether it has a lock that must be renewed."""
         return any(
             place.ask.ttl is not None and place.lease is not None and not place.lease.lost
-            for place in self.belongings.places.values()
+            for place in self.replay_locks.places.values()
         )
 
-    def begin(self, held: Sequence[tuple[int, int]], events: Sequence[Event]) -> None:
+    def begin(self, held: Sequence[tuple[int, int]], events: Sequence[RunEvent]) -> None:
         """After a replay: tell what is lost, and ask for what is waited for, by the same numbers as before."""
         tokens = dict(held)
-        self.belongings.replayed(self._run.locks)
-        for number, place in self.belongings.places.items():
+        self.replay_locks.replayed(self._run.locks)
+        for number, place in self.replay_locks.places.items():
             if place.lease is None or place.lease.lost:
                 continue
             if tokens.get(number) != place.lease.token:
@@ -72,23 +72,23 @@ class Holding:
             if event.kind == "deadlock":
                 self.hear(event)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: RunEvent) -> None:
         """Something is to be known of a lock. It is offered, or the run is in a circle: ask again. It is lost: look."""
-        place = self.belongings.places.get(int(event.name))
+        place = self.replay_locks.places.get(int(event.name))
         if place is None:
             return
         if place.waits:
             if event.kind == "deadlock":
                 place.deadlock = event.payload
-            self.belongings.asks[place.ask.number] = place.ask
+            self.replay_locks.lock_requests[place.ask.number] = place.ask
         elif place.lease is not None and not place.lease.lost and event.kind == "lock":
             self._look(place)
 
-    def said(self, said: Sequence[Said], sent: float) -> None:
+    def answers(self, answers: Sequence[LockAnswer], sent: float) -> None:
         """The store has answered asks that were sent at that moment."""
         made: list[Make] = []
-        for one in said:
-            place = self.belongings.places.get(one.number)
+        for one in answers:
+            place = self.replay_locks.places.get(one.number)
             if place is None or not place.waits:
                 continue
             if one.what == "unknown":
@@ -106,34 +106,34 @@ class Holding:
             stop()
         self._renewed.clear()
 
-    def given(self, asks: Sequence[Ask]) -> None:
+    def given(self, lock_requests: Sequence[LockRequest]) -> None:
         """These are being given back: they are not kept any more."""
-        for one in asks:
+        for one in lock_requests:
             if one.give and (stop := self._renewed.pop(one.number, None)) is not None:
                 stop()
 
-    def _ask_again(self, place: Place) -> None:
-        if not self._left and place.waits and self.belongings.places.get(place.ask.number) is place:
-            self.belongings.asks[place.ask.number] = place.ask
+    def _ask_again(self, place: PendingLock) -> None:
+        if not self._left and place.waits and self.replay_locks.places.get(place.ask.number) is place:
+            self.replay_locks.lock_requests[place.ask.number] = place.ask
             self._again()
 
-    def _granted(self, place: Place, said: Said, sent: float) -> j.AnyEntry | None:
+    def _granted(self, place: PendingLock, answers: LockAnswer, sent: float) -> j.AnyEntry | None:
         if not place.waits:
             return None
         if place.ask.ttl is not None:
-            self._keep(place, said.token, said.floor, sent)
+            self._keep(place, answers.token, answers.floor, sent)
         return j.LockGranted(
-            at=self._host.now(), number=said.number, key=place.ask.key, token=said.token, floor=said.floor
+            at=self._host.now(), number=answers.number, key=place.ask.key, token=answers.token, floor=answers.floor
         )
 
-    def _refused(self, place: Place, said: Said) -> j.AnyEntry | None:
+    def _refused(self, place: PendingLock, answers: LockAnswer) -> j.AnyEntry | None:
         if not place.waits:
             return None
         ask = place.ask
-        if said.what == "mismatch":
-            detail = f"{_KINDS.get(said.found, said.found)}, and not {_KINDS[ask.kind]}"
+        if answers.what == "mismatch":
+            detail = f"{_KINDS.get(answers.found, answers.found)}, and not {_KINDS[ask.kind]}"
             return j.LockRefused(at=self._host.now(), number=ask.number, why="mismatch", detail=detail)
-        if said.what == "too_heavy":
+        if answers.what == "too_heavy":
             detail = f"{ask.weight} of {ask.permits} permits were asked for"
             return j.LockRefused(at=self._host.now(), number=ask.number, why="too_heavy", detail=detail)
         detail = msgspec.json.decode(place.deadlock, type=str)
@@ -141,11 +141,11 @@ class Holding:
 
     # -- leases -----------------------------------------------------------------------------------------
 
-    def _keep(self, place: Place, token: int, floor: int, sent: float) -> None:
+    def _keep(self, place: PendingLock, token: int, floor: int, sent: float) -> None:
         """Have it renewed from now on."""
         ask = place.ask
         assert ask.ttl is not None  # noqa: S101
-        held = Held(
+        held = LocalGrant(
             key=ask.key,
             id=attempt_of(self._run.id, ask.number),
             owner=f"run {self._run.id}",
@@ -157,7 +157,7 @@ class Holding:
         )
         this = weakref.ref(self)
 
-        def over(held: Held) -> None:
+        def over(held: LocalGrant) -> None:
             holding = this()
             if holding is not None and held.state == "lost":
                 holding._host.elsewhere(partial(holding._lost, place))  # noqa: SLF001
@@ -165,15 +165,15 @@ class Holding:
         held.when_over(over)
         self._renewed[ask.number] = self._host.renew(held, self)
 
-    def _look(self, place: Place) -> None:
+    def _look(self, place: PendingLock) -> None:
         """See whether the run still has it; and one with a lease, of which nobody here knows how long, is renewed."""
         ask, lease = place.ask, place.lease
-        if self._left or lease is None or self.belongings.places.get(ask.number) is not place:
+        if self._left or lease is None or self.replay_locks.places.get(ask.number) is not place:
             return
         sent = elapsed()
 
         def answered(outcome: Outcome | HoldfastError) -> None:
-            if self._left or self.belongings.places.get(ask.number) is not place:
+            if self._left or self.replay_locks.places.get(ask.number) is not place:
                 return
             if isinstance(outcome, Renewed):
                 if ask.ttl is not None and ask.number not in self._renewed:
@@ -186,7 +186,7 @@ class Holding:
         command = Renew(key=ask.key, id=attempt_of(self._run.id, ask.number), token=lease.token, ttl=ask.ttl)
         self._host.send(command, answered)
 
-    def _lost(self, place: Place) -> None:
+    def _lost(self, place: PendingLock) -> None:
         self._renewed.pop(place.ask.number, None)
-        if not self._left and self.belongings.places.get(place.ask.number) is place:
+        if not self._left and self.replay_locks.places.get(place.ask.number) is place:
             self._deliver([lambda: j.LockLost(at=self._host.now(), number=place.ask.number)])

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
 from ..commands.runs import CountRuns
-from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowTypeNotRegisteredError
+from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowNotRegistered
 from ..events import Events
 from ..observe import LoggingSink
 from ..platform import elapsed
-from ..rules.runs.outcomes import Census, Claim, Started
+from ..rules.runs.outcomes import Claim, RunCounts, Started
 from ..rules.runs.record import Scalar, Status
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow, send
@@ -26,11 +26,11 @@ from ..runtime.misuse import AsyncOnly, require_asyncio
 from ..runtime.runners import run_async
 from ..stores import Handle
 from ..validation import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
-from .client_runs import AsyncQuestions
+from .client_runs import AsyncRunQueries
 from .definition import Workflow
 from .driver import Driver
 from .limits import Admission, admission_of, not_begun
-from .queries import Asking, RunInfo, checked_timeout, result_of
+from .queries import RunInfo, RunQueries, checked_timeout, result_of
 from .worker import Worker
 
 I = TypeVar("I")  # noqa: E741
@@ -45,7 +45,7 @@ class RunHandle(Generic[O]):
     """A run, by its id. It may be driven here or anywhere."""
 
     def __init__(
-        self, asking: Asking, worker: Worker, id: str, output: Any, admission: Admission | None = None
+        self, asking: RunQueries, worker: Worker, id: str, output: Any, admission: Admission | None = None
     ) -> None:
         self._asking, self._worker, self.id, self._output = asking, worker, id, output
         self.admission = admission
@@ -77,13 +77,13 @@ class RunHandle(Generic[O]):
         await self._run(self._asking.signal(self.id, name, payload, idempotency_key))
 
     async def _run(self, flow: Flow[T]) -> T:
-        return await run_async(flow, self._asking.client.works.lanes)
+        return await run_async(flow, self._asking.client.runtime.batchers)
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.id}>"
 
 
-class Engine(AsyncQuestions, AsyncOnly):
+class Engine(AsyncRunQueries, AsyncOnly):
     """Drives the runs of its workflows, and starts and answers about any.
 
     `worker_ttl` is how long its runs wait for others when this process dies; the heartbeat is every third of it. With
@@ -118,7 +118,7 @@ class Engine(AsyncQuestions, AsyncOnly):
         self._process = 0
         self._client: BaseClient | None = None
         self._worker: Worker | None = None
-        self._asking: Asking | None = None
+        self._asking: RunQueries | None = None
 
     @property
     def events(self) -> Events:
@@ -149,7 +149,7 @@ class Engine(AsyncQuestions, AsyncOnly):
         self._process = os.getpid()
         where = self._where
         client = where if isinstance(where, BaseClient) else self._new_client(where)
-        self._client, self._asking = client, Asking(client, max_bytes=self._max_bytes or client.max_bytes)
+        self._client, self._asking = client, RunQueries(client, max_bytes=self._max_bytes or client.max_bytes)
         try:
             await self._begin(client)
         except BaseException:
@@ -157,7 +157,7 @@ class Engine(AsyncQuestions, AsyncOnly):
             raise
 
     async def _begin(self, client: BaseClient) -> None:
-        if not client.works.store.capabilities.workflows:
+        if not client.runtime.store.capabilities.workflows:
             raise StoreUnusable(f"{client.url} cannot run workflows yet: use SQLite, PostgreSQL or Redis/Valkey")
         self._worker = self._new_worker(client)
         await self._publish(client)
@@ -382,14 +382,14 @@ class Engine(AsyncQuestions, AsyncOnly):
     async def recover_all(self) -> int:
         """Claim everything that is due, also of dead workers; returns how many.
 
-        Raises `WorkflowTypeNotRegisteredError` before anything is claimed if the store holds living runs of workflows
+        Raises `WorkflowNotRegistered` before anything is claimed if the store holds living runs of workflows
         that this engine does not know.
         """
         _, worker = self._open()
         unknown = await self.unclaimed()
         if unknown:
             told = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
-            raise WorkflowTypeNotRegisteredError(
+            raise WorkflowNotRegistered(
                 f"the store holds living runs of workflows that this engine does not know: {told}. They were left as "
                 "they are. Register these workflows (and versions), or let another engine drive them.",
                 types=unknown,
@@ -402,19 +402,19 @@ class Engine(AsyncQuestions, AsyncOnly):
     async def unclaimed(self) -> dict[str, int]:
         """How many living runs there are of workflows or versions that this engine does not know, by type."""
         outcome, _ = await self._run(send(CountRuns()))
-        assert isinstance(outcome, Census)  # noqa: S101
+        assert isinstance(outcome, RunCounts)  # noqa: S101
         known = {workflow.any_type for workflow in self._workflows.values()} | set(self._workflows)
         return {kind: count for kind, count in outcome.counts.items() if kind not in known}
 
     # -- parts ------------------------------------------------------------------------------------------
 
-    def _open(self) -> tuple[Asking, Worker]:
+    def _open(self) -> tuple[RunQueries, Worker]:
         if self._asking is None or self._worker is None:
             raise _not_open()
         self._check_process()
         return self._asking, self._worker
 
-    def _ready(self) -> Asking:
+    def _ready(self) -> RunQueries:
         if self._asking is None or self._client is None:
             raise _not_open()
         self._check_process()

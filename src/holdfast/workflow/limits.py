@@ -13,10 +13,10 @@ from ..errors import (
     WorkflowConcurrencyLimitExceededError,
     WorkflowDefinitionRequired,
     WorkflowLimitExceeded,
-    WorkflowQueueFullError,
-    WorkflowRateLimitExceededError,
+    WorkflowQueueFull,
+    WorkflowRateLimitExceeded,
 )
-from ..rules.runs.limits import STRICTEST_FIRST, Limit, OnExcess, Place, Terms, Verdict
+from ..rules.runs.limits import STRICTEST_FIRST, Limit, LimitKey, LimitVerdict, OnExcess, WorkflowLimits
 from ..runtime.codec import decode_value
 from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
 
@@ -109,7 +109,7 @@ _OUTCOMES: dict[str, Literal["admitted", "queued", "skipped", "cancelled", "repl
 }
 
 
-def admission_of(verdict: Verdict) -> Admission:
+def admission_of(verdict: LimitVerdict) -> Admission:
     """What people see of a verdict."""
     if verdict.what == "admit":
         return Admission("admitted")
@@ -118,7 +118,7 @@ def admission_of(verdict: Verdict) -> Admission:
     return Admission(outcome, verdict.limit, _value(verdict.key), verdict.max, after)
 
 
-def terms_of(concurrency: Any, rate: Any) -> tuple[tuple[AnyLimit, ...], Terms]:
+def terms_of(concurrency: Any, rate: Any) -> tuple[tuple[AnyLimit, ...], WorkflowLimits]:
     """The limits that a workflow was given, checked, and as stores know them."""
     given = (*_all(concurrency, Concurrency, "concurrency"), *_all(rate, Rate, "rate"))
     limits = tuple(one.limit() for one in given)
@@ -126,26 +126,28 @@ def terms_of(concurrency: Any, rate: Any) -> tuple[tuple[AnyLimit, ...], Terms]:
     for name in names:
         if names.count(name) > 1:
             raise InvalidOption(f"two limits are called {name!r}: give one of them another name=")
-    return given, Terms(limits=limits, version=max((one.version for one in given), default=0))
+    return given, WorkflowLimits(limits=limits, version=max((one.version for one in given), default=0))
 
 
-def places_of(terms: Terms, workflow: str, given: Iterable[AnyLimit], input: str, type: Any) -> tuple[Place, ...]:
+def places_of(
+    terms: WorkflowLimits, workflow: str, given: Iterable[AnyLimit], input: str, type: Any
+) -> tuple[LimitKey, ...]:
     """Where a run is counted; `given` are the limits that the caller has the code of, `input` is JSON text."""
     own = {one.limit().name: one.key for one in given}
     return tuple(
-        Place(limit.name, _key_of(limit, workflow, own.get(limit.name), input, type)) for limit in terms.limits
+        LimitKey(limit.name, _key_of(limit, workflow, own.get(limit.name), input, type)) for limit in terms.limits
     )
 
 
-def exceeded(workflow: str, verdict: Verdict) -> WorkflowLimitExceeded:
+def exceeded(workflow: str, verdict: LimitVerdict) -> WorkflowLimitExceeded:
     """The error for a start that a limit keeps out."""
     after = None if verdict.retry_in is None else verdict.retry_in / MICROSECONDS
     whose = f" for the key {verdict.key}" if verdict.key else ""
     kind: type[WorkflowLimitExceeded]
     if verdict.what == "queue_full":
-        kind, told = WorkflowQueueFullError, f"as many runs wait for the limit {verdict.limit!r}{whose} as may wait"
+        kind, told = WorkflowQueueFull, f"as many runs wait for the limit {verdict.limit!r}{whose} as may wait"
     elif after is not None:
-        kind = WorkflowRateLimitExceededError
+        kind = WorkflowRateLimitExceeded
         told = f"the limit {verdict.limit!r} of {verdict.max} starts{whose} is reached; try again in {after:.3g} s"
     else:
         kind = WorkflowConcurrencyLimitExceededError

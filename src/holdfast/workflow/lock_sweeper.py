@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ..commands import ListLocks, Page, SettleDue
+from ..commands import ListLocks, LockPage, SettleDue
 from ..errors import HoldfastError
 from ..platform import elapsed
 from ..rules.runs.lock_requests import asker_of
-from .deadlock import Asking, Found, resolve
+from .deadlock import Asking, CycleFound, resolve
 
 SETTLE_SECONDS = 1.0
 """How often locks whose time is over are looked for."""
@@ -30,7 +30,7 @@ PAGES = 100
 _log = logging.getLogger("holdfast.workflow")
 
 
-class Patrol:
+class LockSweeper:
     """The rounds of one worker. `found` is told of each run that had to give way."""
 
     def __init__(self, ask: Asking, found: Callable[[str], None]) -> None:
@@ -85,7 +85,7 @@ class Patrol:
     async def _look_at_page(self, after: str) -> str:
         """Look at a page of locks. Those in a circle hold what others wait for. Returns where the next page begins."""
         page = await self._ask(ListLocks(after=after))
-        assert isinstance(page, Page)  # noqa: S101
+        assert isinstance(page, LockPage)  # noqa: S101
         waited_for = [item.record for item in page.items if item.record is not None and item.record.waiting]
         for asker in (asker_of(holder.id) for record in waited_for for holder in record.holders):
             if asker is not None:
@@ -104,7 +104,7 @@ class Patrol:
         finally:
             self._searching = None
 
-    def _search_again(self, run: str, found: Found | None) -> None:
+    def _search_again(self, run: str, found: CycleFound | None) -> None:
         """When one gives way, others of the circle may be in another one."""
         tries = 0 if found is None or found.fresh else self._tries.get(run, 0) + 1
         self._tries.pop(run, None)

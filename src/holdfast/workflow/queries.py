@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..commands.runs import ListRuns, PostEvent, ReviveRun, SeeRun, WatchRun
+from ..commands.runs import ListRuns, PostEvent, ReadRun, ReviveRun, WatchRun
 from ..errors import (
     HoldfastError,
     InvalidOption,
@@ -24,8 +24,8 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..platform import elapsed
-from ..rules.runs.outcomes import Claim, Limited, Posted, Refused, RunPage, RunSeen
-from ..rules.runs.record import ANY_VERSION, LIVING, Event, Run, Scalar, Status, ended_key
+from ..rules.runs.outcomes import Claim, Limited, Posted, RunPage, RunRefused, RunSeen
+from ..rules.runs.record import ANY_VERSION, LIVING, Run, RunEvent, Scalar, Status, ended_key
 from ..rules.runs.repository import RunFilter
 from ..runtime.codec import decode_value, encode_message
 from ..runtime.flows import Flow, Wait, send
@@ -33,7 +33,7 @@ from ..validation import Duration, checked_count, checked_key, seconds
 from . import journal as j
 from .definition import Workflow
 from .limits import exceeded
-from .start import Starting, checked_attributes
+from .start import RunStarter, checked_attributes
 
 LOOK_SECONDS = 1.0
 """Initial polling interval of `result()`, in seconds; also the fixed interval where no hints come."""
@@ -82,12 +82,12 @@ class RunsPage(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
 
 
-class Asking(Starting):
+class RunQueries(RunStarter):
     """The flows, for one client."""
 
     def see(self, run_id: str, *, history: bool = False) -> Flow[tuple[Claim, RunSeen]]:
         """Look at a run, or raise `UnknownRun`."""
-        outcome, _ = yield from send(SeeRun(run=checked_key(run_id, what="run id"), history=history))
+        outcome, _ = yield from send(ReadRun(run=checked_key(run_id, what="run id"), history=history))
         assert isinstance(outcome, RunSeen)  # noqa: S101
         if outcome.claim is None:
             raise _unknown(run_id)
@@ -109,10 +109,10 @@ class Asking(Starting):
         runs = tuple(info(run) for run in outcome.runs)
         return RunsPage(runs=runs, next=None if outcome.next is None else f"{outcome.next[0]}:{outcome.next[1]}")
 
-    def post(self, run_id: str, event: Event) -> Flow[Posted]:
+    def post(self, run_id: str, event: RunEvent) -> Flow[Posted]:
         """Send an event to a living run."""
         outcome, _ = yield from send(PostEvent(run=checked_key(run_id, what="run id"), event=event))
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, RunRefused):
             if outcome.run is None:
                 raise _unknown(run_id)
             raise RunEnded(
@@ -128,24 +128,24 @@ class Asking(Starting):
         key = secrets.token_hex(8) if idempotency_key is None else checked_key(idempotency_key, what="idempotency key")
         name = checked_key(name, what="signal name")
         text = encode_message(payload, what=f"the signal {name!r}", max_bytes=self.max_bytes)
-        yield from self.post(run_id, Event(kind="signal", name=name, payload=text, key=f"signal/{key}"))
+        yield from self.post(run_id, RunEvent(kind="signal", name=name, payload=text, key=f"signal/{key}"))
 
     def cancel(self, run_id: str) -> Flow[None]:
         """Ask a run to stop. Twice is harmless."""
         try:
-            yield from self.post(run_id, Event(kind="cancel", key="cancel"))
+            yield from self.post(run_id, RunEvent(kind="cancel", key="cancel"))
         except RunEnded as error:
             if error.status != "cancelled":
                 raise
 
     def result(self, run_id: str, output: Any, timeout: float | None, *, since: float | None = None) -> Flow[Any]:
         """Wait for a run's end, and return its result or raise what it failed with. The time counts from `since`."""
-        works = self.client.works
+        runtime = self.client.runtime
         checked_key(run_id, what="run id")
-        attempt = works.new_attempt()
-        flag = works.flag(attempt)
+        attempt = runtime.new_attempt()
+        flag = runtime.flag(attempt)
         deadline = None if timeout is None else (elapsed() if since is None else since) + timeout
-        watch = works.watched()
+        watch = runtime.watched()
         pause = LOOK_SECONDS
         try:
             while True:
@@ -164,7 +164,7 @@ class Asking(Starting):
                 if attempt in run.watchers and not watch.polls:
                     pause = min(2 * pause, SELDOM_SECONDS)
         finally:
-            works.unflag(attempt)
+            runtime.unflag(attempt)
 
     def _not_in_time(self, run: Run, holder: str, timeout: float | None) -> Flow[RunResultTimeout]:
         """The error for a run that has not ended in time. It says so if no living worker knows the workflow."""
@@ -205,7 +205,7 @@ class Asking(Starting):
         )
         if isinstance(outcome, Limited):
             raise exceeded(run.workflow, outcome.verdict)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, RunRefused):
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'somebody else'}: cancel it first, or leave it to them",
@@ -243,7 +243,7 @@ class Asking(Starting):
         else:  # it went on by itself meanwhile, when there was nobody to be told
             end = {"status": run.status, "result": msgspec.Raw((run.result or "null").encode())}
             payload = msgspec.json.encode(end).decode()
-            yield from self.post(run_id, Event(kind="child", name=child, payload=payload, key=ended_key(run)))
+            yield from self.post(run_id, RunEvent(kind="child", name=child, payload=payload, key=ended_key(run)))
 
 
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from ..errors import HoldfastError, NonDeterminismError, NotInWorkflow, WorkflowFailed
-from ..rules.runs.record import End, Event, NewRun, Run, Scalar
+from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked
@@ -21,7 +21,7 @@ from .context import Context, SlotWork, StepCall
 from .definition import Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
-from .replay_locks import Belongings
+from .replay_locks import ReplayLocks
 
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
@@ -58,7 +58,7 @@ class Effects(Protocol):
         """The code has done something that goes into the journal."""
 
 
-class Code:
+class Replay:
     """The code of one run, and everything that it waits for."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Code:
         self.context: Context | None = None
         self.calls: dict[str, StepCall] = {}
         self.tries: dict[str, j.Attempted] = {}
-        self.inbox: dict[int, Event] = {}
+        self.inbox: dict[int, RunEvent] = {}
         self.unstarted: list[NewRun] = []
         self.attributes: dict[str, Scalar] | None = None
         self.writes = 0
@@ -98,18 +98,18 @@ class Code:
         self.taken: dict[str, j.Failure] = {}  # children that could not be started: their ids are others'
         self._children: dict[str, NewRun] = {}  # those that are not known to have ended
         self._stopped: set[str] = set()  # those that were told to stop
-        self.belongings = Belongings(self)
+        self.replay_locks = ReplayLocks(self)
 
     # -- for the driver ---------------------------------------------------------------------------------
 
-    def replay(self, texts: tuple[str, ...], events: tuple[Event, ...]) -> None:
+    def replay(self, texts: tuple[str, ...], events: tuple[RunEvent, ...]) -> None:
         """Begin the code, and deliver its history. The first entry is its input."""
         entries = [j.decode_entry(text) for text in texts[1:]]
         again = [place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
         start = again[-1] + 1 if again else 0
         self.attempt = 1 + len(again)
         self.loop.now = self._beginning(entries)
-        self.belongings = Belongings(self)
+        self.replay_locks = ReplayLocks(self)
         self.inbox, self.ends = {}, {}
         begun = [place for place, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
         self.after_others = bool(begun) or is_marked(self.run.id)
@@ -123,7 +123,7 @@ class Code:
         if self.attributes == self.run.attributes:
             self.attributes = None
 
-    def hear(self, events: Iterable[Event]) -> None:
+    def hear(self, events: Iterable[RunEvent]) -> None:
         """Put events into the inbox. How a child of an earlier attempt failed is not for this attempt."""
         for event in events:
             if event.kind in OF_LOCKS:
@@ -239,8 +239,8 @@ class Code:
         None where something else can, and where it would be of no use to anybody's search: it has no locks, and is
         nobody's child.
         """
-        waits = bool(self._child_waits) or any(place.waits for place in self.belongings.places.values())
-        matters = bool(self.belongings.places or self.run.parent)
+        waits = bool(self._child_waits) or any(place.waits for place in self.replay_locks.places.values())
+        matters = bool(self.replay_locks.places or self.run.parent)
         stuck = (
             waits
             and matters
@@ -405,13 +405,13 @@ class Code:
     def _about_lock(self, entry: j.LockGranted | j.LockRefused | j.LockLost | j.LockGiven) -> None:
         match entry:
             case j.LockGranted():
-                instead, what = self.belongings.granted(entry), f"the lock {entry.key!r} was granted"
+                instead, what = self.replay_locks.granted(entry), f"the lock {entry.key!r} was granted"
             case j.LockRefused():
-                instead, what = self.belongings.refused(entry), "a lock was refused"
+                instead, what = self.replay_locks.refused(entry), "a lock was refused"
             case j.LockGiven():
-                instead, what = self.belongings.given(entry.number), "a lock was given back"
+                instead, what = self.replay_locks.given(entry.number), "a lock was given back"
             case _:
-                self.belongings.lost(entry.number)
+                self.replay_locks.lost(entry.number)
                 return
         if instead:
             raise self._differs(what, instead)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlockDetected, HoldfastError, KindMismatch, LeaseLost, NeverFits, WouldDeadlock
 from ..locks.cancel_scope import Cancellable
-from ..rules.runs.lock_requests import Ask
+from ..rules.runs.lock_requests import LockRequest
 from . import journal as j
 
 if TYPE_CHECKING:
-    from .replay import Code
+    from .replay import Replay
 
 ASKS_OF_AN_ATTEMPT = 1_000_000
 """How far the numbers of two attempts of a workflow are apart."""
@@ -34,7 +34,7 @@ class RunLease:
     def __init__(self, key: str, token: int, floor: int) -> None:
         self.key, self.token, self.floor = key, token, floor
         self.lost = False
-        self._block: Block | None = None
+        self._block: RunLockScope | None = None
 
     def __repr__(self) -> str:
         return f"<RunLease {self.key!r} token={self.token}{' lost' if self.lost else ''}>"
@@ -59,12 +59,12 @@ class RunLease:
             self._block.fire()
 
 
-class Block(Cancellable):
+class RunLockScope(Cancellable):
     """The inside of an `async with`, cancelled when its lock is lost."""
 
     __slots__ = ("lease", "place")
 
-    def __init__(self, place: Place, lease: RunLease) -> None:
+    def __init__(self, place: PendingLock, lease: RunLease) -> None:
         super().__init__()
         self.place, self.lease = place, lease
         lease._block = self  # noqa: SLF001
@@ -76,12 +76,12 @@ class Block(Cancellable):
             raise self.lease._loss() from error  # noqa: SLF001
 
 
-class Place:
+class PendingLock:
     """One ask, until it is given back. Its future is the grant."""
 
     __slots__ = ("ask", "deadlock", "future", "lease", "task")
 
-    def __init__(self, ask: Ask, future: asyncio.Future[RunLease]) -> None:
+    def __init__(self, ask: LockRequest, future: asyncio.Future[RunLease]) -> None:
         self.ask, self.future = ask, future
         self.task = asyncio.current_task()
         self.lease: RunLease | None = None
@@ -93,28 +93,28 @@ class Place:
         return not self.future.done()
 
 
-class Belongings:
+class ReplayLocks:
     """What the code of one run has asked for and not given back."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Replay) -> None:
         self._code = code
         self._count = ASKS_OF_AN_ATTEMPT * (code.attempt - 1)
         self._given: dict[int, str] = {}  # given back in a replay, before the journal says so
-        self.places: dict[int, Place] = {}
-        self.asks: dict[int, Ask] = {}  # what goes to the store with the next record
+        self.places: dict[int, PendingLock] = {}
+        self.lock_requests: dict[int, LockRequest] = {}  # what goes to the store with the next record
 
-    async def take(self, **wanted: Any) -> Place:
+    async def take(self, **wanted: Any) -> PendingLock:
         """Ask, and wait until it is granted."""
         code = self._code
         if code.over:
             await code.out()
         code.check()
-        ask = Ask(number=self._count + 1, **wanted)
+        ask = LockRequest(number=self._count + 1, **wanted)
         self._check_again(ask)
         self._count += 1
-        place = self.places[ask.number] = Place(ask, code.loop.create_future())
+        place = self.places[ask.number] = PendingLock(ask, code.loop.create_future())
         if not code.replaying:
-            self.asks[ask.number] = ask
+            self.lock_requests[ask.number] = ask
         try:
             await place.future
         except BaseException:
@@ -122,7 +122,7 @@ class Belongings:
             raise
         return place
 
-    def _check_again(self, ask: Ask) -> None:
+    def _check_again(self, ask: LockRequest) -> None:
         """A task that is inside and asks again would wait for itself, or behind those who wait for it."""
         task = asyncio.current_task()
         for place in self.places.values():
@@ -132,7 +132,7 @@ class Belongings:
                     "pass the lease on"
                 )
 
-    def give(self, place: Place) -> None:
+    def give(self, place: PendingLock) -> None:
         """Give it back, or wait no longer. On the way out of a process nothing is given: it is the run's."""
         code, number = self._code, place.ask.number
         if code.over or self.places.pop(number, None) is None:
@@ -141,7 +141,7 @@ class Belongings:
             if place.lease is not None:
                 self._given[number] = place.ask.key
             return
-        self.asks[number] = Ask(number=number, key=place.ask.key, give=True)
+        self.lock_requests[number] = LockRequest(number=number, key=place.ask.key, give=True)
         if place.lease is not None:
             code.note(j.LockGiven(at=code.loop.now, number=number))
 
@@ -154,13 +154,13 @@ class Belongings:
         """The history is told: what it left open is asked for again, and what it gave back is given back."""
         for number, key in stored:
             if number not in self.places:
-                self.asks[number] = Ask(number=number, key=key, give=True)
+                self.lock_requests[number] = LockRequest(number=number, key=key, give=True)
         for number in self._given:
             self._code.note(j.LockGiven(at=self._code.loop.now, number=number))
         self._given.clear()
         for number, place in self.places.items():
             if place.waits:
-                self.asks[number] = place.ask
+                self.lock_requests[number] = place.ask
 
     # -- what is delivered ------------------------------------------------------------------------------
 

@@ -13,25 +13,25 @@ from typing import Any
 import msgspec
 
 from ..commands import Command, Failed
-from ..commands.runs import ListWorkers, PublishTerms, SeeTerms, StartRun
+from ..commands.runs import ListWorkers, PublishLimits, ReadLimits, StartRun
 from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs.limits import Terms
+from ..rules.runs.limits import WorkflowLimits
 from ..rules.runs.outcomes import (
     Limited,
+    LimitsDiffer,
+    LimitsPublished,
     RunTaken,
     Started,
-    TermsDiffer,
-    TermsPublished,
     WorkerGone,
-    WorkersSeen,
+    WorkerList,
 )
 from ..rules.runs.record import ANY_VERSION, NewRun, Run, Scalar, workflow_of
 from ..runtime.base import BaseClient
 from ..runtime.codec import encode_message, encode_value
 from ..runtime.flows import Flow, send
-from ..stores.contract import Connection, Joinable
+from ..stores.contract import Connection, SharesTransactions
 from ..validation import checked_key
 from .definition import Workflow
 from .limits import checked_priority, exceeded, places_of
@@ -42,12 +42,12 @@ TERMS_CHANGE = 10
 """How often the terms of a workflow may change while a run of it is being started."""
 
 
-class Starting:
+class RunStarter:
     """The flows that start runs, for one client."""
 
     def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
         self.client, self.max_bytes = client, max_bytes
-        self._terms: dict[str, Terms] = {}
+        self._terms: dict[str, WorkflowLimits] = {}
         self._published: set[str] = set()  # workflows that an engine has published
         self._looked: dict[str, float] = {}  # when workers were last looked for, by type
 
@@ -95,13 +95,13 @@ class Starting:
     ) -> Flow[Started]:
         """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
         if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
-            outcome, _ = yield from send(SeeTerms(workflow=workflow_of(new.type)))
+            outcome, _ = yield from send(ReadLimits(workflow=workflow_of(new.type)))
             self._check_published(new, outcome, require_definition=require_definition)
         for _ in range(TERMS_CHANGE):
             outcome, _ = yield from send(StartRun(new=self._counted(new, workflow), worker=worker))
             if isinstance(outcome, WorkerGone):
                 worker = ""
-            elif isinstance(outcome, TermsDiffer):
+            elif isinstance(outcome, LimitsDiffer):
                 ours = self._unpublished(workflow_of(new.type), workflow, outcome)
                 if ours is not None:
                     yield from self.publish(ours)
@@ -114,7 +114,7 @@ class Starting:
 
     def _check_published(self, new: NewRun, outcome: Outcome, *, require_definition: bool) -> None:
         """Raise, where that is asked for, if no engine has published this workflow: no limit of it counts the run."""
-        assert isinstance(outcome, TermsDiffer)  # noqa: S101
+        assert isinstance(outcome, LimitsDiffer)  # noqa: S101
         name = workflow_of(new.type)
         if outcome.terms is not None:
             self._published.add(name)
@@ -150,45 +150,45 @@ class Starting:
     def who_can(self, type: str) -> Flow[list[str]]:
         """The names of the living workers that can drive runs of this type."""
         outcome, _ = yield from send(ListWorkers(), until=elapsed(), role="queries")
-        assert isinstance(outcome, WorkersSeen)  # noqa: S101
+        assert isinstance(outcome, WorkerList)  # noqa: S101
         return sorted({worker.name or worker.id for worker in outcome.workers if type in worker.types})
 
     def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str) -> NewRun:
         """The start with the places where its run is counted, by the terms as they are known here."""
         name = workflow_of(new.type)
         given = workflow.limits if isinstance(workflow, Workflow) else ()
-        terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else Terms())
+        terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else WorkflowLimits())
         if not terms.limits:
             return new
         kind = workflow.input_type if isinstance(workflow, Workflow) else Any
         places = places_of(terms, name, given, new.input, kind)
         return msgspec.structs.replace(new, places=places, terms=terms.digest)
 
-    def _unpublished(self, name: str, workflow: Workflow[Any, Any] | str, latest: TermsDiffer) -> PublishTerms | None:
+    def _unpublished(self, name: str, workflow: Workflow[Any, Any] | str, latest: LimitsDiffer) -> PublishLimits | None:
         """Our own terms, where nobody has published them yet; else the latest are what is known from here on."""
         if latest.terms is not None:
             self._published.add(name)
         if isinstance(workflow, Workflow) and (latest.terms is None or workflow.terms.version > latest.terms.version):
-            return PublishTerms(workflow=name, terms=workflow.terms)
-        self._terms[name] = latest.terms or Terms()
+            return PublishLimits(workflow=name, terms=workflow.terms)
+        self._terms[name] = latest.terms or WorkflowLimits()
         return None
 
-    def announce(self, name: str, terms: Terms) -> Flow[bool]:
+    def announce(self, name: str, terms: WorkflowLimits) -> Flow[bool]:
         """Make the terms of an engine's workflow known; nothing is written where they are known to be none."""
         if not terms.limits:
-            outcome, _ = yield from send(SeeTerms(workflow=name))
-            assert isinstance(outcome, TermsDiffer)  # noqa: S101
+            outcome, _ = yield from send(ReadLimits(workflow=name))
+            assert isinstance(outcome, LimitsDiffer)  # noqa: S101
             if outcome.terms is not None and not outcome.terms.limits:
                 return True
-        return (yield from self.publish(PublishTerms(workflow=name, terms=terms)))
+        return (yield from self.publish(PublishLimits(workflow=name, terms=terms)))
 
-    def publish(self, command: PublishTerms) -> Flow[bool]:
+    def publish(self, command: PublishLimits) -> Flow[bool]:
         """Make the terms of a workflow known, and learn which ones count. Returns whether these do."""
         outcome, _ = yield from send(command)
         return self._learn(command, outcome)
 
-    def _learn(self, command: PublishTerms, outcome: Outcome) -> bool:
-        assert isinstance(outcome, TermsPublished)  # noqa: S101
+    def _learn(self, command: PublishLimits, outcome: Outcome) -> bool:
+        assert isinstance(outcome, LimitsPublished)  # noqa: S101
         self._terms[command.workflow] = outcome.terms
         return outcome.terms == command.terms
 
@@ -204,19 +204,19 @@ class Starting:
 
         Whoever calls this lets `look_for_workers_of` follow: that asks outside of the transaction, which is left alone.
         """
-        store = self.client.works.store
-        if not isinstance(store, Joinable):
+        store = self.client.runtime.store
+        if not isinstance(store, SharesTransactions):
             raise InvalidOption(
                 f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
                 f"{store.url}. Start the run after your commit, with an idempotency_key."
             )
         joined = store.join(connection)
         if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
-            known = _carried_out(joined, SeeTerms(workflow=workflow_of(new.type)))
+            known = _carried_out(joined, ReadLimits(workflow=workflow_of(new.type)))
             self._check_published(new, known, require_definition=require_definition)
         for _ in range(TERMS_CHANGE):
             outcome = _carried_out(joined, StartRun(new=self._counted(new, workflow)))
-            if not isinstance(outcome, TermsDiffer):
+            if not isinstance(outcome, LimitsDiffer):
                 break
             ours = self._unpublished(workflow_of(new.type), workflow, outcome)
             if ours is not None:
@@ -243,7 +243,7 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
         )
     if isinstance(outcome, Limited):
         raise exceeded(workflow_of(new.type), outcome.verdict)
-    if isinstance(outcome, TermsDiffer):
+    if isinstance(outcome, LimitsDiffer):
         raise InvalidOption(
             f"the limits of {workflow_of(new.type)!r} change all the time: engines with different ones publish them by "
             "turns. Give the newer ones a higher version=. Nothing was started."

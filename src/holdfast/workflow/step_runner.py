@@ -21,23 +21,23 @@ from ..rules.lock_outcomes import Outcome
 from ..runtime.codec import encode_value
 from . import journal as j
 from .context import StepCall, StepInfo, step_scope
-from .driver_host import Host
+from .driver_host import DriverHost
 from .failures import failure_of
 
 Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
 
 
-class Transacted(NamedTuple):
+class TransactionResult(NamedTuple):
     """What came of a transaction: the answer to its record, what it raised, or None if the store was away."""
 
     answer: Outcome | BaseException | None
     entry: j.StepDone | None
 
 
-class Steps:
+class StepRunner:
     """The steps of one run that are under way in this process."""
 
-    def __init__(self, host: Host, run_id: str, report: Report, settled: Callable[[], None]) -> None:
+    def __init__(self, host: DriverHost, run_id: str, report: Report, settled: Callable[[], None]) -> None:
         self._host, self._run_id, self._report, self._settled = host, run_id, report, settled
         self.running: set[StepCall] = set()
 
@@ -59,7 +59,7 @@ class Steps:
                 call.running = self._host.spawn(_timed(partial(asyncio.shield, call.running), call), scope.copy())
         call.running.add_done_callback(partial(self._ended, call))
 
-    def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, Transacted], None]) -> None:
+    def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, TransactionResult], None]) -> None:
         """Try a transaction once more. Its entry goes into the journal with what it writes."""
         scope = copy_context()
         scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
@@ -73,7 +73,7 @@ class Steps:
         def answered(future: asyncio.Future[Outcome | None]) -> None:
             error = asyncio.CancelledError() if future.cancelled() else future.exception()
             answer = future.result() if error is None else error
-            done(call, Transacted(answer, entries[0] if entries else None))
+            done(call, TransactionResult(answer, entries[0] if entries else None))
 
         self._host.transact(work, scope).add_done_callback(answered)
 

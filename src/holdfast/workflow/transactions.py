@@ -8,12 +8,12 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from ..commands import Failed
-from ..commands.runs import RecordRun, SeeRun
+from ..commands.runs import ReadRun, RecordRun
 from ..errors import StoreUnavailable
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs.outcomes import Recorded, Refused, RunSeen
+from ..rules.runs.outcomes import Recorded, RunRefused, RunSeen
 from ..runtime import batcher, failpoints
-from ..stores.contract import Joinable, Store
+from ..stores.contract import SharesTransactions, Store
 
 READ_BACK_SECONDS = 0.2
 READ_BACKS = 300
@@ -28,7 +28,7 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
 
     None: the store was away, and nothing was done. What the work itself raises is raised, whatever it is.
     """
-    assert isinstance(store, Joinable)  # noqa: S101  (checked before the work was asked for)
+    assert isinstance(store, SharesTransactions)  # noqa: S101  (checked before the work was asked for)
     answer: Outcome | None = None
     record: RecordRun | None = None
     own: BaseException | None = None  # what the user's function raised
@@ -67,13 +67,13 @@ def _read_back(store: Store, record: RecordRun) -> Outcome | None:
         with suppress(StoreUnavailable):
             connection = store.connect("commands")
             try:
-                (seen,) = connection.execute([SeeRun(run=record.run, history=True)])
+                (seen,) = connection.execute([ReadRun(run=record.run, history=True)])
             finally:
                 connection.close()
             if not isinstance(seen, RunSeen) or seen.claim is None:
-                return Refused(run=None)
+                return RunRefused(run=None)
             if seen.claim.run.last == record.request:
                 return Recorded(done=True, events=(), now=seen.now)
-            return None if seen.claim.run.fence == record.fence else Refused(run=seen.claim.run, holder=seen.holder)
+            return None if seen.claim.run.fence == record.fence else RunRefused(run=seen.claim.run, holder=seen.holder)
         time.sleep(READ_BACK_SECONDS)
     return None

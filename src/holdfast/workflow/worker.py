@@ -20,41 +20,41 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..commands import Command
-from ..commands.runs import ClaimRuns, DismissWorker, EnlistWorker, OwnedRuns, RecordRun, RunsOutlook, SeeRun
+from ..commands.runs import ClaimRuns, ListOwnedRuns, ReadNextDue, ReadRun, RecordRun, RegisterWorker, UnregisterWorker
 from ..errors import ClientClosed, HoldfastError, LeaseLost, LockTimeout, StoreError, StoreUnusable
 from ..locks.acquire import take
 from ..locks.lease import AsyncLease
-from ..locks.options import FAILURES, STALLS, checked_terms
+from ..locks.options import FAILURES, STALLS, checked_options
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import (
     Claim,
     Claimed,
-    Enlisted,
-    Outlook,
-    Owned,
+    NextDue,
+    OwnedRuns,
     Recorded,
     RunSeen,
     Started,
     WorkerGone,
+    WorkerRegistered,
 )
 from ..rules.runs.record import SUSPECT, NewRun, Park, Run, worker_key
 from ..runtime.base import BaseClient
-from ..runtime.batcher import Lane
+from ..runtime.batcher import Batcher
 from ..runtime.flows import LONG_READS, Flow
-from ..runtime.grant import Held
-from ..runtime.heartbeats import Kept
+from ..runtime.grant import LocalGrant
+from ..runtime.heartbeats import Renewal
 from ..runtime.runners import run_async
-from ..stores.contract import Joinable
+from ..stores.contract import SharesTransactions
 from ..validation import MICROSECONDS
 from .children import reclaim
 from .context import StepCall
 from .definition import Workflow
 from .driver import Driver
-from .driver_host import Answer, Before, Reclaimed
-from .driver_state import Turns
-from .lock_sweeper import Patrol
-from .queries import Asking
+from .driver_host import Answer, EarlierAttempts, Reclaimed
+from .driver_state import SlotTurns
+from .lock_sweeper import LockSweeper
+from .queries import RunQueries
 from .transactions import transact
 
 POLL_SECONDS = 1.0
@@ -91,8 +91,8 @@ class Worker:
         recover: bool,
     ) -> None:
         self.max_bytes = max_bytes
-        self.transactional = isinstance(client.works.store, Joinable)
-        self.turns = Turns()
+        self.transactional = isinstance(client.runtime.store, SharesTransactions)
+        self.turns = SlotTurns()
         self.id = ""
         self.drivers: dict[str, Driver] = {}
         self._client, self._workflows, self._name = client, workflows, name
@@ -115,18 +115,18 @@ class Worker:
         self._tending: asyncio.Task[None] | None = None
         self._recover = recover
         self._draining = False
-        self._asking = Asking(client, max_bytes=max_bytes)
+        self._asking = RunQueries(client, max_bytes=max_bytes)
         self._known = frozenset(kind for kind, _ in self._types())
         self._looks: set[asyncio.Task[Any]] = set()  # into the store, for drivers
-        self.patrol = Patrol(self.ask, lambda run: self.emit("deadlock_detected", run=run, worker=name))
+        self.patrol = LockSweeper(self.ask, lambda run: self.emit("deadlock_detected", run=run, worker=name))
 
     # -- life -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Take a lease, make itself known, and begin to claim."""
-        works = self._client.works
-        self._deafen = works.hear(self._hinted_elsewhere)
-        works.watched()
+        runtime = self._client.runtime
+        self._deafen = runtime.hear(self._hinted_elsewhere)
+        runtime.watched()
         await self._enlist()
         self._tending = self._loop.create_task(self._tend(), name="holdfast-worker")
 
@@ -134,27 +134,27 @@ class Worker:
         """Begin an incarnation: a new id, a new lease."""
         types = tuple(kind for kind, _ in self._types())
         while not self.id:
-            attempt = self._client.works.new_attempt()
+            attempt = self._client.runtime.new_attempt()
             with suppress(LockTimeout):  # paused in the middle for longer than the lease lasts: once more
                 lease = await self._take_lease(attempt)
                 try:
-                    known = await self.ask(EnlistWorker(worker=attempt, name=self._name, types=types))
-                    outlook = await self.ask(RunsOutlook(types=types))
+                    known = await self.ask(RegisterWorker(worker=attempt, name=self._name, types=types))
+                    next_due = await self.ask(ReadNextDue(types=types))
                 except BaseException:
                     await _give_back(lease)
                     raise
-                if isinstance(known, Enlisted) and isinstance(outlook, Outlook) and lease.valid:
-                    self._sync(outlook.now, force=True)
+                if isinstance(known, WorkerRegistered) and isinstance(next_due, NextDue) and lease.valid:
+                    self._sync(next_due.now, force=True)
                     self._lease, self.id = lease, attempt
                 else:
                     await _give_back(lease)
 
     async def _take_lease(self, attempt: str) -> AsyncLease:
-        terms = checked_terms(
+        terms = checked_options(
             worker_key(attempt), kind="worker", ttl=self._ttl, wait=0, owner=self._name, on_lost=self._lost_elsewhere
         )
         flow = take(self._client, terms, 0, AsyncLease, attempt=attempt)
-        return await run_async(flow, self._client.works.lanes)
+        return await run_async(flow, self._client.runtime.batchers)
 
     async def stop(self, grace: float) -> None:
         """Claim nothing more, let the runs that are driven come to a good place, give the rest back, and go."""
@@ -177,7 +177,7 @@ class Worker:
             look.cancel()
         if self.id:
             try:
-                await self.ask(DismissWorker(worker=self.id))
+                await self.ask(UnregisterWorker(worker=self.id))
             except HoldfastError as error:
                 _log.info("the worker %s could not say goodbye: %s", self.id, error)
         self._deafen()
@@ -264,11 +264,11 @@ class Worker:
     async def _claim_due(self) -> float:
         """Claim what is due. Returns for how long nothing will be."""
         while not self._draining:
-            outlook = await self.ask(RunsOutlook(types=tuple(kind for kind, _ in self._types())))
-            assert isinstance(outlook, Outlook)  # noqa: S101
-            self._sync(outlook.now)
-            if outlook.next_due is None or outlook.next_due > outlook.now:
-                until = POLL_SECONDS if outlook.next_due is None else (outlook.next_due - outlook.now) / MICROSECONDS
+            next_due = await self.ask(ReadNextDue(types=tuple(kind for kind, _ in self._types())))
+            assert isinstance(next_due, NextDue)  # noqa: S101
+            self._sync(next_due.now)
+            if next_due.next_due is None or next_due.next_due > next_due.now:
+                until = POLL_SECONDS if next_due.next_due is None else (next_due.next_due - next_due.now) / MICROSECONDS
                 return min(POLL_SECONDS, max(0.001, until))
             if self.room < 1:
                 return EARLY_PARKING if self._make_room() else POLL_SECONDS
@@ -319,7 +319,7 @@ class Worker:
         if claim.run.id in self._early:
             self._early.discard(claim.run.id)
             self._loop.call_soon(self._hinted, [claim.run.id])
-        if claim.run.deaths >= SUSPECT:
+        if claim.run.crashes >= SUSPECT:
             self._suspects[claim.run.id] = driver
         self._loop.call_soon(driver.begin, claim)  # never within a task
         return driver
@@ -334,8 +334,8 @@ class Worker:
         worker, driven = self.id, dict(self.drivers)
         if not worker:
             return
-        outcome = await self.ask(OwnedRuns(worker=worker))
-        assert isinstance(outcome, Owned)  # noqa: S101
+        outcome = await self.ask(ListOwnedRuns(worker=worker))
+        assert isinstance(outcome, OwnedRuns)  # noqa: S101
         if worker != self.id:
             return
         for run, driver in driven.items():
@@ -400,7 +400,7 @@ class Worker:
             elif driver.length > SHORT_HISTORY:
                 driver.look()
             else:
-                self.send(SeeRun(run=run, history=True), lambda answer, driver=driver: _tell(driver, answer))  # type: ignore[misc]
+                self.send(ReadRun(run=run, history=True), lambda answer, driver=driver: _tell(driver, answer))  # type: ignore[misc]
 
     # -- for the drivers --------------------------------------------------------------------------------
 
@@ -423,7 +423,7 @@ class Worker:
 
     async def ask(self, command: Command) -> Outcome:
         """Send a command and await its outcome."""
-        return await self._lane(command).submit(command)
+        return await self._batcher(command).submit(command)
 
     def send(self, command: Command, answer: Answer) -> None:
         """Send a command; the answer comes in a callback of its own."""
@@ -434,19 +434,19 @@ class Worker:
             answer(outcome)
 
         try:
-            self._lane(command).ask(command, answered)
+            self._batcher(command).ask(command, answered)
         except HoldfastError as error:
             self._loop.call_soon(answer, error)
 
-    def _lane(self, command: Command) -> Lane:
+    def _batcher(self, command: Command) -> Batcher:
         """The way to the store: a long read goes by the connection for queries, so that no acquire waits for it.
 
         Two commands that are under way at once may then be carried out in another order than they were sent in. What
         depends on an order awaits the first one. A look at one run with a short history follows a signal to it: it is
         no long read, and must not wait behind one.
         """
-        is_long = isinstance(command, LONG_READS) and not isinstance(command, SeeRun)
-        return self._client.works.lanes["queries" if is_long else "commands"]
+        is_long = isinstance(command, LONG_READS) and not isinstance(command, ReadRun)
+        return self._client.runtime.batchers["queries" if is_long else "commands"]
 
     def body_of(self, call: StepCall) -> Callable[..., Any]:
         """The function of a step: its own; a test may put another in its place."""
@@ -462,38 +462,38 @@ class Worker:
 
     def transact(self, work: Callable[[Any], RecordRun], scope: Scope) -> asyncio.Future[Outcome | None]:
         """Do work and carry out its record in one transaction of the store's database, in a thread."""
-        store = self._client.works.store
+        store = self._client.runtime.store
         return self._loop.run_in_executor(self._threads, scope.run, partial(transact, store, work))
 
     def emit(self, event: str, **fields: object) -> None:
         """Tell the outside."""
         self._client.events.emit(event, **fields)
 
-    def renew(self, held: Held, keeper: object) -> Callable[[], None]:
+    def renew(self, held: LocalGrant, heartbeats: object) -> Callable[[], None]:
         """Have a lock of a run renewed by the client's keeper; closing the client does not give it back."""
         length = held.ttl / MICROSECONDS
-        works = self._client.works
-        works.keeper.keep(
-            Kept(
+        runtime = self._client.runtime
+        runtime.heartbeats.keep(
+            Renewal(
                 held,
                 interval=length / 3,
                 max_failures=FAILURES,
                 max_stall=length * STALLS,
-                pulse=works.pulse(),
+                probe=runtime.probe(),
                 since=elapsed(),
-                handle=weakref.ref(keeper),
+                handle=weakref.ref(heartbeats),
                 lent=True,
             )
         )
 
         def stop() -> None:
             held.end()
-            works.keeper.drop(held)
+            runtime.heartbeats.drop(held)
 
         return stop
 
     def reclaim(
-        self, parent: str, new: NewRun, before: Before, answer: Callable[[Reclaimed | HoldfastError], None]
+        self, parent: str, new: NewRun, before: EarlierAttempts, answer: Callable[[Reclaimed | HoldfastError], None]
     ) -> None:
         """Make a child ready that an earlier attempt of its parent may have started."""
 
@@ -516,7 +516,7 @@ class Worker:
 
     def _follow(self, flow: Flow[T]) -> asyncio.Task[T]:
         """Drive a flow in a task that ends with this worker."""
-        task = self._loop.create_task(run_async(flow, self._client.works.lanes), name="holdfast-look")
+        task = self._loop.create_task(run_async(flow, self._client.runtime.batchers), name="holdfast-look")
         self._looks.add(task)
         task.add_done_callback(self._looks.discard)
         return task

@@ -11,7 +11,8 @@ import os
 import signal
 from typing import Any
 
-from holdfast import AsyncClient, Engine, RunEnded, WorkflowFailed
+from holdfast import AsyncClient, Engine, WorkflowFailed
+from holdfast.errors import RunEnded
 from holdfast.runtime import failpoints
 from support.story import RESULT, WORKFLOWS, Log, fails_once, sleeper, story
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast import AsyncClient, Client, Concurrency, Context, Engine, step, workflow
 from holdfast.commands.runs import CountRuns, ListRuns
-from holdfast.rules.runs.outcomes import Census, RunPage
+from holdfast.rules.runs.outcomes import RunCounts, RunPage
 from holdfast.rules.runs.record import Run
 from holdfast.stores import open_store
 from holdfast.validation import MICROSECONDS
@@ -180,9 +180,9 @@ class Looker:
         self._connection = self._store.connect("queries")
 
     def living(self) -> int:
-        (census,) = self._connection.execute([CountRuns()])
-        assert isinstance(census, Census)
-        return sum(census.counts.values())
+        (run_counts,) = self._connection.execute([CountRuns()])
+        assert isinstance(run_counts, RunCounts)
+        return sum(run_counts.counts.values())
 
     def runs(self) -> list[Run]:
         found: list[Run] = []

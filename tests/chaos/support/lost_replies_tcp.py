@@ -174,11 +174,11 @@ def settle(stage: Stage) -> None:
     """No client sends it by itself; sent again, it changes nothing."""
     with stage.lock(stage.other) as lease:
         stage.lose_reply_of("Settle")
-        lane = stage.hf.works.lanes["commands"]
+        batcher = stage.hf.runtime.batchers["commands"]
         with pytest.raises(StoreUnavailable) as told:
-            lane.run(Settle(key=stage.key))
+            batcher.run(Settle(key=stage.key))
         assert told.value.ambiguous
-        lane.run(Settle(key=stage.key))
+        batcher.run(Settle(key=stage.key))
         stage.sole(lease)
 
 

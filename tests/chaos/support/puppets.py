@@ -86,7 +86,7 @@ class Puppet:
         self.lease = self.hf.lock(
             key, ttl=self.ttl, on_lost=lambda _lease: self.journal.note("lost", key=key)
         ).acquire()
-        self.lease._kept.thread = None  # it is the process that holds, not the thread that has taken it
+        self.lease._renewal.thread = None  # it is the process that holds, not the thread that has taken it
         self.journal.note("acquired", key=key, token=self.lease.token)
 
     def release(self) -> None:

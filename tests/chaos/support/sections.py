@@ -184,7 +184,7 @@ class Sections:
         for key in self.keys:
             notes = [note for note in every if note.get("key") == key]
             lines = (self.folder / key).read_text().splitlines()
-            counter.check_history(self.report, lines, notes, deaths=0)
+            counter.check_history(self.report, lines, notes, crashes=0)
             self._judge_time(key, notes)
             seen["counted"] += len(lines)
         for note in every:

@@ -66,7 +66,7 @@ class Place:
         if command in FAST or command in WAITING:
             return bytes([FAST.get(command, redis_fast.ACQUIRE)]) + msgspec.msgpack.encode(key)
         name = (
-            f"holdfast:{{default}}:slot:shared::{key}"
+            f"holdfast:{{default}}:slot:global::{key}"
             if command.endswith("Slot")
             else f"holdfast:{{default}}:lock:{key}"
         )
@@ -79,7 +79,7 @@ class Place:
         if command == "SwapSlot":
             return f'"key":"{key}","version":'
         if command == "ReadSlot":
-            return f'["shared","","{key}"]'
+            return f'["global","","{key}"]'
         return f'"key":"{key}","record":' if command in WRITTEN else f'["{key}"]'
 
     @property

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from . import record as rule
 from .helpers import post, wake
-from .limits import Crowd, Place, Terms, Verdict, decide, group_of, newer
+from .limits import LimitKey, LimitUsage, LimitVerdict, WorkflowLimits, decide, group_of, newer
 from .locks import give_back
-from .outcomes import Posted, TermsPublished
-from .record import Event, Finish, Run
-from .repository import Book
+from .outcomes import LimitsPublished, Posted
+from .record import Finish, Run, RunEvent
+from .repository import RunRepository
 
 CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
 NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"it was over the limit %s when it came"}'
@@ -29,116 +29,118 @@ FURTHER = 8
 """So many times as many are looked at next, if none of those could be let in."""
 
 
-class Entrance(msgspec.Struct, frozen=True):
+class AdmissionResult(msgspec.Struct, frozen=True):
     """What became of a run that came. `run` is the one that is there now: itself, another, or none."""
 
     run: Run | None
-    verdict: Verdict
+    verdict: LimitVerdict
     woken: tuple[str, ...] = ()
 
 
-def enter(book: Book, now: int, run: Run, worker: str = "", *, again: bool = False) -> Entrance:
+def enter(repo: RunRepository, now: int, run: Run, worker: str = "", *, again: bool = False) -> AdmissionResult:
     """Let a run in, or do with it what the limit says that it is over. One that comes `again` is not ended for it."""
-    terms = (book.terms(run.workflow) if run.places else None) or Terms()
-    crowds = _crowds(book, now, run, terms)
+    terms = (repo.terms(run.workflow) if run.places else None) or WorkflowLimits()
+    crowds = _crowds(repo, now, run, terms)
     verdict = decide(crowds, now)
-    group = group_of(run.workflow, Place(verdict.limit, verdict.key))
+    group = group_of(run.workflow, LimitKey(verdict.limit, verdict.key))
     if verdict.what in ("reject", "queue_full") or (again and verdict.what in ("skip", "cancel_newest")):
-        return Entrance(None, verdict)
+        return AdmissionResult(None, verdict)
     if verdict.what == "skip":
-        there = book.members(group, queued=False, limit=1)
-        return Entrance(book.run(there[0]) if there else None, verdict)
-    run = replace(run, arrival=_arrival(book, now, run))
+        there = repo.members(group, queued=False, limit=1)
+        return AdmissionResult(repo.run(there[0]) if there else None, verdict)
+    run = replace(run, arrival=_arrival(repo, now, run))
     if verdict.what == "cancel_newest":
-        woken = finish(book, now, replace(run, status="queued"), Finish("cancelled", NOT_ADMITTED % verdict.limit))
-        return Entrance(book.run(run.id), verdict, woken)
+        woken = finish(repo, now, replace(run, status="queued"), Finish("cancelled", NOT_ADMITTED % verdict.limit))
+        return AdmissionResult(repo.run(run.id), verdict, woken)
     if not _kept_out(crowds, now):
-        run = rule.admitted(run, now, _note_starts(book, now, run, crowds))
+        run = rule.admitted(run, now, _note_starts(repo, now, run, crowds))
         if worker and run.due_at is not None and run.due_at < 0:
             run = rule.claim(run, now, worker=worker, type=run.type)
-        book.save(run)
-        return Entrance(run, verdict, wake(book, now, run))
+        repo.save(run)
+        return AdmissionResult(run, verdict, wake(repo, now, run))
     if verdict.what != "cancel_oldest":
         run = rule.queued(run, priority=run.priority, arrival=run.arrival)
-        book.save(run)
-        return Entrance(run, verdict)
-    first = [book.run(name) for name in book.members(group, queued=True, limit=1)]
+        repo.save(run)
+        return AdmissionResult(run, verdict)
+    first = [repo.run(name) for name in repo.members(group, queued=True, limit=1)]
     for ahead in first:
         if ahead is not None:
             run = replace(run, priority=max(run.priority, ahead.priority), arrival=ahead.arrival - 1)
     run = rule.queued(run, priority=run.priority, arrival=run.arrival)
-    book.save(run)
-    victim = _victim(book, group, run.id)
-    woken = () if victim is None else cancel(book, now, victim, Event(kind="cancel")).woken
-    return Entrance(book.run(run.id), verdict, woken)
+    repo.save(run)
+    victim = _victim(repo, group, run.id)
+    woken = () if victim is None else cancel(repo, now, victim, RunEvent(kind="cancel")).woken
+    return AdmissionResult(repo.run(run.id), verdict, woken)
 
 
-def cancel(book: Book, now: int, run: Run, event: Event) -> Posted:
+def cancel(repo: RunRepository, now: int, run: Run, event: RunEvent) -> Posted:
     """Tell a living run to stop. One of which no code has run ends at once."""
     if not rule.never_began(run):
-        return post(book, now, run, event)
+        return post(repo, now, run, event)
     number = run.posted + 1
-    woken = finish(book, now, replace(run, posted=number), Finish("cancelled", CANCELLED_EARLY))
-    book.post(run.id, replace(event, number=number, at=now))
-    ended = book.run(run.id)
+    woken = finish(repo, now, replace(run, posted=number), Finish("cancelled", CANCELLED_EARLY))
+    repo.post(run.id, replace(event, number=number, at=now))
+    ended = repo.run(run.id)
     assert ended is not None  # noqa: S101  (just written)
     return Posted(number=number, fresh=True, run=ended, woken=woken)
 
 
-def finish(book: Book, now: int, run: Run, end: Finish) -> tuple[str, ...]:
+def finish(repo: RunRepository, now: int, run: Run, end: Finish) -> tuple[str, ...]:
     """End a run: tell its parent and those who watch it, let in who waited for its places, give back its locks."""
-    parent, terms = look_at_the_end(book, run)
-    book.save(rule.finished(run, now, end))
+    parent, terms = look_at_the_end(repo, run)
+    repo.save(rule.finished(run, now, end))
     woken = run.watchers
     if parent is not None:
         payload = msgspec.json.encode({"status": end.status, "result": msgspec.Raw(end.result.encode())}).decode()
         woken += post(
-            book, now, parent, Event(kind="child", name=run.id, payload=payload, key=rule.ended_key(run))
+            repo, now, parent, RunEvent(kind="child", name=run.id, payload=payload, key=rule.ended_key(run))
         ).woken
     if terms is not None:
-        woken += promote(book, now, run.workflow, run.places, terms)
-    return woken + give_back(book, now, run)
+        woken += promote(repo, now, run.workflow, run.places, terms)
+    return woken + give_back(repo, now, run)
 
 
-def look_at_the_end(book: Book, run: Run) -> tuple[Run | None, Terms | None]:
+def look_at_the_end(repo: RunRepository, run: Run) -> tuple[Run | None, WorkflowLimits | None]:
     """The parent that the end of a run is told to, and the terms by which it makes room, if there are.
 
     Nothing is written before both are known: where one of them cannot be read, the run does not end by half.
     """
-    parent = book.run(run.parent) if run.parent and run.parent != run.id else None
-    if parent is not None and (not parent.living or book.event_with_key(parent.id, rule.ended_key(run)) is not None):
+    parent = repo.run(run.parent) if run.parent and run.parent != run.id else None
+    if parent is not None and (not parent.living or repo.event_with_key(parent.id, rule.ended_key(run)) is not None):
         parent = None
     makes_room = run.places and run.status != "queued"
-    return parent, (book.terms(run.workflow) or Terms()) if makes_room else None
+    return parent, (repo.terms(run.workflow) or WorkflowLimits()) if makes_room else None
 
 
-def promote(book: Book, now: int, workflow: str, places: Sequence[Place], terms: Terms) -> tuple[str, ...]:
+def promote(
+    repo: RunRepository, now: int, workflow: str, places: Sequence[LimitKey], terms: WorkflowLimits
+) -> tuple[str, ...]:
     """Let in those who wait at these places, as many as there is room for."""
     woken: tuple[str, ...] = ()
     for place in places:
         limit = terms.limit(place.limit)
-        for run in _waiting(book, group_of(workflow, place)):
-            if limit is not None and (limit.per or book.admitted(group_of(workflow, place)) >= limit.max):
+        for run in _waiting(repo, group_of(workflow, place)):
+            if limit is not None and (limit.per or repo.admitted(group_of(workflow, place)) >= limit.max):
                 break
-            crowds = _crowds(book, now, run, terms)
+            crowds = _crowds(repo, now, run, terms)
             if not _kept_out(crowds, now):
-                let_in = rule.admitted(run, now, _note_starts(book, now, run, crowds))
-                book.save(let_in)
-                woken += wake(book, now, let_in)
+                let_in = rule.admitted(run, now, _note_starts(repo, now, run, crowds))
+                repo.save(let_in)
+                woken += wake(repo, now, let_in)
     return woken
 
 
-def publish(book: Book, now: int, workflow: str, terms: Terms) -> TermsPublished:
+def publish(repo: RunRepository, now: int, workflow: str, terms: WorkflowLimits) -> LimitsPublished:
     """Make terms known, unless newer ones are; who has room by them is let in at once."""
-    known = book.terms(workflow)
+    known = repo.terms(workflow)
     if not newer(terms, known):
-        return TermsPublished(terms=known or Terms(), fresh=False)
-    book.put_terms(workflow, terms)
-    woken = promote(book, now, workflow, book.crowded(workflow), terms)
-    return TermsPublished(terms=terms, fresh=True, woken=woken)
+        return LimitsPublished(terms=known or WorkflowLimits(), fresh=False)
+    repo.put_terms(workflow, terms)
+    woken = promote(repo, now, workflow, repo.crowded(workflow), terms)
+    return LimitsPublished(terms=terms, fresh=True, woken=woken)
 
 
-def _crowds(book: Book, now: int, run: Run, terms: Terms) -> list[Crowd]:
+def _crowds(repo: RunRepository, now: int, run: Run, terms: WorkflowLimits) -> list[LimitUsage]:
     """How full the limits are that count this run. A limit that is not among the terms counts nobody."""
     found = []
     for place in run.places:
@@ -146,48 +148,48 @@ def _crowds(book: Book, now: int, run: Run, terms: Terms) -> list[Crowd]:
         if limit is None:
             continue
         if limit.per:
-            later, last = book.starts_after(group, now), book.nth_start(group, limit.max)
+            later, last = repo.starts_after(group, now), repo.nth_start(group, limit.max)
             # A clock that was set back makes past starts look like later ones: it costs one span at most.
             latest = now + limit.per * (1 + later // limit.max)
             free_at = 0 if last is None else min(last + limit.per, latest)
-            found.append(Crowd(limit, place, queued=later, free_at=free_at))
+            found.append(LimitUsage(limit, place, queued=later, free_at=free_at))
         else:
-            queued = book.queued(group) if limit.max_queue is not None else 0
-            found.append(Crowd(limit, place, admitted=book.admitted(group), queued=queued))
+            queued = repo.queued(group) if limit.max_queue is not None else 0
+            found.append(LimitUsage(limit, place, admitted=repo.admitted(group), queued=queued))
     return found
 
 
-def _kept_out(crowds: Sequence[Crowd], now: int) -> bool:
+def _kept_out(crowds: Sequence[LimitUsage], now: int) -> bool:
     """Whether a run must wait for the end of another. Limits on starts only tell it when it may begin."""
-    return any(crowd.full(now) for crowd in crowds if not crowd.limit.per)
+    return any(usage.full(now) for usage in crowds if not usage.limit.per)
 
 
-def _note_starts(book: Book, now: int, run: Run, crowds: Sequence[Crowd]) -> int | None:
+def _note_starts(repo: RunRepository, now: int, run: Run, crowds: Sequence[LimitUsage]) -> int | None:
     """Count a start, and tell when it may be made; None: at once."""
-    limited = [crowd for crowd in crowds if crowd.limit.per]
-    begins = max((crowd.free_at for crowd in limited), default=0)
-    for crowd in limited:
-        book.note_start(group_of(run.workflow, crowd.place), max(begins, now), run.id, crowd.limit, now)
+    limited = [usage for usage in crowds if usage.limit.per]
+    begins = max((usage.free_at for usage in limited), default=0)
+    for usage in limited:
+        repo.note_start(group_of(run.workflow, usage.place), max(begins, now), run.id, usage.limit, now)
     return begins if begins > now else None
 
 
-def _arrival(book: Book, now: int, run: Run) -> int:
+def _arrival(repo: RunRepository, now: int, run: Run) -> int:
     """A number that is higher than those of all who came before."""
-    last = (book.last_arrival(group_of(run.workflow, place), run.priority) for place in run.places)
+    last = (repo.last_arrival(group_of(run.workflow, place), run.priority) for place in run.places)
     return max(now, *(before + 1 for before in last)) if run.places else 0
 
 
-def _victim(book: Book, group: str, newcomer: str) -> Run | None:
+def _victim(repo: RunRepository, group: str, newcomer: str) -> Run | None:
     """Who makes room: the oldest that was let in and is not stopping yet; else who has waited, and was first."""
     for queued in (False, True):
-        for name in book.members(group, queued=queued, limit=None):
-            run = book.run(name)
+        for name in repo.members(group, queued=queued, limit=None):
+            run = repo.run(name)
             if run is not None and run.id != newcomer and not run.cancelling:
                 return run
     return None
 
 
-def _waiting(book: Book, group: str) -> Iterator[Run]:
+def _waiting(repo: RunRepository, group: str) -> Iterator[Run]:
     """Those who wait, in their order, few at a time: seldom is anyone but the first looked at.
 
     The caller stops when the limit is full: then at most `FURTHER` times as many were read as were needed for that. A
@@ -197,12 +199,12 @@ def _waiting(book: Book, group: str) -> Iterator[Run]:
     seen: set[str] = set()
     limit = FIRST_LOOK
     while True:
-        names = book.members(group, queued=True, limit=limit)
+        names = repo.members(group, queued=True, limit=limit)
         for name in names:
             run = None
             if name not in seen:
                 with suppress(RecordUnreadable):  # one that is damaged must not hold the others up
-                    run = book.run(name)
+                    run = repo.run(name)
             seen.add(name)
             if run is not None:
                 yield run

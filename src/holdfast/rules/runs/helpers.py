@@ -9,34 +9,34 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from . import record as rule
 from .outcomes import Posted
-from .record import Event, Run
-from .repository import Book
+from .record import Run, RunEvent
+from .repository import RunRepository
 
 
-def lives(book: Book, now: int, worker: str) -> bool:
+def is_alive(repo: RunRepository, now: int, worker: str) -> bool:
     """Whether a worker's lease is held."""
-    return bool(worker) and rule.holds(book.lock(rule.worker_key(worker)), now, worker)
+    return bool(worker) and rule.holds(repo.lock(rule.worker_key(worker)), now, worker)
 
 
-def works(book: Book, now: int, worker: str) -> bool:
+def can_drive(repo: RunRepository, now: int, worker: str) -> bool:
     """Whether a worker may be given runs: one that is not enlisted would never be found dead."""
-    return lives(book, now, worker) and any(one.id == worker for one in book.workers())
+    return is_alive(repo, now, worker) and any(one.id == worker for one in repo.workers())
 
 
-def holder_of(book: Book, now: int, run: Run | None) -> str:
+def holder_of(repo: RunRepository, now: int, run: Run | None) -> str:
     """Who drives a run, for people; empty if nobody living does."""
-    if run is None or not lives(book, now, run.worker):
+    if run is None or not is_alive(repo, now, run.worker):
         return ""
-    name = next((worker.name for worker in book.workers() if worker.id == run.worker), "")
+    name = next((worker.name for worker in repo.workers() if worker.id == run.worker), "")
     return name or run.worker
 
 
-def free(book: Book, now: int, run: Run) -> bool:
+def free(repo: RunRepository, now: int, run: Run) -> bool:
     """Whether nobody who lives drives a run, and nobody has locked it from outside."""
-    return not lives(book, now, run.worker) and not rule.holds(book.lock(rule.run_key(run.workflow, run.id)), now)
+    return not is_alive(repo, now, run.worker) and not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
 
 
-def wake(book: Book, now: int, run: Run) -> tuple[str, ...]:
+def wake(repo: RunRepository, now: int, run: Run) -> tuple[str, ...]:
     """Whom to tell of a run: its driver, else a worker that could drive it, now one and now another."""
     if run.worker:
         return (rule.hint_for(run.worker, run.id),) if run.posted else ()
@@ -44,13 +44,13 @@ def wake(book: Book, now: int, run: Run) -> tuple[str, ...]:
         return ()
     able: list[str] = []
     with suppress(RecordUnreadable):  # it is a hint: nobody is kept from what was decided
-        able += [worker.id for worker in book.workers() if run.type in worker.types and lives(book, now, worker.id)]
+        able += [worker.id for worker in repo.workers() if run.type in worker.types and is_alive(repo, now, worker.id)]
     return (rule.hint_for(able[sum(run.id.encode()) % len(able)], run.id),) if able else ()
 
 
-def post(book: Book, now: int, before: Run, event: Event) -> Posted:
+def post(repo: RunRepository, now: int, before: Run, event: RunEvent) -> Posted:
     """Put an event into the inbox of a living run; its driver is told, or it becomes due."""
     after = rule.posted(before, now, event.kind)
-    book.save(after)
-    book.post(before.id, replace(event, number=after.posted, at=now))
-    return Posted(number=after.posted, fresh=True, run=after, woken=wake(book, now, after))
+    repo.save(after)
+    repo.post(before.id, replace(event, number=after.posted, at=now))
+    return Posted(number=after.posted, fresh=True, run=after, woken=wake(repo, now, after))

@@ -34,7 +34,7 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     max_queue: int | None = None
 
 
-class Terms(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class WorkflowLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The limits of a workflow, as they were published last. Of two that differ that of the higher version counts."""
 
     limits: tuple[Limit, ...] = ()
@@ -52,18 +52,18 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return next((limit for limit in self.limits if limit.name == name), None)
 
 
-class Place(NamedTuple):
+class LimitKey(NamedTuple):
     """Where a run is counted: under this limit, with this key (JSON text; empty: all runs of the workflow)."""
 
     limit: str
     key: str = ""
 
 
-class Crowd(msgspec.Struct, frozen=True):
+class LimitUsage(msgspec.Struct, frozen=True):
     """How full a limit is. `free_at` is when the next start is allowed by a limit on starts; 0: it is none."""
 
     limit: Limit
-    place: Place
+    place: LimitKey
     admitted: int = 0
     queued: int = 0
     free_at: int = 0
@@ -78,7 +78,7 @@ class Crowd(msgspec.Struct, frozen=True):
         return self.limit.max_queue is not None and self.queued >= self.limit.max_queue
 
 
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+class LimitVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is to happen to a start, and which limit says so. `retry_in`: when it may be tried again, where known."""
 
     what: Answer
@@ -88,31 +88,31 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_in: int | None = None
 
 
-ADMITTED = Verdict("admit")
+ADMITTED = LimitVerdict("admit")
 
 
-def group_of(workflow: str, place: Place) -> str:
+def group_of(workflow: str, place: LimitKey) -> str:
     """The name of those who are counted together.
 
-    >>> group_of("order", Place("customer", '"ann"'))
+    >>> group_of("order", LimitKey("customer", '"ann"'))
     'order/customer/"ann"'
     """
     return f"{workflow}/{place.limit}/{place.key}"
 
 
-def decide(crowds: Sequence[Crowd], now: int) -> Verdict:
+def decide(crowds: Sequence[LimitUsage], now: int) -> LimitVerdict:
     """What happens to a start that is counted in these crowds: the strictest answer of those that are full."""
-    full = [crowd for crowd in crowds if crowd.full(now)]
+    full = [usage for usage in crowds if usage.full(now)]
     if not full:
         return ADMITTED
-    first = min(full, key=lambda crowd: STRICTEST_FIRST.index(crowd.limit.on_excess))
+    first = min(full, key=lambda usage: STRICTEST_FIRST.index(usage.limit.on_excess))
     what: Answer = first.limit.on_excess
-    if what == "queue" and (crammed := next((crowd for crowd in full if crowd.crammed), None)) is not None:
+    if what == "queue" and (crammed := next((usage for usage in full if usage.crammed), None)) is not None:
         first, what = crammed, "queue_full"
     retry_in = max(0, first.free_at - now) if first.limit.per else None
-    return Verdict(what, first.place.limit, first.place.key, first.limit.max, retry_in)
+    return LimitVerdict(what, first.place.limit, first.place.key, first.limit.max, retry_in)
 
 
-def newer(terms: Terms, known: Terms | None) -> bool:
+def newer(terms: WorkflowLimits, known: WorkflowLimits | None) -> bool:
     """Whether these terms take the place of those that are known: never those of a higher version."""
     return known is None or (terms != known and terms.version >= known.version)

@@ -17,7 +17,7 @@ from ...errors import RecordUnreadable
 from ..lock_record import Label, LockRecord, Overflow, Waiter
 from .lock_requests import attempt_of
 from .record import LockWait, Run, queue_group
-from .repository import Book
+from .repository import RunRepository
 
 LISTED = 32
 """How many runs are listed among the waiters of a lock's record; also how many are taken from the overflow at once."""
@@ -30,8 +30,8 @@ class OverflowReader:
     taken nothing.
     """
 
-    def __init__(self, book: Book, key: str) -> None:
-        self.book, self._key = book, key
+    def __init__(self, repo: RunRepository, key: str) -> None:
+        self.repo, self._key = repo, key
         self._taken: dict[tuple[str, int], LockWait] = {}
 
     def __call__(self, known: Overflow) -> tuple[list[Waiter], Overflow | None]:
@@ -47,12 +47,12 @@ class OverflowReader:
     def save(self) -> None:
         """Write what was taken: from now on the lock's record lists it."""
         for name in dict.fromkeys(run for run, _ in self._taken):
-            run = self.book.run(name)
+            run = self.repo.run(name)
             if run is not None:
                 kept = tuple(
                     wait for wait in run.waits if wait.key != self._key or (name, wait.number) not in self._taken
                 )
-                self.book.save(replace(run, waits=kept))
+                self.repo.save(replace(run, waits=kept))
         self._taken.clear()
 
     def forget(self) -> None:
@@ -66,11 +66,11 @@ class OverflowReader:
         """
         limit = len(self._taken) + LISTED + 1
         while True:
-            names = self.book.members(queue_group(self._key), queued=True, limit=limit)
+            names = self.repo.members(queue_group(self._key), queued=True, limit=limit)
             found: dict[str, Run] = {}
             for name in names:
                 with suppress(RecordUnreadable):
-                    run = self.book.run(name)
+                    run = self.repo.run(name)
                     if run is not None:
                         found[name] = run
             waits = sorted(
@@ -83,9 +83,9 @@ class OverflowReader:
             limit *= 2
 
 
-def reader_of(book: Book, key: str, record: LockRecord) -> OverflowReader | None:
+def reader_of(repo: RunRepository, key: str, record: LockRecord) -> OverflowReader | None:
     """What a decision about this record reads the overflow by; None: it has none."""
-    return None if record.overflow is None else OverflowReader(book, key)
+    return None if record.overflow is None else OverflowReader(repo, key)
 
 
 def waiter_of(run: str, wait: LockWait) -> Waiter:

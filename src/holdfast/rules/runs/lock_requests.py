@@ -12,7 +12,7 @@ MARK = "run:"
 """What the ids of the attempts of runs begin with; those of clients are `<channel>.<number>`."""
 
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class LockRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A run asks for a lock, or gives it back. `number` tells its asks apart; the same again is the same attempt.
 
     While it has or waits for a lock, the number of that ask is for no other key.
@@ -21,13 +21,13 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     number: int
     key: str
     give: bool = False
-    kind: Kind = "item"
+    kind: Kind = "mutex"
     permits: int = 1
     weight: int = 1
     ttl: int | None = None
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class LockAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What came of an ask.
 
     `granted` with its token and floor, `queued`, `given` back; `mismatch`: the key is in use as the kind `found`;

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from ..lock_outcomes import Outcome
-from .limits import ADMITTED, Terms, Verdict
-from .lock_requests import Said
-from .record import Event, Run, Worker
+from .limits import ADMITTED, LimitVerdict, WorkflowLimits
+from .lock_requests import LockAnswer
+from .record import Run, RunEvent, WorkerRecord
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     run: Run
     entries: tuple[str, ...]
-    events: tuple[Event, ...]
+    events: tuple[RunEvent, ...]
     held: tuple[tuple[int, int], ...] = ()
 
 
@@ -31,25 +31,25 @@ class Started(Outcome, frozen=True, kw_only=True):
     run: Run
     fresh: bool
     now: int
-    verdict: Verdict = ADMITTED
+    verdict: LimitVerdict = ADMITTED
 
 
 class Limited(Outcome, frozen=True, kw_only=True):
     """A limit keeps the run out. Nothing was changed."""
 
-    verdict: Verdict
+    verdict: LimitVerdict
 
 
-class TermsDiffer(Outcome, frozen=True, kw_only=True):
+class LimitsDiffer(Outcome, frozen=True, kw_only=True):
     """The run was started by other terms than those that were published last: these (None: none). Nothing changed."""
 
-    terms: Terms | None
+    terms: WorkflowLimits | None
 
 
-class TermsPublished(Outcome, frozen=True, kw_only=True):
+class LimitsPublished(Outcome, frozen=True, kw_only=True):
     """The terms that count now; `fresh` if they are new."""
 
-    terms: Terms
+    terms: WorkflowLimits
     fresh: bool
 
 
@@ -75,18 +75,18 @@ class Recorded(Outcome, frozen=True, kw_only=True):
     """The entries are in the journal. `done`: what was to happen then has happened too, else see `events`.
 
     `taken` are the children that could not be started, because their ids are those of other runs; `limited` those
-    that a limit keeps out; `said` is what came of its asks for locks, in their order.
+    that a limit keeps out; `answers` is what came of its asks for locks, in their order.
     """
 
     done: bool
     taken: tuple[str, ...] = ()
-    limited: dict[str, Verdict] = msgspec.field(default_factory=dict)
-    said: tuple[Said, ...] = ()
-    events: tuple[Event, ...]
+    limited: dict[str, LimitVerdict] = msgspec.field(default_factory=dict)
+    answers: tuple[LockAnswer, ...] = ()
+    events: tuple[RunEvent, ...]
     now: int
 
 
-class Refused(Outcome, frozen=True, kw_only=True):
+class RunRefused(Outcome, frozen=True, kw_only=True):
     """The run is not the caller's to change: it is driven by another, has ended, or is not there. Nothing changed."""
 
     run: Run | None
@@ -118,30 +118,30 @@ class RunPage(Outcome, frozen=True, kw_only=True):
     now: int
 
 
-class Census(Outcome, frozen=True, kw_only=True):
+class RunCounts(Outcome, frozen=True, kw_only=True):
     """How many living runs there are of each type."""
 
     counts: dict[str, int]
 
 
-class Owned(Outcome, frozen=True, kw_only=True):
+class OwnedRuns(Outcome, frozen=True, kw_only=True):
     """The runs that the store counts as this worker's, by id: the fence of each, and how many events it was sent."""
 
     runs: dict[str, tuple[int, int]]
 
 
-class Outlook(Outcome, frozen=True, kw_only=True):
+class NextDue(Outcome, frozen=True, kw_only=True):
     """When the next run of these types is due (None: none is); a dead worker's runs are due now."""
 
     next_due: int | None
     now: int
 
 
-class WorkersSeen(Outcome, frozen=True, kw_only=True):
+class WorkerList(Outcome, frozen=True, kw_only=True):
     """The workers that live, the latest last."""
 
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerRecord, ...]
 
 
-class Enlisted(Outcome, frozen=True, kw_only=True):
+class WorkerRegistered(Outcome, frozen=True, kw_only=True):
     """The worker is known, or known no more."""

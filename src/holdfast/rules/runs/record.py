@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..lock_record import LockRecord
-from .limits import Place, group_of
+from .limits import LimitKey, group_of
 
 Status = Literal["queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out"]
 """Living: waiting to be let in, for a worker, driven by one, waiting for a time or an event. The rest are the ends."""
@@ -64,7 +64,7 @@ class Stuck(msgspec.Struct, frozen=True, array_like=True):
 class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a store knows of a run besides its journal and its inbox.
 
-    `length` counts the entries of the journal, `posted` the events of the inbox, `lives` how often it was claimed.
+    `length` counts the entries of the journal, `posted` the events of the inbox, `claims` how often it was claimed.
     `due_at` is when a run that nobody drives may be claimed: a time, or `at_once`, or None: not before an event comes.
     `last` is the id of the last record that was made. `places` are the limits that count it while it lives; of those
     who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`. `locks` is what it has or
@@ -81,8 +81,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     fence: int = 0
     length: int = 0
     posted: int = 0
-    lives: int = 0
-    deaths: int = 0
+    claims: int = 0
+    crashes: int = 0
     request: str = ""
     last: str = ""
     key: str = ""
@@ -93,7 +93,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     result: str | None = None
     attributes: dict[str, Scalar] = {}
     watchers: tuple[str, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[LimitKey, ...] = ()
     priority: int = 0
     arrival: int = 0
     cancelling: bool = False
@@ -126,12 +126,12 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     parent: str = ""
     root: str = ""
     attributes: dict[str, Scalar] = {}
-    places: tuple[Place, ...] = ()
+    places: tuple[LimitKey, ...] = ()
     priority: int = 0
     terms: str = ""
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Something that came to a run from outside. Of events with the same key only the first is kept."""
 
     number: int = 0
@@ -155,10 +155,10 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     result: str
 
 
-Then = Park | Finish
+Ending = Park | Finish
 
 
-class Worker(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A worker as it is enlisted. It lives while its lease does: the lock with the key `worker_key(id)`."""
 
     id: str
@@ -186,7 +186,7 @@ class Membership(NamedTuple):
     run: str
     workflow: str
     """Empty where the group is the queue of a lock."""
-    place: Place | None
+    place: LimitKey | None
 
 
 def memberships(run: Run) -> list[Membership]:
@@ -311,7 +311,7 @@ def claim(run: Run, now: int, *, worker: str, type: str) -> Run:
         type=type,
         worker=worker,
         fence=new_fence(run, now),
-        lives=run.lives + 1,
+        claims=run.claims + 1,
         due_at=None,
         started_at=now if run.started_at is None else run.started_at,
     )
@@ -328,7 +328,7 @@ def recorded(
     *,
     entries: int,
     seen: int,
-    then: Then | None,
+    then: Ending | None,
     attributes: dict[str, Scalar] | None,
     request: str,
     locks: Locks = (),
@@ -341,7 +341,7 @@ def recorded(
     run = replace(
         run,
         length=run.length + entries,
-        deaths=0 if entries or then is not None else run.deaths,
+        crashes=0 if entries or then is not None else run.crashes,
         last=request,
         attributes=run.attributes if attributes is None else attributes,
         locks=locks,
@@ -364,7 +364,7 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         ended_at=now,
         worker="",
         due_at=None,
-        deaths=0,
+        crashes=0,
         watchers=(),
         locks=(),
         waits=(),
@@ -393,9 +393,9 @@ def postponed(run: Run, now: int) -> Run:
     return run if run.due_at is None or run.due_at > now else replace(run, due_at=now + POSTPONED)
 
 
-def buried(run: Run, now: int) -> Run:
+def orphaned(run: Run, now: int) -> Run:
     """The record of a run whose worker has died: for whoever claims it."""
-    return replace(run, status="pending", worker="", due_at=at_once(now), deaths=run.deaths + 1)
+    return replace(run, status="pending", worker="", due_at=at_once(now), crashes=run.crashes + 1)
 
 
 def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
@@ -407,7 +407,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         fence=new_fence(run, now),
         due_at=at_once(now),
         length=keep,
-        deaths=0,
+        crashes=0,
         last=request,
         result=None,
         ended_at=None,

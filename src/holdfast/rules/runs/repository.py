@@ -10,8 +10,8 @@ import msgspec
 from ..lock_record import LockRecord
 from ..record_type import R, RecordType
 from ..slot import Address, Slot
-from .limits import Limit, Place, Terms
-from .record import Event, Run, Scalar, Worker
+from .limits import Limit, LimitKey, WorkflowLimits
+from .record import Run, RunEvent, Scalar, WorkerRecord
 
 
 class RunFilter(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -41,7 +41,7 @@ def same(one: Scalar | None, other: Scalar | None) -> bool:
     return type(one) is type(other) and one == other
 
 
-class Book(Protocol):
+class RunRepository(Protocol):
     """A store's records of runs, within one atomic step."""
 
     def run(self, id: str) -> Run | None:
@@ -62,13 +62,13 @@ class Book(Protocol):
     def cut(self, run: str, keep: int) -> None:
         """Remove all entries but the first."""
 
-    def events(self, run: str, after: int) -> tuple[Event, ...]:
+    def events(self, run: str, after: int) -> tuple[RunEvent, ...]:
         """The inbox, from after this number on."""
 
     def event_with_key(self, run: str, key: str) -> int | None:
         """The number of the event with this key."""
 
-    def post(self, run: str, event: Event) -> None:
+    def post(self, run: str, event: RunEvent) -> None:
         """Write an event."""
 
     def unpost(self, run: str, numbers: Iterable[int]) -> None:
@@ -83,10 +83,10 @@ class Book(Protocol):
     def owned(self, worker: str, limit: int | None) -> Sequence[Run]:
         """The runs of a worker, by id."""
 
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """All workers that are enlisted, the latest last."""
 
-    def enlist(self, worker: Worker) -> None:
+    def enlist(self, worker: WorkerRecord) -> None:
         """Write a worker."""
 
     def dismiss(self, worker: str) -> None:
@@ -101,10 +101,10 @@ class Book(Protocol):
     def settle(self, key: str, now: int) -> None:
         """Settle a lock that nobody waits for, and write it if that changed it."""
 
-    def terms(self, workflow: str) -> Terms | None:
+    def terms(self, workflow: str) -> WorkflowLimits | None:
         """The limits of a workflow; None if none were ever published."""
 
-    def put_terms(self, workflow: str, terms: Terms) -> None:
+    def put_terms(self, workflow: str, terms: WorkflowLimits) -> None:
         """Write the limits of a workflow."""
 
     def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
@@ -119,7 +119,7 @@ class Book(Protocol):
     def last_arrival(self, group: str, priority: int) -> int:
         """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
 
-    def crowded(self, workflow: str) -> Sequence[Place]:
+    def crowded(self, workflow: str) -> Sequence[LimitKey]:
         """The places of a workflow where runs wait, in order."""
 
     def nth_start(self, group: str, n: int) -> int | None:
@@ -146,5 +146,5 @@ class Book(Protocol):
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that fit, the newest first, those after the cursor."""
 
-    def census(self) -> dict[str, int]:
+    def run_counts(self) -> dict[str, int]:
         """The number of living runs of each type."""

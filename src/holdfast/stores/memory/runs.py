@@ -10,14 +10,14 @@ from typing import Any
 from ...rules import lock
 from ...rules.lock_record import LockRecord
 from ...rules.record_type import R, RecordType
-from ...rules.runs.limits import Limit, Place, Terms, group_of
-from ...rules.runs.record import Event, Run, Worker, memberships
+from ...rules.runs.limits import Limit, LimitKey, WorkflowLimits, group_of
+from ...rules.runs.record import Run, RunEvent, WorkerRecord, memberships
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import EMPTY_SLOT, Address, Slot
 from .records import MemoryRecords
 
 
-class MemoryBook:
+class MemoryRunRepository:
     """The runs of one namespace. Used under the mutex of their space."""
 
     def __init__(
@@ -35,9 +35,9 @@ class MemoryBook:
         self._due: dict[str, list[tuple[int, str]]] = {}
         self._owned: dict[str, dict[str, None]] = {}
         self._journals: dict[str, list[str]] = {}
-        self._inboxes: dict[str, list[Event]] = {}
-        self._workers: dict[str, Worker] = {}
-        self._terms: dict[str, Terms] = {}
+        self._inboxes: dict[str, list[RunEvent]] = {}
+        self._workers: dict[str, WorkerRecord] = {}
+        self._terms: dict[str, WorkflowLimits] = {}
         self._queues: dict[str, list[tuple[int, int, str]]] = {}
         self._let_in: dict[str, list[tuple[int, str]]] = {}
         self._starts: dict[str, list[tuple[int, str]]] = {}
@@ -92,7 +92,7 @@ class MemoryBook:
         """Remove all entries but the first."""
         del self._journals[run][keep:]
 
-    def events(self, run: str, after: int) -> tuple[Event, ...]:
+    def events(self, run: str, after: int) -> tuple[RunEvent, ...]:
         """The inbox, from after this number on."""
         return tuple(event for event in self._inboxes.get(run, ()) if event.number > after)
 
@@ -100,7 +100,7 @@ class MemoryBook:
         """The number of the event with this key."""
         return next((event.number for event in self._inboxes.get(run, ()) if event.key == key), None)
 
-    def post(self, run: str, event: Event) -> None:
+    def post(self, run: str, event: RunEvent) -> None:
         """Write an event."""
         self._inboxes.setdefault(run, []).append(event)
 
@@ -124,11 +124,11 @@ class MemoryBook:
         """The runs of a worker, by id."""
         return [self._runs[name] for name in sorted(self._owned.get(worker, ()))[:limit]]
 
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """All workers that are enlisted, the latest last."""
         return sorted(self._workers.values(), key=lambda worker: (worker.since, worker.id))
 
-    def enlist(self, worker: Worker) -> None:
+    def enlist(self, worker: WorkerRecord) -> None:
         """Write a worker."""
         self._workers[worker.id] = worker
 
@@ -142,11 +142,11 @@ class MemoryBook:
         if before is not None and (after := lock.settle(before, now)[0]) is not before:
             self.put_lock(key, after)
 
-    def terms(self, workflow: str) -> Terms | None:
+    def terms(self, workflow: str) -> WorkflowLimits | None:
         """The limits of a workflow; None if none were ever published."""
         return self._terms.get(workflow)
 
-    def put_terms(self, workflow: str, terms: Terms) -> None:
+    def put_terms(self, workflow: str, terms: WorkflowLimits) -> None:
         """Write the limits of a workflow."""
         self._terms[workflow] = terms
 
@@ -169,7 +169,7 @@ class MemoryBook:
         waiting = (arrival for rank, arrival, _ in self._queues.get(group, ()) if rank == -priority)
         return max(let_in[-1][0] if let_in else 0, *waiting, 0)
 
-    def crowded(self, workflow: str) -> Sequence[Place]:
+    def crowded(self, workflow: str) -> Sequence[LimitKey]:
         """The places of a workflow where runs wait, in order."""
         runs = (self._runs[first[0][-1]] for first in self._queues.values())
         places = {place for run in runs if run.workflow == workflow for place in run.places}
@@ -220,7 +220,7 @@ class MemoryBook:
                     break
         return found
 
-    def census(self) -> dict[str, int]:
+    def run_counts(self) -> dict[str, int]:
         """The number of living runs of each type."""
         return dict(Counter(run.type for run in self._runs.values() if run.living))
 

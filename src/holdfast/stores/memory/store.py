@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from weakref import WeakSet, WeakValueDictionary
 
-from ...commands import Cleanup, Command, ListLocks, LockCommand, Page, Settle, SettleDue, SlotCommand, Swept
+from ...commands import Cleanup, Command, ListLocks, LockCommand, LockPage, Settle, SettleDue, SlotCommand, Swept
 from ...commands.runs import RunCommand
 from ...errors import InvalidKey, InvalidOption, StoreUnusable
 from ...platform import after_fork_in_child
@@ -29,7 +29,7 @@ from ..common import at_least_one, by_key, decided, failed, listed, swept, woken
 from ..contract import Capabilities, Clock, Finding, Hint, Role
 from ..records import is_about_a_record
 from .records import MemoryRecords
-from .runs import MemoryBook
+from .runs import MemoryRunRepository
 
 if TYPE_CHECKING:
     from ..contract import Connection, Store, Watch
@@ -72,7 +72,7 @@ class _Space:
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
         self.typed = MemoryRecords()
-        self.runs = MemoryBook(self.records.get, self.put, self.slots, self.typed)
+        self.runs = MemoryRunRepository(self.records.get, self.put, self.slots, self.typed)
         self.watches: dict[str, list[MemoryWatch]] = {}
         self._sorted: list[str] | None = []
 
@@ -283,11 +283,11 @@ def _answer(space: _Space, command: Command, now: int) -> Outcome:
     raise TypeError(f"{type(command).__name__} is not a command that this store knows")
 
 
-def _list(space: _Space, command: ListLocks, now: int) -> Page:
+def _list(space: _Space, command: ListLocks, now: int) -> LockPage:
     limit = at_least_one(command.limit)
     keys = list(islice(space.keys_after(command.after, command.prefix), limit + 1))
     items = tuple(listed(key, space.records[key], now) for key in keys[:limit])
-    return Page(items=items, next=keys[limit - 1] if len(keys) > limit else None, now=now)
+    return LockPage(items=items, next=keys[limit - 1] if len(keys) > limit else None, now=now)
 
 
 def _settle_due(space: _Space, command: SettleDue, now: int) -> Swept:

@@ -47,14 +47,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return f"<Options of the schema {self.schema!r}>"
 
 
-def options_of(said: Mapping[str, object]) -> Options:
+def options_of(given: Mapping[str, object]) -> Options:
     """The options as they were said, checked."""
-    unknown = sorted(set(said) - set(OURS))
+    unknown = sorted(set(given) - set(OURS))
     if unknown:
         raise InvalidOption(f"there is no option {unknown[0]!r} for PostgreSQL; there are {', '.join(OURS)}")
-    timeout = seconds(said.get("timeout", TIMEOUT_SECONDS), what="timeout")  # type: ignore[arg-type]
-    wakeup, advisory = said.get("wakeup", "auto"), str(said.get("advisory", "false")).lower()
-    listen = str(said.get("listen", ""))
+    timeout = seconds(given.get("timeout", TIMEOUT_SECONDS), what="timeout")  # type: ignore[arg-type]
+    wakeup, advisory = given.get("wakeup", "auto"), str(given.get("advisory", "false")).lower()
+    listen = str(given.get("listen", ""))
     if listen and scheme_of(listen).partition("+")[0] not in ("postgresql", "postgres"):
         raise InvalidOption("listen= takes the postgresql:// URL of the server itself, percent-encoded")
     if wakeup not in ("auto", "poll") or timeout <= 0 or advisory not in ("true", "false"):
@@ -62,7 +62,7 @@ def options_of(said: Mapping[str, object]) -> Options:
             "a PostgreSQL store takes wakeup=auto or poll, advisory=true or false, and a timeout above 0"
         )
     return Options(
-        schema=_checked_schema(str(said.get("schema", DEFAULT_SCHEMA))),
+        schema=_checked_schema(str(given.get("schema", DEFAULT_SCHEMA))),
         timeout=timeout,
         wakeup="poll" if wakeup == "poll" else "auto",
         advisory=advisory == "true",
@@ -84,8 +84,8 @@ def from_pool(pool: Any) -> tuple[Connect, dict[str, Any]]:
         return psycopg.connect(text, **{**missing, **options, "client_encoding": "utf8"})
 
     text, options = settings()
-    said = {name: value for name, value in options.items() if isinstance(value, (str, int))}
-    return connect, {**conninfo.conninfo_to_dict(text), **said}
+    given = {name: value for name, value in options.items() if isinstance(value, (str, int))}
+    return connect, {**conninfo.conninfo_to_dict(text), **given}
 
 
 def from_engine(engine: Any) -> tuple[Connect, dict[str, Any]]:
@@ -115,10 +115,12 @@ def from_engine(engine: Any) -> tuple[Connect, dict[str, Any]]:
 def parse(url: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Take a URL apart: what libpq is to know, and what we are."""
     rest, _, query = url.partition("://")[2].partition("?")
-    said = dict(parse_qsl(query, keep_blank_values=True))
-    ours = {name: said.pop(name) for name in OURS if name in said}
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    ours = {name: given.pop(name) for name in OURS if name in given}
     try:
-        place = conninfo.conninfo_to_dict(f"postgresql://{rest}{'?' if said else ''}{urlencode(said, quote_via=quote)}")
+        place = conninfo.conninfo_to_dict(
+            f"postgresql://{rest}{'?' if given else ''}{urlencode(given, quote_via=quote)}"
+        )
     except psycopg.Error as error:
         unknown = _UNKNOWN.search(str(error))  # of what libpq says only a name may be repeated: the rest may be secret
         named = unknown is not None and f"{unknown[1]}=" in query and _OPTION.fullmatch(unknown[1]) is not None

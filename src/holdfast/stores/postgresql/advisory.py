@@ -29,13 +29,13 @@ Severed = Callable[[str], None]
 log = logging.getLogger("holdfast.stores")
 
 
-class Anchor:
+class AdvisorySession:
     """The session of one store, opened when it is first needed and again after it was lost."""
 
     def __init__(self, connect: Connect, *, timeout: float) -> None:
         self._connect, self._timeout = connect, timeout
         self._lock = threading.Lock()
-        self._rope: _Rope | None = None
+        self._session: _WatchedSession | None = None
         self._tell: list[Severed] = []
 
     def on_severed(self, tell: Severed) -> None:
@@ -45,21 +45,21 @@ class Anchor:
     def number(self) -> int:
         """The number of the living session."""
         with self._lock:
-            if self._rope is None or self._rope.severed:
-                self._rope = _Rope(Session(self._connect, timeout=self._timeout), self._lost)
-            return self._rope.number
+            if self._session is None or self._session.severed:
+                self._session = _WatchedSession(Session(self._connect, timeout=self._timeout), self._lost)
+            return self._session.number
 
     def holds(self, number: int) -> bool:
         """Whether the session of this number is still the living one."""
-        rope = self._rope
-        return rope is not None and rope.number == number and not rope.severed
+        session = self._session
+        return session is not None and session.number == number and not session.severed
 
     def close(self) -> None:
         """End the session, and with it whatever is still tied to it."""
         with self._lock:
-            rope, self._rope = self._rope, None
-        if rope is not None:
-            rope.close()
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def _lost(self, reason: str) -> None:
         for tell in list(self._tell):
@@ -69,21 +69,21 @@ class Anchor:
                 log.exception("what was to be told of a lost connection failed")
 
 
-_ropes: WeakSet[_Rope] = WeakSet()
+_sessions: WeakSet[_WatchedSession] = WeakSet()
 
 
 def _let_go_after_fork() -> None:
     """A child that kept the socket would keep the session of its dead parent alive."""
-    for rope in list(_ropes):
+    for session in list(_sessions):
         with suppress(OSError):
-            os.close(rope.socket)
-    _ropes.clear()
+            os.close(session.socket)
+    _sessions.clear()
 
 
 after_fork_in_child(_let_go_after_fork)
 
 
-class _Rope:
+class _WatchedSession:
     """One session with its number, and the thread that notices its end."""
 
     def __init__(self, session: Session, lost: Severed) -> None:
@@ -101,7 +101,7 @@ class _Rope:
             raise
         self.socket = session.connection.pgconn.socket
         self._closed = False
-        _ropes.add(self)
+        _sessions.add(self)
         self._bell, self._ring = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="holdfast-anchor", daemon=True)
         try:
@@ -128,7 +128,7 @@ class _Rope:
             reason = " ".join(str(error).split())
         finally:
             self.severed = True
-            _ropes.discard(self)
+            _sessions.discard(self)
             self._session.close()
             os.close(self._bell)
             os.close(self._ring)

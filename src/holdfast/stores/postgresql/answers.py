@@ -1,8 +1,8 @@
 """From the rows of one reading trip to a snapshot: which rows are ours, and what the rules may know.
 
 A row that may be written and is not locked, though it is there, belongs to another transaction: its answer is
-`Occupied`, never an empty record. A row that is not there is answered with None. A count whose lock another transaction
-has is `Occupied` as well: nothing is counted without its lock.
+`RowLocked`, never an empty record. A row that is not there is answered with None. A count whose lock another
+transaction has is `RowLocked` as well: nothing is counted without its lock.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 
 from ...errors import RecordUnreadable
 from ...rules.lock_record import LockRecord
-from ...rules.runs.record import Run, Worker, run_key, worker_key
-from ...rules.slot import Past, Slot
+from ...rules.runs.record import Run, WorkerRecord, run_key, worker_key
+from ...rules.slot import Slot, WriteHistory
 from .. import questions as q
-from ..questions import Occupied, Question, Snapshot
+from ..questions import Question, RowLocked, Snapshot
 from .records import events_of, lock_of, run_of, unreadable, worker_of
 from .session import Rows, Statement
 
 _json = msgspec.json.Encoder()
 _ids = msgspec.json.Decoder(list[str])
-_past = msgspec.json.Decoder(Past)
+_past = msgspec.json.Decoder(WriteHistory)
 
 Parse = Callable[[Rows], object]
 
@@ -52,7 +52,7 @@ class Answers:
         self._claimed: list[str] = []
         self._texts: dict[str, tuple[bytes, bytes | None]] = {}
         self._due: dict[tuple[type[Question], str], list[tuple[int, str]]] = defaultdict(list)
-        self._enlisted: list[Worker] = []
+        self._enlisted: list[WorkerRecord] = []
         self._counted: list[tuple[int, Question, Question]] = []
         """Questions whose answers need an advisory lock: its number, what is named as busy, and the question."""
         self._missed: set[int] = set()
@@ -189,7 +189,7 @@ class Answers:
             found[text_of(run)].append(tuple(event))
         for name, some in found.items():
             events = events_of(name, some)
-            self._answers.append((q.Events(name, 0), events))
+            self._answers.append((q.RunEvents(name, 0), events))
             if isinstance(events, RecordUnreadable):
                 self._runs[name] = events
 
@@ -243,7 +243,7 @@ class Answers:
             if lease is not None:
                 self._texts[key] = (lease, severed)
         self._enlisted = workers
-        self._answers.append((q.EnlistedWorkers(), workers))
+        self._answers.append((q.RegisteredWorkers(), workers))
 
     def _take_due(self, kind: type[q.RunsAtOnce | q.RunsByTime]) -> Parse:
         def take(rows: Rows) -> None:
@@ -260,7 +260,7 @@ class Answers:
             return answer
         if isinstance(answer, RecordUnreadable):
             return answer  # whoever has it
-        return Occupied(question, answer)
+        return RowLocked(question, answer)
 
     def _put_runs(self, snapshot: Snapshot) -> None:
         owned = {one.worker for one in self._by[q.RunsOf] if one in self._changing}
@@ -268,12 +268,12 @@ class Answers:
             question, run = q.RunById(name), self._runs.get(name)
             free = self._free(question, run)
             if isinstance(run, Run) and run.worker in owned and question not in self._owned:
-                free = Occupied(question, run)
+                free = RowLocked(question, run)
             snapshot.put(question, free)
         enlisted = {worker.id for worker in self._enlisted}
         for one in self._by[q.RunsOf]:
             if one in self._changing and one.worker in enlisted - self._workers_had:
-                snapshot.put(one, Occupied(one))
+                snapshot.put(one, RowLocked(one))
 
     def _put_locks(self, snapshot: Snapshot) -> None:
         keys = {one.key for one in self._by[q.LockByKey]} | {worker_key(worker.id) for worker in self._enlisted}
@@ -307,7 +307,7 @@ class Answers:
         for number, named, question in self._counted:
             if number in self._missed:
                 seen = [answer for one, answer in self._answers if one == question] if question == named else []
-                snapshot.put(question, Occupied(named, *seen))
+                snapshot.put(question, RowLocked(named, *seen))
 
 
 def text_of(value: bytes | None) -> str:

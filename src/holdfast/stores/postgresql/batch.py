@@ -21,12 +21,12 @@ from ...rules.runs.record import Finish
 from .. import batch_cost, executor
 from ..common import failed, flaw
 from ..footprint import footprint
-from ..questions import GroupSize, LockByKey, Question, RecordAt, RunById, SlotAt, TermsOf
+from ..questions import GroupSize, LimitsOf, LockByKey, Question, RecordAt, RunById, SlotAt
 from .contention import kept_locked, table_locked
 from .native import Part, outcomes_of, parts_of, statement_for
 from .reading import busy_name
 from .repository import OwnTransactions, PostgresSource, Transactions
-from .session import BadData, Contended, LacksRights, Missing, Outrun
+from .session import BadData, Contended, LacksRights, NotInstalled, WriteConflict
 from .session_bound import tied
 
 PATIENCE = b"40"
@@ -41,11 +41,11 @@ STAYS_CROWDED = 8
 MOST_CROWDED = 1_000
 
 ROWS = (RunById, LockByKey, RecordAt, SlotAt)
-GROUPS = (GroupSize, TermsOf)
+GROUPS = (GroupSize, LimitsOf)
 """What can be waited for."""
 
 
-class Batch:
+class PostgresBatch:
     """What is the same for all batches of one connection."""
 
     def __init__(
@@ -155,7 +155,7 @@ class Batch:
         """Answer what can be answered; None for a command whose row is taken. What is `awaited` is waited for."""
         outcomes: list[Outcome | None] = [None] * len(commands)
         transactions = self._transactions
-        native = isinstance(transactions, OwnTransactions) and transactions.swift and not again
+        native = isinstance(transactions, OwnTransactions) and transactions.out_of_process and not again
         declined: list[int] = []
         for part in parts_of(commands, self._crowded) if native else [Part(None, list(range(len(commands))), [])]:
             places = part.places
@@ -181,16 +181,16 @@ class Batch:
                 part, schema=self._schema, namespace=namespace, at=source.at, told=source.told or ()
             )
             rows = transactions.call(statement)
-        except Missing as missing:
+        except NotInstalled as missing:
             self._make_functions(missing)
             return self._call(transactions, part, commands)
-        except (BadData, Contended, LacksRights, Outrun, TypeError, ValueError, OverflowError) as error:
+        except (BadData, Contended, LacksRights, WriteConflict, TypeError, ValueError, OverflowError) as error:
             source.hasty = source.hasty or (isinstance(error, Contended) and len(commands) > 1)  # it has waited
             return [None] * len(commands)
         source.wrote = source.wrote or bool(rows)
         return outcomes_of(part, commands, rows)
 
-    def _make_functions(self, missing: Missing) -> None:
+    def _make_functions(self, missing: NotInstalled) -> None:
         """Make functions that are missing, once a batch; nothing that needs them was carried out."""
         self._source.close()
         if self._mended or not self._mend():
@@ -224,7 +224,7 @@ class Batch:
         source.alone, source.awaited = alone, awaited
         try:
             outcomes, hints, _ = executor.execute(source, commands, in_halves=False)
-        except Missing as missing:
+        except NotInstalled as missing:
             self._make_functions(missing)
             return self._decide(commands, awaited, again=again)
         except executor.StepRefused:  # others were faster each time: each half is tried, and answered, by itself

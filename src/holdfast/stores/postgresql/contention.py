@@ -12,7 +12,7 @@ import msgspec
 from ...commands import Command
 from ...commands.runs import StartRun
 from ...errors import StoreContended, StoreUnavailable
-from ..questions import GroupSize, LockByKey, Question, RecordAt, RunById, TermsOf
+from ..questions import GroupSize, LimitsOf, LockByKey, Question, RecordAt, RunById
 from . import statements as sql
 from .reading import number_of
 from .session import Contended, Rows, Statement
@@ -76,7 +76,7 @@ def table_locked(look: Look, schema: str) -> StoreContended:
 
 
 def _process(look: Look, busy: Question, schema: str, namespace: bytes) -> str:
-    if isinstance(busy, GroupSize | TermsOf):
+    if isinstance(busy, GroupSize | LimitsOf):
         values: tuple[bytes, ...] = (str(number_of(namespace, busy)).encode(),)
         statement = Statement(sql.placed(_PROCESS + _OF_A_NUMBER, schema), values)
     elif isinstance(busy, RunById | LockByKey | RecordAt):
@@ -101,7 +101,7 @@ def _what(command: Command, busy: Sequence[Question]) -> str:
     if len(busy) > 1:
         return f"one of the rows of {', '.join(repr(_name(command, one)) for one in busy)} is"
     (one,) = busy or (None,)
-    if isinstance(one, TermsOf):
+    if isinstance(one, LimitsOf):
         return f"the limits of the workflow {one.workflow!r} are"
     if isinstance(one, GroupSize):
         workflow, _, rest = one.group.partition("/")

@@ -18,7 +18,7 @@ import msgspec
 
 from ...platform import after_fork_in_child, start_thread
 from ..contract import Hint
-from ..local_hints import Hinting, Near
+from ..local_hints import HintReceiver, LocalHints
 from .session import Connect, Session, readable
 
 POLL_SECONDS = 1.0
@@ -31,7 +31,7 @@ JOIN_SECONDS = 5.0
 
 log = logging.getLogger("holdfast.stores")
 
-near: Near[Listening] = Near()
+local_hints: LocalHints[Listening] = LocalHints()
 _ids = msgspec.json.Decoder(list[str])
 
 
@@ -44,13 +44,13 @@ def _named_in(text: bytes) -> list[str] | None:
 
 
 def _forget_after_fork() -> None:
-    near.forget()
+    local_hints.forget()
 
 
 after_fork_in_child(_forget_after_fork)
 
 
-class Listening(Hinting):
+class Listening(HintReceiver):
     """A subscription, with a thread and a connection of its own."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Listening(Hinting):
         os.set_blocking(self._ring, False)
         self._ringing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="holdfast-listen", daemon=True)
-        near.add(identity, channel, self)
+        local_hints.add(identity, channel, self)
         try:
             start_thread(self._thread)
         except BaseException:  # no thread can be had, or an interrupt: whichever end is closed, the other one goes too
@@ -115,7 +115,7 @@ class Listening(Hinting):
 
     def _leave(self) -> None:
         self._closed.set()
-        near.remove(self._identity, self._channel, self)
+        local_hints.remove(self._identity, self._channel, self)
         self._rouse()
 
     def _run(self) -> None:

@@ -12,11 +12,11 @@ from typing import Any, Protocol, get_args
 
 import msgspec
 
-from ...commands import ListLocks, Page
+from ...commands import ListLocks, LockPage
 from ...commands.runs import ListRuns
 from ...errors import RecordUnreadable
 from ...rules.lock_record import decode
-from ...rules.runs.outcomes import Census, RunPage
+from ...rules.runs.outcomes import RunCounts, RunPage
 from ...rules.runs.record import Run, Status
 from ...rules.runs.repository import RunFilter
 from ..common import at_least_one, end_of_prefix, listed
@@ -97,7 +97,7 @@ class Trips(Protocol):
         """Send statements together, in a transaction of their own, and return their rows."""
 
 
-class Asking:
+class ListReader:
     """Looks of one moment."""
 
     def __init__(self, trips: Trips, *, schema: str, namespace: str, at: bytes | None) -> None:
@@ -112,7 +112,7 @@ class Asking:
         self._now = int(now[0][0] or b"0")
         return rows
 
-    def list_locks(self, command: ListLocks) -> Page:
+    def list_locks(self, command: ListLocks) -> LockPage:
         """A page of locks, in the order of their keys."""
         _check(command.prefix, command.after)
         limit, prefix = min(at_least_one(command.limit), MAX_PAGE), command.prefix.encode()
@@ -127,11 +127,11 @@ class Asking:
                 items.append(listed(key, decode(key, text), self._now))
             except RecordUnreadable as error:
                 items.append(listed(key, error, self._now))
-        return Page(items=tuple(items), next=found[limit - 1][0] if len(found) > limit else None, now=self._now)
+        return LockPage(items=tuple(items), next=found[limit - 1][0] if len(found) > limit else None, now=self._now)
 
-    def count_runs(self) -> Census:
+    def count_runs(self) -> RunCounts:
         """The number of living runs of each type."""
-        return Census(counts={(kind or b"").decode(): int(many or b"0") for kind, many in self._rows(CENSUS)})
+        return RunCounts(counts={(kind or b"").decode(): int(many or b"0") for kind, many in self._rows(CENSUS)})
 
     def list_runs(self, command: ListRuns) -> RunPage:
         """A page of runs, the newest first; one further is looked for, to know whether there is more."""

@@ -17,8 +17,8 @@ from .session import Session
 
 @contextmanager
 def _session(url: str) -> Iterator[tuple[Session, str]]:
-    place, said = parse(url)
-    options = options_of(said)
+    place, given = parse(url)
+    options = options_of(given)
     with closing(Session(connector(place), timeout=options.timeout)) as session:
         yield session, options.schema
 

@@ -20,7 +20,7 @@ from ...commands.runs import RecordRun, StartRun
 from ...rules.lock_outcomes import Granted, Outcome, Released, Renewed
 from ...rules.runs import record as rule
 from ...rules.runs.outcomes import Recorded, Started
-from ...rules.runs.record import Finish, NewRun, Park, Then
+from ...rules.runs.record import Ending, Finish, NewRun, Park
 from .. import batch_cost
 from ..native_fields import KnownFields
 from .answers import encoded
@@ -108,7 +108,7 @@ def _record(command: RecordRun) -> Sequence[Any] | None:
     return sent if command.then is None else (*sent, _then(command.then))
 
 
-def _then(then: Then) -> tuple[object, ...]:
+def _then(then: Ending) -> tuple[object, ...]:
     return ("finish", then.status, then.result) if isinstance(then, Finish) else ("park", then.due_at)
 
 

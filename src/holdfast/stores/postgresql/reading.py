@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ...errors import RecordUnreadable
-from ...rules.runs.limits import Place, Terms
+from ...rules.runs.limits import LimitKey, WorkflowLimits
 from ...rules.runs.record import worker_key
 from .. import questions as q
 from ..common import end_of_prefix
@@ -33,15 +33,15 @@ SKIP, WAIT = "FOR UPDATE SKIP LOCKED", "FOR UPDATE"
 GROUPS_OF_A_WORKFLOW = 0xFF
 """A workflow has so many numbers for the locks of its groups: a thousand keys must not use up the server's locks."""
 
-_terms = msgspec.json.Decoder(Terms)
-_place = msgspec.json.Decoder(Place)
+_terms = msgspec.json.Decoder(WorkflowLimits)
+_place = msgspec.json.Decoder(LimitKey)
 
 COUNTS = (q.GroupSize, q.Members, q.LatestArrivals, q.LatestStarts, q.StartsToCome)
 """Questions about those who are counted together."""
-LISTS = (*COUNTS, q.CrowdedPlaces, q.RunsAtOnce, q.RunsByTime, q.LocksAfter)
+LISTS = (*COUNTS, q.QueuedLimitKeys, q.RunsAtOnce, q.RunsByTime, q.LocksAfter)
 
 
-class Reading(Answers):
+class PostgresReader(Answers):
     """One trip that reads, and what came of it."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Reading(Answers):
             self._lock()
         if self._has(q.RunById, q.RunsOf) or self._claims:
             self._read_runs()
-        if self._has(q.RunByKey, q.Entries, q.Events, q.EventByKey, q.TermsOf):
+        if self._has(q.RunByKey, q.Entries, q.RunEvents, q.EventByKey, q.LimitsOf):
             self._read_about_runs()
         self._read_records()
         if self._has(*LISTS):
@@ -113,9 +113,9 @@ class Reading(Answers):
     def _lock(self) -> None:
         how = WAIT if self._patient else SKIP
         self._lock_rows(self._awaited, WAIT)
-        if self._has(*COUNTS, q.CrowdedPlaces):
+        if self._has(*COUNTS, q.QueuedLimitKeys):
             self._lock_groups()
-        if self._has(q.RunsOf, q.EnlistedWorkers):
+        if self._has(q.RunsOf, q.RegisteredWorkers):
             self._lock_workers()
         if self._has(q.Claimable):
             self._lock_due()
@@ -149,16 +149,16 @@ class Reading(Answers):
         Locks that are waited for come first, in order: none of them is waited for while one that was tried is held.
         """
         groups = {one.group: one for kind in COUNTS for one in self._by.get(kind, ())}
-        alone = {one.workflow for one in self._by[q.CrowdedPlaces]}
+        alone = {one.workflow for one in self._by[q.QueuedLimitKeys]}
         self._counts = bool(groups or alone)
-        shared = {one.workflow for one in self._by[q.TermsOf]} - alone if groups else set()
-        for kind in (*COUNTS, q.CrowdedPlaces, *((q.TermsOf,) if groups or alone else ())):
+        shared = {one.workflow for one in self._by[q.LimitsOf]} - alone if groups else set()
+        for kind in (*COUNTS, q.QueuedLimitKeys, *((q.LimitsOf,) if groups or alone else ())):
             for one in self._by.get(kind, ()):
                 named = busy_name(one)
                 self._counted.append((number_of(self._namespace, named), named, one))
         wanted = (
-            (sql.SHARED, sql.TRY_SHARED, [q.TermsOf(workflow) for workflow in shared]),
-            (sql.ALONE, sql.TRY_ALONE, [q.TermsOf(workflow) for workflow in alone]),
+            (sql.SHARED, sql.TRY_SHARED, [q.LimitsOf(workflow) for workflow in shared]),
+            (sql.ALONE, sql.TRY_ALONE, [q.LimitsOf(workflow) for workflow in alone]),
             (sql.ALONE, sql.TRY_ALONE, [busy_name(one) for one in groups.values()]),
         )
         everything = self._patient or self._alone
@@ -235,11 +235,11 @@ class Reading(Answers):
         self._ask_for(
             sql.EVENTS,
             self._all(
-                by[q.Events],
-                lambda row: q.Events(text_of(row[0]), whole(row[1])),
+                by[q.RunEvents],
+                lambda row: q.RunEvents(text_of(row[0]), whole(row[1])),
                 lambda one, rows: events_of(one.run, (row[2:] for row in rows)),
             ),
-            ((one.run, one.after) for one in by[q.Events]),
+            ((one.run, one.after) for one in by[q.RunEvents]),
         )
         self._ask_for(
             sql.EVENTS_BY_KEY,
@@ -255,11 +255,11 @@ class Reading(Answers):
             sql.TERMS,
             self._each(
                 "limits of the workflow",
-                by[q.TermsOf],
-                lambda row: q.TermsOf(text_of(row[0])),
+                by[q.LimitsOf],
+                lambda row: q.LimitsOf(text_of(row[0])),
                 lambda row: _terms.decode(row[1] or b""),
             ),
-            (one.workflow for one in by[q.TermsOf]),
+            (one.workflow for one in by[q.LimitsOf]),
         )
 
     def _read_records(self) -> None:
@@ -274,7 +274,7 @@ class Reading(Answers):
             self._ask(text, self._take_listed(one), *values)
         if self._has(q.LockByKey):
             self._ask_for(sql.LOCKS, self._take_locks, (one.key for one in self._by[q.LockByKey]))
-        if self._has(q.EnlistedWorkers):
+        if self._has(q.RegisteredWorkers):
             self._ask(sql.WORKERS, self._take_workers)
 
     def _read_lists(self) -> None:
@@ -311,11 +311,11 @@ class Reading(Answers):
         self._ask_for(
             sql.CROWDED,
             self._all(
-                by[q.CrowdedPlaces],
-                lambda row: q.CrowdedPlaces(text_of(row[0])),
+                by[q.QueuedLimitKeys],
+                lambda row: q.QueuedLimitKeys(text_of(row[0])),
                 lambda one, rows: _places(one.workflow, rows),
             ),
-            (one.workflow for one in by[q.CrowdedPlaces]),
+            (one.workflow for one in by[q.QueuedLimitKeys]),
         )
         for one in by[q.LocksAfter]:
             self._ask(sql.LOCKS_AFTER, self._list(one), one.after.encode(), _limit(one))
@@ -341,7 +341,7 @@ class Reading(Answers):
         self._ask_for(sql.NEXT_BY_TIME, self._take_due(q.RunsByTime), claimed)
 
 
-def _places(workflow: str, rows: Rows) -> tuple[tuple[Place, int], ...] | RecordUnreadable:
+def _places(workflow: str, rows: Rows) -> tuple[tuple[LimitKey, int], ...] | RecordUnreadable:
     try:
         return tuple((_place.decode(row[1] or b""), whole(row[2])) for row in rows)
     except msgspec.MsgspecError as error:
@@ -352,12 +352,12 @@ def busy_name(question: Question) -> Question:
     """How a row, a group or a workflow is named that another transaction has: the same for all questions about it."""
     if isinstance(question, COUNTS):
         return q.GroupSize(question.group, queued=False)
-    return q.TermsOf(question.workflow) if isinstance(question, q.CrowdedPlaces) else question
+    return q.LimitsOf(question.workflow) if isinstance(question, q.QueuedLimitKeys) else question
 
 
 def number_of(namespace: bytes, named: Question) -> int:
     """The number of the advisory lock of a group or a workflow."""
-    if isinstance(named, q.TermsOf):
+    if isinstance(named, q.LimitsOf):
         return _number(namespace, named.workflow)
     assert isinstance(named, q.GroupSize)  # noqa: S101  (there are two)
     workflow, bucket = f"{named.group.partition('/')[0]}/", _number(namespace, named.group) & GROUPS_OF_A_WORKFLOW

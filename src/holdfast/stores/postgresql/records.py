@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from ...errors import RecordUnreadable
 from ...rules.lock_record import LockRecord, decode
-from ...rules.runs.record import Event, Run, Worker
+from ...rules.runs.record import Run, RunEvent, WorkerRecord
 
 COLUMNS = (
-    "id", "type", "status", "created_at", "due_at", "worker", "fence", "length", "posted", "lives", "deaths", "last",
+    "id", "type", "status", "created_at", "due_at", "worker", "fence", "length", "posted", "claims", "crashes", "last",
     "key", "parent", "started_at", "ended_at", "result", "attributes", "watchers",
 )  # fmt: skip
 """The fields of a run that are columns; each bears the name of its field."""
@@ -61,31 +61,31 @@ def unreadable(what: str, name: str, error: Exception) -> RecordUnreadable:
     )
 
 
-def events_of(run: str, rows: Iterable[Sequence[bytes | None]]) -> tuple[Event, ...] | RecordUnreadable:
+def events_of(run: str, rows: Iterable[Sequence[bytes | None]]) -> tuple[RunEvent, ...] | RecordUnreadable:
     """The events of a run from their rows: number, key and text; or why one of them cannot be read."""
     events = []
     for number, key, text in rows:
         try:
             fields = {**_row.decode(text or b""), "number": int(number or b"0"), "key": (key or b"").decode()}
-            events.append(msgspec.convert(fields, Event))
+            events.append(msgspec.convert(fields, RunEvent))
         except msgspec.MsgspecError as error:
             return unreadable("event of the run", run, error)
     return tuple(events)
 
 
-def worker_of(name: str, text: bytes) -> Worker:
+def worker_of(name: str, text: bytes) -> WorkerRecord:
     """A worker from its row.
 
     One that cannot be read is a worker without types: it is never woken for a run, and its lease is judged as any
     other, so that its runs are set free when it is gone. When it enlists again, its row is written anew.
     """
     try:
-        return msgspec.convert({**_row.decode(text), "id": name}, Worker)
+        return msgspec.convert({**_row.decode(text), "id": name}, WorkerRecord)
     except msgspec.MsgspecError:
-        return Worker(id=name, name=name, types=(), since=0)
+        return WorkerRecord(id=name, name=name, types=(), since=0)
 
 
-def event_text(event: Event) -> str:
+def event_text(event: RunEvent) -> str:
     """What an event's row holds besides its number and its key."""
     fields = msgspec.to_builtins(event)
     return _json.encode({name: value for name, value in fields.items() if name not in ("number", "key")}).decode()

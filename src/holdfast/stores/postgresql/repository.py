@@ -1,4 +1,4 @@
-"""A `Source` for the rules (executor.py): the rows of a PostgreSQL store, within one transaction a decision.
+"""A `RecordSource` for the rules (executor.py): the rows of a PostgreSQL store, within one transaction a decision.
 
 A decision is one trip that begins the transaction, locks and reads (reading.py), and one that writes, notifies
 and commits (writing.py); a rule that asks for more has all undone, and begins again with the larger set of
@@ -16,14 +16,14 @@ from ...commands import Command, Failed, ListLocks
 from ...commands.runs import CountRuns, ListRuns
 from ...errors import RecordUnreadable
 from ...rules.lock_outcomes import Outcome
-from ..questions import Changes, LockByKey, Occupied, Question, Snapshot
-from ..repository import Repository
+from ..questions import Changes, LockByKey, Question, RowLocked, Snapshot
+from ..repository import BatchRepository
 from . import lists
 from . import statements as sql
 from .contention import table_locked
-from .reading import Reading
-from .session import Contended, Missing, Outrun, Rows, Session, Statement
-from .writing import Writing, notification
+from .reading import PostgresReader
+from .session import Contended, NotInstalled, Rows, Session, Statement, WriteConflict
+from .writing import PostgresWriter, notification
 
 IDLE = b"1s"
 """For how long the server keeps the rows of a client that is paused within a transaction."""
@@ -79,7 +79,7 @@ class OwnTransactions:
         return (start, *self._settings(local=True)) if self._session.pooled else (start,)
 
     @property
-    def swift(self) -> bool:
+    def out_of_process(self) -> bool:
         """Whether a statement by itself has the settings that it needs."""
         return not self._session.pooled
 
@@ -101,7 +101,7 @@ class PostgresSource:
     guesses: Snapshot | None = None
 
     def __init__(
-        self, transactions: Transactions, *, schema: str, namespace: str, mend: Callable[[Missing], None]
+        self, transactions: Transactions, *, schema: str, namespace: str, mend: Callable[[NotInstalled], None]
     ) -> None:
         """`mend` makes functions that are missing, or raises."""
         self._transactions, self._schema, self._namespace, self._mend = transactions, schema, namespace, mend
@@ -126,7 +126,7 @@ class PostgresSource:
         self._open = False
         self._last = Changes()
         self._more: set[Question] = set()
-        self._reading: Reading | None = None
+        self._reading: PostgresReader | None = None
         self._snapshot: Snapshot | None = None
 
     def read(self, questions: Collection[Question], *, changing: Collection[Question]) -> Snapshot:
@@ -146,7 +146,7 @@ class PostgresSource:
     def _read(
         self, questions: Collection[Question], changing: Collection[Question], passed_over: Collection[str], wider: int
     ) -> Snapshot:
-        self._reading = reading = Reading(
+        self._reading = reading = PostgresReader(
             questions,
             changing,
             schema=self._schema,
@@ -176,12 +176,12 @@ class PostgresSource:
         self._last = Changes()
         return reading.snapshot(rows)
 
-    def write(self, repository: Repository, hints: Sequence[str], woken: Sequence[str]) -> bool:
+    def write(self, repository: BatchRepository, hints: Sequence[str], woken: Sequence[str]) -> bool:
         """Write the changes, notify and commit, in one trip."""
         reading, snapshot = self._reading, self._snapshot
         assert reading is not None  # noqa: S101  (the executor has read)
         assert snapshot is not None  # noqa: S101
-        writing = Writing(
+        writing = PostgresWriter(
             repository.changes,
             schema=self._schema,
             namespace=self._namespace.encode(),
@@ -196,7 +196,7 @@ class PostgresSource:
         self.writing, self.inserted = True, writing.inserted
         try:
             self._trip((*writing.statements, *notes, *self._transactions.commit))
-        except Outrun:
+        except WriteConflict:
             return False
         self._open = False
         self._more.clear()
@@ -219,7 +219,7 @@ class PostgresSource:
         """Whether more than one hold a lock or wait for it, as it was when it was last read or written."""
         record = self._last.locks.get(key)
         if record is None and self._snapshot is not None and self._snapshot.knows(LockByKey(key)):
-            with suppress(RecordUnreadable, Occupied):
+            with suppress(RecordUnreadable, RowLocked):
                 record = self._snapshot.get(LockByKey(key))
         return record is not None and len(record.holders) + len(record.waiters) > 1
 
@@ -247,7 +247,7 @@ class PostgresSource:
             self.close()
             try:
                 return self._scanned(command)
-            except Missing as missing:
+            except NotInstalled as missing:
                 self._mend(missing)
             except Contended:
                 tries -= 1
@@ -256,7 +256,7 @@ class PostgresSource:
                     return Failed(error=table_locked(self.look, self._schema))
 
     def _scanned(self, command: Command) -> Outcome:
-        asking = lists.Asking(self, schema=self._schema, namespace=self._namespace, at=self.at)
+        asking = lists.ListReader(self, schema=self._schema, namespace=self._namespace, at=self.at)
         if isinstance(command, ListLocks):
             return asking.list_locks(command)
         if isinstance(command, ListRuns):

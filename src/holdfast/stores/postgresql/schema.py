@@ -50,7 +50,7 @@ PATIENCE = 30.0
 """Seconds that the making of a schema may take."""
 
 
-class NotOurs(StoreUnusable):
+class ForeignSchema(StoreUnusable):
     """The schema is somebody else's, or a newer version's."""
 
 
@@ -73,7 +73,7 @@ def script(name: str, schema: str) -> str:
 
 
 def tables_of(session: Session, schema: str) -> Tables:
-    """The tables that are there. Raises `NotOurs` where they are not Holdfast's."""
+    """The tables that are there. Raises `ForeignSchema` where they are not Holdfast's."""
     if session.ask(_THERE, (schema.encode(),)) != b"1":
         return Tables(0, 0)
     try:
@@ -83,14 +83,14 @@ def tables_of(session: Session, schema: str) -> Tables:
     except StoreUnusable:
         found = None
         if session.ask(_OF_DEVELOPMENT, (schema.encode(),)) == b"about.version locks.namespace locks.key locks.record":
-            raise NotOurs(
+            raise ForeignSchema(
                 f"the schema {schema!r} was made by an earlier development version of Holdfast. It was left as it is. "
                 f"Stop its clients, and drop it (DROP SCHEMA {quoted(schema)} CASCADE) or give another ?schema=: it is "
                 "made anew."
             ) from None
     numbers = (found or b"").split()
     if len(numbers) != len(Tables._fields) or not all(number.isdigit() for number in numbers):
-        raise NotOurs(f"the table {schema}.about says no version: this is not a schema of Holdfast's")
+        raise ForeignSchema(f"the table {schema}.about says no version: this is not a schema of Holdfast's")
     return Tables(*map(int, numbers))
 
 
@@ -107,7 +107,7 @@ def prepare(session: Session, schema: str) -> None:
                 "with this version ('holdfast schema install'), or run what 'holdfast schema sql' prints: "
                 "docs/stores/postgresql.md."
             ) from error
-        except NotOurs:
+        except ForeignSchema:
             raise
         except (Contended, BadData, StoreUnusable) as error:
             raise StoreUnavailable(f"the schema {schema!r} could not be made: {error}") from error
@@ -173,7 +173,7 @@ def _is_ready(session: Session, mine: FunctionSet) -> bool:
         )
     tables = tables_of(session, mine.schema)
     if tables.oldest_client > VERSION:
-        raise NotOurs(
+        raise ForeignSchema(
             f"the schema {mine.schema!r} was made by a newer Holdfast (version {tables.version}, for clients that know "
             f"version {tables.oldest_client} at least; this one knows {VERSION}): upgrade here"
         )

@@ -47,7 +47,7 @@ class Statement(NamedTuple):
     values: tuple[bytes | None, ...] = ()
 
 
-class Outrun(Exception):
+class WriteConflict(Exception):
     """Nothing was done: another transaction wrote first what this one was about to write. Read again, and decide."""
 
 
@@ -63,7 +63,7 @@ class Unprepared(Exception):
     """Nothing was done: this is not the session in which the statement was prepared."""
 
 
-class Missing(StoreUnusable):
+class NotInstalled(StoreUnusable):
     """The tables or functions are not there."""
 
 
@@ -335,21 +335,21 @@ def cannot_connect(error: psycopg.Error) -> StoreError:
 class _Meaning(NamedTuple):
     """What an SQLSTATE means for a command: what is raised, whether it may have happened, and what to do."""
 
-    error: type[StoreUnavailable | StoreUnusable | Contended | BadData | Unprepared | Outrun]
+    error: type[StoreUnavailable | StoreUnusable | Contended | BadData | Unprepared | WriteConflict]
     advice: str = "Nothing was done; it may be tried again."
     ambiguous: bool = False
 
 
 _UNKNOWN = _Meaning(StoreUnavailable, "The command may or may not have been carried out.", ambiguous=True)
 _MISSING = _Meaning(
-    Missing, "The tables or functions of Holdfast are gone; nothing was done, and the next call makes them again."
+    NotInstalled, "The tables or functions of Holdfast are gone; nothing was done, and the next call makes them again."
 )
 _MEANINGS = {
     "40001": _Meaning(Contended),
     "40P01": _Meaning(Contended),
     "55P03": _Meaning(Contended),
-    "23505": _Meaning(Outrun),  # a key or a run that another transaction has made
-    "HF001": _Meaning(Outrun),
+    "23505": _Meaning(WriteConflict),  # a key or a run that another transaction has made
+    "HF001": _Meaning(WriteConflict),
     "26000": _Meaning(Unprepared),
     "42P05": _Meaning(Unprepared),
     "22": _Meaning(BadData),

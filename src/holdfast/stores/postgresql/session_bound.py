@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec.structs import asdict, replace
 
 from ...commands import Acquire, Command, Transfer
-from ...rules.lock import Lock
+from ...rules.lock import LockState
 from ...rules.lock_outcomes import Granted, Outcome, Queued, Transferred
 from ...rules.lock_record import Holder, Waiter
 from .records import SESSION
@@ -21,12 +21,12 @@ UNTIED = ("hold", "lease")
 """A hold is kept for its whole window, and a lease by its owner's name: neither ends with a session."""
 
 
-class TiedAcquire(Acquire, frozen=True, kw_only=True):
+class SessionBoundAcquire(Acquire, frozen=True, kw_only=True):
     """An acquire whose grant, or place in the queue, ends with a session."""
 
     session: int
 
-    def decide(self, lock: Lock) -> Outcome:
+    def decide(self, lock: LockState) -> Outcome:
         """Decide, and note the session with the grant or the place."""
         outcome = super().decide(lock)
         if isinstance(outcome, Granted | Queued):
@@ -34,10 +34,10 @@ class TiedAcquire(Acquire, frozen=True, kw_only=True):
         return outcome
 
 
-class UntyingTransfer(Transfer, frozen=True, kw_only=True):
+class UnbindingTransfer(Transfer, frozen=True, kw_only=True):
     """A transfer: the grant of the new holder does not end with the session of the old one."""
 
-    def decide(self, lock: Lock) -> Outcome:
+    def decide(self, lock: LockState) -> Outcome:
         """Decide, and forget the session."""
         outcome = super().decide(lock)
         if isinstance(outcome, Transferred):
@@ -48,11 +48,11 @@ class UntyingTransfer(Transfer, frozen=True, kw_only=True):
 def tied(command: Command, session: int | None) -> Command:
     """The command as it is carried out: with a session, where its grant is to end with it."""
     if session is not None and type(command) is Acquire and command.kind not in UNTIED:
-        return TiedAcquire(**asdict(command), session=session)
-    return UntyingTransfer(**asdict(command)) if type(command) is Transfer else command
+        return SessionBoundAcquire(**asdict(command), session=session)
+    return UnbindingTransfer(**asdict(command)) if type(command) is Transfer else command
 
 
-def _note(lock: Lock, id: str, session: int | None) -> None:
+def _note(lock: LockState, id: str, session: int | None) -> None:
     """Note a session with what this attempt holds or waits for; None: forget it."""
     if (holder := lock.holders.get(id)) is not None:
         lock.hold(_with_session(holder, session))

@@ -27,12 +27,12 @@ from ..contract import Capabilities, Clock, Finding, Hint, Role
 from . import batch as postgres_batch
 from . import health, transactions
 from .address import DEFAULT_SCHEMA, Options, connector, from_engine, from_pool, options_of, parse, where_of
-from .advisory import Anchor, Severed
+from .advisory import AdvisorySession, Severed
 from .functions import VERSION, count_of, functions_for, note_use
-from .listen import Listening, near
+from .listen import Listening, local_hints
 from .repository import OwnTransactions
 from .schema import prepare, tables_of
-from .session import Connect, Missing, Session
+from .session import Connect, NotInstalled, Session
 
 if TYPE_CHECKING:
     from ..contract import Connection, Store, Watch
@@ -47,8 +47,8 @@ NOTE_SECONDS = 3_600.0
 
 def open_postgres(url: str, *, namespace: str, clock: Clock) -> Store:
     """Open the database of the URL. Nothing is sent before it is needed."""
-    place, said = parse(url)
-    options = options_of(said)
+    place, given = parse(url)
+    options = options_of(given)
     direct = parse(options.listen)[0] if options.listen else place
     return PostgresStore(
         connector(place),
@@ -72,24 +72,26 @@ def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mappin
             "AsyncClient too. Give the URL, a psycopg_pool.ConnectionPool, or a (sync) SQLAlchemy engine."
         )
     connect, place = from_pool(handle) if package == "psycopg_pool" else from_engine(handle)
-    said = options_of(options)
-    listen = connector(parse(said.listen)[0]) if said.listen else connect
+    given = options_of(options)
+    listen = connector(parse(given.listen)[0]) if given.listen else connect
     return PostgresStore(
         connect,
         listen=listen,
         where=where_of(place),
         namespace=namespace,
         clock=clock,
-        options=said,
+        options=given,
         apart=f"#engine-{id(handle)}" if package == "sqlalchemy" else "",
-        lender=transactions.Pooled(handle) if package == "psycopg_pool" else transactions.Engined(handle),
+        lender=transactions.PooledConnections(handle)
+        if package == "psycopg_pool"
+        else transactions.EngineConnections(handle),
     )
 
 
 def unready(url: str) -> str | None:
     """Why opening this URL would change the database; None where it would not."""
-    place, said = parse(url)
-    options = options_of(said)
+    place, given = parse(url)
+    options = options_of(given)
     session = Session(connector(place), timeout=options.timeout)
     mine = functions_for(options.schema)
     try:
@@ -123,7 +125,7 @@ def unready(url: str) -> str | None:
 class PostgresStore:
     """The records of one namespace in one database."""
 
-    swift: Literal[True] = True  # the server works on one half of a crowd while its process works on the other
+    out_of_process: Literal[True] = True  # the server works on one half of a crowd while its process works on the other
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class PostgresStore:
         clock: Clock,
         options: Options,
         apart: str = "",
-        lender: transactions.Lender | None = None,
+        lender: transactions.ConnectionSource | None = None,
     ) -> None:
         """`apart` tells stores apart whose address does not say where they lead: an engine's own settings do.
 
@@ -149,7 +151,7 @@ class PostgresStore:
         self.options = options
         self._connect, self._listen, self._where = connect, listen, where
         self._namespace, self._clock = namespace, clock
-        self._anchor = Anchor(listen, timeout=options.timeout) if options.advisory else None
+        self._advisory = AdvisorySession(listen, timeout=options.timeout) if options.advisory else None
         self._given = lender
         self._lender = lender or transactions.OwnConnections(connect)
         self._place = ""
@@ -166,7 +168,7 @@ class PostgresStore:
         session = self._session()
         return PostgresConnection(
             session,
-            postgres_batch.Batch(
+            postgres_batch.PostgresBatch(
                 OwnTransactions(session, patience=postgres_batch.PATIENCE),
                 schema=self.options.schema,
                 namespace=self._namespace,
@@ -174,7 +176,7 @@ class PostgresStore:
             ),
             identity=self.identity,
             clock=self._clock,
-            anchor=self._anchor,
+            advisory=self._advisory,
             note=self._note,
         )
 
@@ -214,7 +216,7 @@ class PostgresStore:
         self._noted = elapsed()
         try:
             note_use(session, self._functions)
-        except Missing:
+        except NotInstalled:
             return  # they are made again by the command that needs them
         except StoreUnavailable as error:
             error.ambiguous = False  # the commands were not sent yet
@@ -265,8 +267,8 @@ class PostgresStore:
 
     def on_severed(self, tell: Severed) -> None:
         """Call this, with the reason, when what was granted through this store has ended with its session."""
-        if self._anchor is not None:
-            self._anchor.on_severed(tell)
+        if self._advisory is not None:
+            self._advisory.on_severed(tell)
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Look at the server, the schema, durability, poolers and transactions that were left open."""
@@ -295,8 +297,8 @@ class PostgresStore:
         """End the anchor, if there is one, and the connections that are kept for users' transactions."""
         self._closed = True
         self._lender.close()
-        if self._anchor is not None:
-            self._anchor.close()
+        if self._advisory is not None:
+            self._advisory.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -309,16 +311,16 @@ class PostgresConnection:
     def __init__(
         self,
         session: Session,
-        batch: postgres_batch.Batch,
+        batch: postgres_batch.PostgresBatch,
         *,
         identity: str,
         clock: Clock,
-        anchor: Anchor | None,
+        advisory: AdvisorySession | None,
         note: Callable[[Session], None],
     ) -> None:
         self._session: Session | None = session
         self._batch, self._note = batch, note
-        self._anchor = anchor
+        self._advisory = advisory
         self._checked = 0
         self._identity = identity
         self._clock = None if clock is host_clock else clock
@@ -327,33 +329,33 @@ class PostgresConnection:
         """Carry the batch out in one statement; rows that somebody else has locked are asked for again, alone."""
         if self._session is None:
             raise StoreUnusable("this connection is closed: open a new one")
-        told = near.channels(self._identity)
+        told = local_hints.channels(self._identity)
         at = None if self._clock is None else str(self._clock()).encode()
         try:
             self._note(self._session)
             number = self._tie(commands)
             outcomes = self._batch.run(commands, at, told, session=number)
-            if number is not None and self._anchor is not None and not self._anchor.holds(number):
+            if number is not None and self._advisory is not None and not self._advisory.holds(number):
                 raise StoreUnavailable(  # noqa: TRY301  (one place tells those who wait)
                     "the session to which grants are tied was lost meanwhile", ambiguous=True
                 )
         except BaseException:
             for channel in told:  # the server has left it to us to tell them, and it is not known of what
-                near.tell(self._identity, channel, None)
+                local_hints.tell(self._identity, channel, None)
             raise
         if told and any(outcome.woken or outcome.hinted for outcome in outcomes):
             for channel, ids in woken_by_channel(outcomes, self._batch.hints).items():
-                near.tell(self._identity, channel, ids)
+                local_hints.tell(self._identity, channel, ids)
         return outcomes
 
     def _tie(self, commands: Sequence[Command]) -> int | None:
         """The number of the session that grants are tied to, if they are; checked once that it is of this database."""
-        if self._anchor is None or not any(isinstance(command, Acquire) for command in commands):
+        if self._advisory is None or not any(isinstance(command, Acquire) for command in commands):
             return None
-        number = self._anchor.number()
+        number = self._advisory.number()
         if number != self._checked and self._session is not None:
             free = self._session.ask(b"SELECT pg_try_advisory_xact_lock_shared($1)", (str(number).encode(),))
-            if free == b"t" and self._anchor.holds(number):
+            if free == b"t" and self._advisory.holds(number):
                 raise StoreUnusable(
                     "advisory=true needs one database for everything, and ?listen= leads to another one: locks of a "
                     "session are seen in its own database only. Give the same database in both."

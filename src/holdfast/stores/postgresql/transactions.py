@@ -22,8 +22,8 @@ from ...commands import Command
 from ...errors import InvalidOption, StoreContended, StoreError, StoreUnavailable, StoreUnusable
 from ...rules.lock_outcomes import Outcome
 from ..contract import Clock
-from .batch import Batch
-from .session import BadData, Connect, Missing, Rows, Statement, cannot_connect, refusal
+from .batch import PostgresBatch
+from .session import BadData, Connect, NotInstalled, Rows, Statement, cannot_connect, refusal
 from .statements import SETTINGS
 
 PATIENCE = b"2000"
@@ -65,18 +65,18 @@ _lent: WeakSet[Psycopg] = WeakSet()
 """Connections of blocks that are under way: their transactions are ended here and nowhere else."""
 
 
-class _Unfit(StoreUnusable, BadData):
+class _NotInTransaction(StoreUnusable, BadData):
     """A command cannot be carried out in a transaction of this kind."""
 
 
-class _SeesThePast(StoreContended, BadData):
+class _StaleSnapshot(StoreContended, BadData):
     """A row was changed since the transaction's snapshot: asking again within it is of no use."""
 
 
 # -- lending a connection -----------------------------------------------------------------------------------------
 
 
-class Lender(Protocol):
+class ConnectionSource(Protocol):
     """Where the connections of users' transactions come from."""
 
     def transaction(self) -> AbstractContextManager[Any]:
@@ -131,7 +131,7 @@ class OwnConnections:
                 self._idle.pop().close()
 
 
-class Pooled:
+class PooledConnections:
     """Connections of the user's own psycopg pool."""
 
     def __init__(self, pool: Any) -> None:
@@ -152,7 +152,7 @@ class Pooled:
         """Leave the pool to its owner."""
 
 
-class Engined:
+class EngineConnections:
     """Connections of the user's own SQLAlchemy engine."""
 
     def __init__(self, engine: Any) -> None:
@@ -369,7 +369,7 @@ def _sent(run: Run, statement: bytes, values: Sequence[bytes | None]) -> list[tu
     return run(text, named)
 
 
-class Within:
+class UserTransaction:
     """Somebody's transaction, in which each decision has a savepoint of its own."""
 
     begin: Sequence[Statement] = (
@@ -413,7 +413,7 @@ class Within:
     def check_counting(self) -> None:
         """Raise where a transaction would count what is past."""
         if (isolation := self._isolation()) not in COMMITTED:
-            raise _Unfit(
+            raise _NotInTransaction(
                 f"runs with limits cannot be counted in a transaction that is {isolation.upper()}, because it sees the "
                 "past. Nothing was done for this command. Use the isolation level READ COMMITTED for it."
             )
@@ -430,12 +430,12 @@ class Within:
                 _asked(self._run, statement.text)
         told = f"PostgreSQL says: {message} (SQLSTATE {state})."
         if state == READ_ONLY:
-            return _Unfit(
+            return _NotInTransaction(
                 f"{told} Nothing was done for this command: your transaction is read-only. Begin it READ WRITE, or "
                 "have default_transaction_read_only off for this role and database."
             )
         if state in (SERIALIZATION_FAILURE, UNIQUE_VIOLATION) and (isolation := self._isolation()) not in COMMITTED:
-            return _SeesThePast(
+            return _StaleSnapshot(
                 f"{told} Nothing was done for this command: your transaction is {isolation.upper()}, and somebody has "
                 "changed what the command is about since its snapshot. Roll the transaction back and run it again, or "
                 "use READ COMMITTED for it."
@@ -462,8 +462,8 @@ class JoinedConnection:
         """`missed` is called where the functions are gone: it makes them, for the next transaction."""
         self._driver, self._clock, self._missed = driver, clock, missed
         self._closed = False
-        within = Within(runner_of(connection, driver))
-        self._batch = Batch(within, schema=schema, namespace=namespace, patient=True)
+        within = UserTransaction(runner_of(connection, driver))
+        self._batch = PostgresBatch(within, schema=schema, namespace=namespace, patient=True)
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
         """Carry the commands out; they happen when the transaction is committed."""
@@ -475,7 +475,7 @@ class JoinedConnection:
             return self._batch.run(commands, at, None)
         except StoreError as error:
             error.ambiguous = False  # what is not committed has not happened
-            if isinstance(error, Missing):
+            if isinstance(error, NotInstalled):
                 self._missed()
             raise
 

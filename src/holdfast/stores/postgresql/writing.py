@@ -2,7 +2,8 @@
 
 A row that is ours is written as it is. A lease or a lock of a run that was only looked at is written if it is still
 what was read; any other row that is not ours is not written (`strange`). One that was not there is inserted, which
-fails if another transaction inserted it meanwhile. Then nothing is written (`Outrun`), and the rules decide again.
+fails if another transaction inserted it meanwhile. Then nothing is written (`WriteConflict`), and the rules decide
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from ...rules.runs.lock_requests import MARK
 from ...rules.runs.record import Run, memberships
 from ...rules.slot import client_of
 from ..footprint import LOOKED_AT
-from ..questions import Append, Changes, Cut, LockByKey, NotedStart, Post, Question, RecordAt, RunById, SlotAt
+from ..questions import (
+    AddEvent,
+    AppendEntries,
+    Changes,
+    LockByKey,
+    NotedStart,
+    Question,
+    RecordAt,
+    RunById,
+    SlotAt,
+    TruncateJournal,
+)
 from .answers import encoded
 from .record_statements import DELETE, INSERT, UPDATE, rows_of
 from .records import COLUMNS, event_text, row_of
@@ -31,7 +43,7 @@ LONGEST_NOTE = 7_900
 
 _TYPES = {
     "created_at": "bigint", "due_at": "bigint", "fence": "bigint", "length": "bigint", "posted": "bigint",
-    "lives": "bigint", "deaths": "bigint", "started_at": "bigint", "ended_at": "bigint", "watchers": "text[]",
+    "claims": "bigint", "crashes": "bigint", "started_at": "bigint", "ended_at": "bigint", "watchers": "text[]",
 }  # fmt: skip
 _NAMES = (*COLUMNS, "workflow", "plain", "rest")
 _SHAPE = ", ".join(f"{name} {_TYPES.get(name, 'boolean' if name == 'plain' else 'text')}" for name in _NAMES)
@@ -147,7 +159,7 @@ Stored = Callable[[Question], Any]
 """What a question's answer is in the store."""
 
 
-class Writing:
+class PostgresWriter:
     """The statements for one batch of changes."""
 
     def __init__(
@@ -216,9 +228,9 @@ class Writing:
         for run, steps in sorted(changes.journals.items()):
             entries = dict[int, str]()
             for step in steps:
-                keep = step.at if isinstance(step, Append) else step.keep
+                keep = step.at if isinstance(step, AppendEntries) else step.keep
                 entries = {number: entry for number, entry in entries.items() if number < keep}
-                if isinstance(step, Cut):
+                if isinstance(step, TruncateJournal):
                     cuts[run] = min(keep, cuts.get(run, keep))
                 else:
                     entries |= {step.at + place: entry for place, entry in enumerate(step.entries)}
@@ -232,7 +244,7 @@ class Writing:
         for run, posts in sorted(changes.inboxes.items()):
             events = {}
             for post in posts:
-                if isinstance(post, Post):
+                if isinstance(post, AddEvent):
                     events[post.event.number] = post.event
                 else:
                     events = {number: event for number, event in events.items() if number not in post.numbers}

@@ -16,9 +16,9 @@ from msgspec.structs import fields
 
 from ...errors import RecordUnreadable
 from ...rules.lock_record import Holder, LockRecord, Tombstone, Waiter, decode, encode
-from ...rules.runs.limits import Terms
-from ...rules.runs.record import Event, Run, Worker
-from ...rules.slot import Address, Past, Slot
+from ...rules.runs.limits import WorkflowLimits
+from ...rules.runs.record import Run, RunEvent, WorkerRecord
+from ...rules.slot import Address, Slot, WriteHistory
 
 MAX = 2**53 - 1
 _COUNTED = ("id", "length", "posted")
@@ -57,17 +57,17 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     name: _text if is_text else _DECODERS[name].decode for name, is_text in _IS_TEXT.items()
 }
 
-read_event = msgspec.json.Decoder(Event).decode
-read_worker = msgspec.json.Decoder(Worker).decode
-read_terms = msgspec.json.Decoder(Terms).decode
+read_event = msgspec.json.Decoder(RunEvent).decode
+read_worker = msgspec.json.Decoder(WorkerRecord).decode
+read_terms = msgspec.json.Decoder(WorkflowLimits).decode
 _INTEGERS = msgspec.json.Decoder(int)
 
 
-class _StoredPast(Past, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class _StoredWriteHistory(WriteHistory, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     empty: bool = False
 
 
-_past = msgspec.json.Decoder(_StoredPast)
+_past = msgspec.json.Decoder(_StoredWriteHistory)
 
 
 def text(value: Any) -> str:
@@ -123,14 +123,14 @@ def slot_of(key: str, version: str | None, value: str | None, past: str | None) 
         number = _INTEGERS.decode(version or "0")
     except msgspec.MsgspecError as error:
         raise unreadable("state", key, str(error)) from error
-    rest = Past(known.last, known.writers, known.forgotten, known.reserved_by, known.reserved_until)
+    rest = WriteHistory(known.last, known.writers, known.forgotten, known.reserved_by, known.reserved_until)
     return Slot(number, None if known.empty else value, rest)
 
 
 def slot_fields(slot: Slot) -> tuple[str, ...]:
     """The fields of a slot's hash, for one HSET: whether there is a value is told with the past."""
     past = msgspec.structs.asdict(slot.past)
-    stored = _StoredPast(**past, empty=slot.value is None)
+    stored = _StoredWriteHistory(**past, empty=slot.value is None)
     return "version", str(slot.version), "past", text(stored), "value", slot.value or ""
 
 
@@ -164,7 +164,7 @@ def check_record(record: LockRecord) -> None:
     decode("", encode(record))
 
 
-def check_terms(terms: Terms) -> None:
+def check_options(terms: WorkflowLimits) -> None:
     """Likewise for the limits of a workflow."""
     for limit in terms.limits:
         for number in (limit.max, limit.per, limit.max_queue or 0):

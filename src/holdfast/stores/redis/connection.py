@@ -45,7 +45,7 @@ _TRUE = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no":
 _parse_url: Callable[[str], dict[str, Any]] = driver.parse_url
 
 
-class Wire(Protocol):
+class RedisPyConnection(Protocol):
     """What is used of redis-py's `Connection`, which has no types of its own."""
 
     _sock: Any
@@ -69,7 +69,7 @@ class Wire(Protocol):
         """Wait until there is something to read."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
     """A server or a cluster, and how connections to it are set up."""
 
     options: dict[str, Any]
@@ -106,7 +106,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """The address without the number of the database."""
         return self.name if self.cluster else self.name.rpartition("/")[0]
 
-    def open(self, key: str, **options: Any) -> Wire:
+    def open(self, key: str, **options: Any) -> RedisPyConnection:
         """A new connection to whoever serves the key, logged in. Raises `StoreError`."""
         settings = {**self.options, **options}
         if not self.cluster:
@@ -120,9 +120,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
                 errors.append(error)
         raise errors[-1]
 
-    def _connected(self, settings: Mapping[str, Any]) -> Wire:
+    def _connected(self, settings: Mapping[str, Any]) -> RedisPyConnection:
         try:
-            connection: Wire = self.kind(**settings)
+            connection: RedisPyConnection = self.kind(**settings)
             connection.connect()
         except Exception as error:  # whatever a driver raises: the text is the server's or the driver's
             raise store_error(error, self.name, sent=False) from error
@@ -157,7 +157,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             ) from None
 
 
-def ask(connection: Wire, name: str, *command: str) -> Any:
+def ask(connection: RedisPyConnection, name: str, *command: str) -> Any:
     """Send one plain command, which changes nothing, and read its answer."""
     try:
         connection.send_command(*command, check_health=False)
@@ -166,13 +166,13 @@ def ask(connection: Wire, name: str, *command: str) -> Any:
         raise store_error(error, name, sent=False) from error
 
 
-class Link:
+class RedisLink:
     """One connection to the primary, by which batches go."""
 
-    def __init__(self, place: Place, index: str) -> None:
+    def __init__(self, place: RedisAddress, index: str) -> None:
         self._name, self._place, self._index = place.name, place, index
         self._pid = os.getpid()
-        self.connection: Wire | None = None
+        self.connection: RedisPyConnection | None = None
         self.open()
         name = index.encode()
         self._rest = b"\r\n$1\r\n1\r\n$%d\r\n%s\r\n" % (len(name), name)
@@ -245,7 +245,7 @@ class Link:
         if connection is not None:
             connection.disconnect()
 
-    def _usable(self) -> Wire:
+    def _usable(self) -> RedisPyConnection:
         if self.connection is None:
             raise StoreUnusable("this connection is closed: open a new one")
         if os.getpid() != self._pid:
@@ -258,7 +258,7 @@ class Link:
 # ---------------------------------------------------------------------------------------- addresses
 
 
-def place_of_url(url: str) -> tuple[Place, str]:
+def place_of_url(url: str) -> tuple[RedisAddress, str]:
     """The place and the prefix of names that a URL gives."""
     scheme, _, rest = url.partition("://")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme.lower(), scheme.lower())
@@ -281,12 +281,12 @@ def place_of_url(url: str) -> tuple[Place, str]:
     seeds = ((settings.get("host", "localhost"), settings.get("port", DEFAULT_PORT)),) if cluster else ()
     if cluster and settings.get("db"):
         raise InvalidOption("a cluster has one database, with the number 0: leave the number out of the URL")
-    place = Place(options=_connection_options(settings), kind=kind, seeds=seeds)
+    place = RedisAddress(options=_connection_options(settings), kind=kind, seeds=seeds)
     place.check()
     return place, ours.get("prefix", PREFIX)
 
 
-def place_of_client(client: Any) -> Place:
+def place_of_client(client: Any) -> RedisAddress:
     """The place that a client of redis-py is set up for. Its own connections are left to it."""
     if not isinstance(client, redis.Redis | redis.RedisCluster):
         raise InvalidOption(
@@ -299,13 +299,13 @@ def place_of_client(client: Any) -> Place:
         settings = dict(handle.get_connection_kwargs())
         kind = SSLConnection if settings.pop("ssl", False) else Connection
         seeds = tuple(sorted((str(node.host), int(node.port)) for node in nodes))
-        return _checked(Place(options=_connection_options(settings), kind=kind, seeds=seeds, keeps=client))
+        return _checked(RedisAddress(options=_connection_options(settings), kind=kind, seeds=seeds, keeps=client))
     pool = handle.connection_pool
     options = _connection_options(pool.connection_kwargs)
-    return _checked(Place(options=options, kind=pool.connection_class, keeps=client))
+    return _checked(RedisAddress(options=options, kind=pool.connection_class, keeps=client))
 
 
-def _checked(place: Place) -> Place:
+def _checked(place: RedisAddress) -> RedisAddress:
     place.check()
     return place
 
@@ -320,7 +320,7 @@ def _connection_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def shown(place: Place) -> str:
+def shown(place: RedisAddress) -> str:
     """The address of an adopted client."""
     scheme = "rediss" if isinstance(place.kind, type) and issubclass(place.kind, SSLConnection) else "redis"
     if isinstance(place.kind, type) and issubclass(place.kind, UnixDomainSocketConnection):

@@ -120,14 +120,14 @@ _ROWS: dict[type[Command], Callable[[Any], Row | None]] = {
 }
 
 
-class Asked(NamedTuple):
+class ScriptCall(NamedTuple):
     """A batch for the script, and the places of its commands among all commands."""
 
     payload: bytes
     places: list[int]
 
 
-def asked(commands: Sequence[Command], ends: Container[str] = ()) -> Asked | None:
+def asked(commands: Sequence[Command], ends: Container[str] = ()) -> ScriptCall | None:
     """What of a batch goes to the script; None: nothing. `ends` are runs whose ends it would decline.
 
     A lock whose command was left out is left out from there on. After any that was left out no run goes there, and
@@ -158,7 +158,7 @@ def asked(commands: Sequence[Command], ends: Container[str] = ()) -> Asked | Non
     if not rows:
         return None
     try:
-        return Asked(_encoder.encode(rows), places)
+        return ScriptCall(_encoder.encode(rows), places)
     except Exception:  # one of them cannot be written down: it fails alone by the rules
         return None
 
@@ -171,7 +171,7 @@ def _plain(row: Row) -> bool:
     return True
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ScriptReply(msgspec.Struct, frozen=True):
     """What the script answered: the moment at which it decided, a row for each command, and the stored texts."""
 
     now: int
@@ -181,14 +181,14 @@ class Reply(msgspec.Struct, frozen=True):
     """The attempts whose hints nobody received."""
 
 
-def read_reply(reply: object) -> Reply:
+def read_reply(reply: object) -> ScriptReply:
     """Take the script's answer apart. Raises `ValueError` if it is none."""
     packed = reply[0] if type(reply) is list and reply else reply
     if type(packed) is not bytes:
         raise ValueError(f"an answer of type {type(reply).__name__}")
     now, answers, *unheard = _reply.decode(packed)
     ids = tuple(attempt for message in unheard[0] for attempt in message.split("\n")) if unheard else ()
-    return Reply(now, answers, reply if type(reply) is list else (), ids)
+    return ScriptReply(now, answers, reply if type(reply) is list else (), ids)
 
 
 def _moment(value: int | bool) -> int | None:  # noqa: FBT001  (false is the script's None)
@@ -199,7 +199,7 @@ def _after(now: int, ttl: int | None) -> int | None:
     return None if ttl is None else now + ttl
 
 
-def _granted(command: Acquire, answer: Answer, reply: Reply) -> Outcome:
+def _granted(command: Acquire, answer: Answer, reply: ScriptReply) -> Outcome:
     if answer == GRANTED:
         now = reply.now
         return out.Granted(token=now, floor=now, since=now, expires_at=_after(now, command.ttl))
@@ -214,15 +214,15 @@ def _granted(command: Acquire, answer: Answer, reply: Reply) -> Outcome:
     )
 
 
-def _renewed(command: Renew, _answer: Answer, reply: Reply) -> Outcome:
+def _renewed(command: Renew, _answer: Answer, reply: ScriptReply) -> Outcome:
     return out.Renewed(floor=command.token or 0, expires_at=_after(reply.now, command.ttl))
 
 
-def _released(_command: Command, answer: Answer, _reply: Reply) -> Outcome:
+def _released(_command: Command, answer: Answer, _reply: ScriptReply) -> Outcome:
     return _RELEASED if answer == RELEASED else out.Released(woken=tuple(answer[1]))
 
 
-def _queued(_command: Command, answer: Answer, reply: Reply) -> Outcome:
+def _queued(_command: Command, answer: Answer, reply: ScriptReply) -> Outcome:
     _, woken, position, holders, recheck_in, before = answer
     return out.Queued(
         position=position,
@@ -234,16 +234,16 @@ def _queued(_command: Command, answer: Answer, reply: Reply) -> Outcome:
     )
 
 
-def _recorded(_command: Command, _answer: Answer, reply: Reply) -> Outcome:
+def _recorded(_command: Command, _answer: Answer, reply: ScriptReply) -> Outcome:
     return Recorded(done=True, events=(), now=reply.now)
 
 
-def _started(command: StartRun, _answer: Answer, reply: Reply) -> Outcome:
+def _started(command: StartRun, _answer: Answer, reply: ScriptReply) -> Outcome:
     return Started(run=rule.start(command.new, reply.now, command.worker), fresh=True, now=reply.now)
 
 
 _RELEASED = out.Released()
-_READERS: dict[int, Callable[[Any, Answer, Reply], Outcome]] = {
+_READERS: dict[int, Callable[[Any, Answer, ScriptReply], Outcome]] = {
     GRANTED: _granted,
     RENEWED: _renewed,
     RELEASED: _released,
@@ -253,7 +253,7 @@ _READERS: dict[int, Callable[[Any, Answer, Reply], Outcome]] = {
 }
 
 
-def outcome_of(command: Command, answer: Answer, reply: Reply) -> Outcome | None:
+def outcome_of(command: Command, answer: Answer, reply: ScriptReply) -> Outcome | None:
     """The outcome that a row of the script's answer stands for; None: it was declined."""
     kind = answer if type(answer) is int else answer[0]
     return None if kind == DECLINED else _READERS[kind](command, answer, reply)

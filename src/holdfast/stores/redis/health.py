@@ -17,7 +17,7 @@ from ...errors import StoreError
 from ...platform import after_fork_in_child
 from ..contract import Finding
 from . import permissions
-from .connection import Link, Place
+from .connection import RedisAddress, RedisLink
 from .keys import Layout
 
 MIN_VERSION = (6, 2)
@@ -25,10 +25,10 @@ MIN_VERSION = (6, 2)
 log = logging.getLogger("holdfast")
 
 _lock = threading.Lock()
-_known: dict[str, Look] = {}
+_known: dict[str, ServerInfo] = {}
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself. None: it did not say."""
 
     info: dict[str, str]
@@ -42,12 +42,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return self.append_only == "yes" and self.fsync == "always"
 
 
-def known(place: Place) -> Look | None:
+def known(place: RedisAddress) -> ServerInfo | None:
     """What this process knows of the server, if it has looked."""
     return _known.get(place.server)
 
 
-def look_once(place: Place, link: Link) -> None:
+def look_once(place: RedisAddress, link: RedisLink) -> None:
     """Look at a server that this process has not used yet, and say what is wrong with it."""
     if place.server in _known:
         return
@@ -61,13 +61,13 @@ def look_once(place: Place, link: Link) -> None:
                 log.warning("%s: %s. %s", place.server, finding.detail, finding.advice)
 
 
-def look_at(link: Link) -> Look:
+def look_at(link: RedisLink) -> ServerInfo:
     """Ask the server. What it refuses to say stays unknown."""
     info: dict[str, str] = {}
     for section in ("server", "replication", "memory", "cluster"):
         info |= _info(link, section)
     settings = {**_settings(link, "maxmemory-policy"), **_settings(link, "append*")}
-    return Look(
+    return ServerInfo(
         info=info,
         policy=settings.get("maxmemory-policy", info.get("maxmemory_policy")),
         append_only=settings.get("appendonly"),
@@ -75,10 +75,10 @@ def look_at(link: Link) -> Look:
     )
 
 
-def diagnose(place: Place, layout: Layout) -> tuple[Finding, ...]:
+def diagnose(place: RedisAddress, layout: Layout) -> tuple[Finding, ...]:
     """Everything that can be said of the server, in a fixed order."""
     try:
-        link = Link(place, layout.index)
+        link = RedisLink(place, layout.index)
     except StoreError as error:
         return (Finding(check="server", level="problem", detail=str(error), advice="See to this first."),)
     try:
@@ -89,7 +89,7 @@ def diagnose(place: Place, layout: Layout) -> tuple[Finding, ...]:
         link.close()
 
 
-def _findings(place: Place, link: Link, layout: Layout) -> Iterator[Finding]:
+def _findings(place: RedisAddress, link: RedisLink, layout: Layout) -> Iterator[Finding]:
     look = look_at(link)
     if place.server in _known:
         _known[place.server] = look  # it may have been set up anew since it was first looked at
@@ -102,7 +102,7 @@ def _findings(place: Place, link: Link, layout: Layout) -> Iterator[Finding]:
         yield _cluster(place, link)
 
 
-def _server(look: Look) -> Finding:
+def _server(look: ServerInfo) -> Finding:
     version = look.info.get("redis_version")
     if version is None:
         return Finding(
@@ -123,7 +123,7 @@ def _server(look: Look) -> Finding:
     return Finding(check="server", level="ok", detail=name)
 
 
-def _role(look: Look) -> Finding:
+def _role(look: ServerInfo) -> Finding:
     role = look.info.get("role")
     if role == "master":
         return Finding(check="role", level="ok", detail="it is the primary")
@@ -142,7 +142,7 @@ def _role(look: Look) -> Finding:
     )
 
 
-def _eviction(look: Look) -> Finding:
+def _eviction(look: ServerInfo) -> Finding:
     if look.policy == "noeviction":
         return Finding(check="eviction", level="ok", detail="nothing is evicted (maxmemory-policy noeviction)")
     if look.policy is None:
@@ -171,7 +171,7 @@ def _eviction(look: Look) -> Finding:
     )
 
 
-def _persistence(look: Look) -> Finding:
+def _persistence(look: ServerInfo) -> Finding:
     if look.durable:
         return Finding(check="durability", level="ok", detail="every command is on the disk before it is answered")
     if look.append_only is None:
@@ -195,7 +195,7 @@ def _persistence(look: Look) -> Finding:
     )
 
 
-def _cluster(place: Place, link: Link) -> Finding:
+def _cluster(place: RedisAddress, link: RedisLink) -> Finding:
     if not place.cluster:
         return Finding(
             check="cluster",
@@ -215,11 +215,11 @@ def _cluster(place: Place, link: Link) -> Finding:
     )
 
 
-def _info(link: Link, section: str) -> dict[str, str]:
+def _info(link: RedisLink, section: str) -> dict[str, str]:
     return _lines(_answer(link, "INFO", section))
 
 
-def _settings(link: Link, pattern: str) -> dict[str, str]:
+def _settings(link: RedisLink, pattern: str) -> dict[str, str]:
     found = _answer(link, "CONFIG", "GET", pattern)
     if isinstance(found, dict):  # RESP3
         return {_text(name): _text(value) for name, value in found.items()}
@@ -228,7 +228,7 @@ def _settings(link: Link, pattern: str) -> dict[str, str]:
     return {}
 
 
-def _answer(link: Link, *command: str) -> Any:
+def _answer(link: RedisLink, *command: str) -> Any:
     """The answer; None where the server refuses to give one."""
     try:
         return link.ask(*command)

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ...commands import Command, ListLocks, Page
+from ...commands import Command, ListLocks, LockPage
 from ...commands.runs import CountRuns, ListRuns
 from ...errors import RecordUnreadable
 from ...rules.lock_outcomes import Outcome
 from ...rules.lock_record import decode
-from ...rules.runs.outcomes import Census, RunPage
+from ...rules.runs.outcomes import RunCounts, RunPage
 from ...rules.runs.record import Run, Status, workflow_of
 from ...rules.runs.repository import RunFilter
 from ..common import at_least_one, end_of_prefix, listed
 from ..questions import RunById
 from .codec import score, unreadable
 from .keys import Layout
-from .reading import Commands, Reading, Refused, reason_of, scored
+from .reading import Commands, ReadRefused, RedisReader, reason_of, scored
 
 STATUSES: tuple[Status, ...] = Status.__args__  # type: ignore[attr-defined]
 MOST_LOOKS = 2_000
@@ -61,7 +61,7 @@ class Lists:
 
     def __init__(self, layout: Layout, ask: Ask) -> None:
         self._layout, self._read = layout, ask
-        self._reading = Reading(layout)
+        self._reading = RedisReader(layout)
 
     def answer(self, command: Command) -> Outcome:
         """A page, or the census."""
@@ -70,7 +70,7 @@ class Lists:
         if isinstance(command, ListRuns):
             return self._runs(command)
         if isinstance(command, CountRuns):
-            return self._census()
+            return self._run_counts()
         raise TypeError(f"{type(command).__name__} is not a command that this store knows")
 
     def _ask(self, commands: Commands) -> tuple[int, list[Any]]:
@@ -80,10 +80,10 @@ class Lists:
             if reason is not None and "WRONGTYPE" in reason:
                 raise unreadable("index", command[1], "there is something else in its place")
             if reason is not None:
-                raise Refused(reason)
+                raise ReadRefused(reason)
         return now, replies
 
-    def _locks(self, command: ListLocks) -> Page:
+    def _locks(self, command: ListLocks) -> LockPage:
         limit, end = at_least_one(command.limit), end_of_prefix(command.prefix)
         first = f"({command.after}" if command.after >= command.prefix and command.after else f"[{command.prefix}"
         last = "+" if end is None else f"({end}"
@@ -95,14 +95,14 @@ class Lists:
             for key, text in zip(keys, texts, strict=False):
                 if isinstance(text, str | bytes):
                     items.append(listed(key, _readable(key, text), now))
-        return Page(items=tuple(items), next=keys[limit - 1] if len(keys) > limit else None, now=now)
+        return LockPage(items=tuple(items), next=keys[limit - 1] if len(keys) > limit else None, now=now)
 
-    def _census(self) -> Census:
+    def _run_counts(self) -> RunCounts:
         _, (types,) = self._ask([["SMEMBERS", self._layout.types]])
         if not types:
-            return Census(counts={})
+            return RunCounts(counts={})
         _, counts = self._ask([["SCARD", self._layout.living(kind)] for kind in types])
-        return Census(counts={kind: count for kind, count in zip(types, counts, strict=True) if count})
+        return RunCounts(counts={kind: count for kind, count in zip(types, counts, strict=True) if count})
 
     # -- runs -----------------------------------------------------------------------------------------------
 

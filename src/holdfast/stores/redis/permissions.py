@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...errors import StoreError, StoreUnusable
 from ..contract import Finding
-from .connection import Link, Place
+from .connection import RedisAddress, RedisLink
 from .scripts import read_script
 
 READS = (
@@ -26,7 +26,7 @@ _known: set[tuple[str, str]] = set()
 _SCRIPT = read_script("rights_asked.lua").decode()
 
 
-def check_once(place: Place, link: Link, index: str) -> None:
+def check_once(place: RedisAddress, link: RedisLink, index: str) -> None:
     """Raise `StoreUnusable` for a user who may do some of what Holdfast needs, and not all."""
     who = place.server, str(place.options.get("username", ""))
     if who in _known:
@@ -40,7 +40,7 @@ def check_once(place: Place, link: Link, index: str) -> None:
     _known.add(who)
 
 
-def finding(link: Link, index: str) -> Finding:
+def finding(link: RedisLink, index: str) -> Finding:
     """What a check-up says about the user's rights."""
     missing = _missing(link, index)
     if missing is None:
@@ -56,7 +56,7 @@ def finding(link: Link, index: str) -> Finding:
     return Finding(check="rights", level="ok", detail="this user may do what Holdfast needs, or only look")
 
 
-def _missing(link: Link, index: str) -> Sequence[str] | None:
+def _missing(link: RedisLink, index: str) -> Sequence[str] | None:
     """The commands that the user lacks; none for one that only looks. None: the server did not say."""
     try:
         refused = link.ask("EVAL", _SCRIPT, "1", index, *NEEDED)

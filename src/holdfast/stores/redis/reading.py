@@ -15,8 +15,8 @@ import msgspec
 from ...errors import RecordUnreadable
 from ...rules.lock_record import decode
 from ...rules.record_type import unreadable as record_unreadable
-from ...rules.runs.limits import Place, Terms
-from ...rules.runs.record import Worker
+from ...rules.runs.limits import LimitKey, WorkflowLimits
+from ...rules.runs.record import WorkerRecord
 from .. import questions as q
 from ..common import end_of_prefix
 from .codec import ordinal, queue_place, read_event, read_worker, run_of, slot_of, unreadable
@@ -26,8 +26,8 @@ Command = list[str]
 Commands = list[Command]
 Replies = Sequence[Any]
 
-_terms = msgspec.json.Decoder(Terms)
-_place = msgspec.json.Decoder(Place)
+_terms = msgspec.json.Decoder(WorkflowLimits)
+_place = msgspec.json.Decoder(LimitKey)
 _REPLIES = frozenset((list, int, str, bool))
 """What a reply is that is no error."""
 DUE, LATER = "DUE", "LATER"
@@ -36,7 +36,7 @@ MANY = 10**9
 """So many wait at a crowded place as far as is known: it is only told that there are some."""
 
 
-class Refused(Exception):
+class ReadRefused(Exception):
     """The server refused to read something; it says why."""
 
 
@@ -47,7 +47,7 @@ def reason_of(reply: Any) -> str | None:
     return str(reply) if isinstance(reply, Exception) else None
 
 
-class Reading:
+class RedisReader:
     """How the questions about one namespace are asked and answered."""
 
     def __init__(self, layout: Layout) -> None:
@@ -56,15 +56,15 @@ class Reading:
             q.RunById: (self._ask_run, _run),
             q.RunByKey: (self._ask_key, lambda _, replies: replies[0] or None),
             q.Entries: (self._ask_entries, lambda _, replies: tuple(replies[0])),
-            q.Events: (self._ask_events, _events),
+            q.RunEvents: (self._ask_events, _events),
             q.EventByKey: (self._ask_event_key, lambda _, replies: int(replies[0]) if replies[0] else None),
-            q.EnlistedWorkers: (self._ask_workers, _workers),
+            q.RegisteredWorkers: (self._ask_workers, _workers),
             q.LockByKey: (self._ask_lock, _lock),
-            q.TermsOf: (self._ask_terms, _terms_of),
+            q.LimitsOf: (self._ask_terms, _terms_of),
             q.SlotAt: (self._ask_slot, _slot),
             q.RecordAt: (self._ask_record, _record),
             q.GroupSize: (self._ask_size, lambda _, replies: replies[0]),
-            q.CrowdedPlaces: (self._ask_crowded, _crowded),
+            q.QueuedLimitKeys: (self._ask_crowded, _crowded),
             q.StartsToCome: (self._ask_starts_to_come, lambda _, replies: replies[0]),
             q.Claimable: (lambda _: [], lambda *_: None),
             q.RunsAtOnce: (self._ask_at_once, scored),
@@ -89,7 +89,9 @@ class Reading:
             for reply in replies:
                 if type(reply) not in _REPLIES and (reason := reason_of(reply)) is not None:
                     raise (
-                        ValueError("there is something else in its place") if "WRONGTYPE" in reason else Refused(reason)
+                        ValueError("there is something else in its place")
+                        if "WRONGTYPE" in reason
+                        else ReadRefused(reason)
                     )
             return self._ways[type(question)][1](question, replies)
         except RecordUnreadable as error:
@@ -105,11 +107,11 @@ class Reading:
             return "record of the lock", question.key
         if isinstance(question, q.SlotAt):
             return "state", question.address[2]
-        if isinstance(question, q.TermsOf):
+        if isinstance(question, q.LimitsOf):
             return "terms of the workflow", question.workflow
         if isinstance(question, q.RunById):
             return "run", question.id
-        if isinstance(question, q.Entries | q.Events | q.EventByKey):
+        if isinstance(question, q.Entries | q.RunEvents | q.EventByKey):
             return "run", question.run
         return "index", self.commands(question)[0][1]
 
@@ -123,19 +125,19 @@ class Reading:
     def _ask_entries(self, question: q.Entries) -> Commands:
         return [["LRANGE", self._layout.journal(question.run), "0", "-1" if question.whole else "0"]]
 
-    def _ask_events(self, question: q.Events) -> Commands:
+    def _ask_events(self, question: q.RunEvents) -> Commands:
         return [["LRANGE", self._layout.inbox(question.run), str(max(0, question.after)), "-1"]]
 
     def _ask_event_key(self, question: q.EventByKey) -> Commands:
         return [["HGET", self._layout.inbox_keys(question.run), question.key]]
 
-    def _ask_workers(self, _: q.EnlistedWorkers) -> Commands:
+    def _ask_workers(self, _: q.RegisteredWorkers) -> Commands:
         return [["HGETALL", self._layout.workers]]
 
     def _ask_lock(self, question: q.LockByKey) -> Commands:
         return [["GET", self._layout.lock(question.key)]]
 
-    def _ask_terms(self, question: q.TermsOf) -> Commands:
+    def _ask_terms(self, question: q.LimitsOf) -> Commands:
         return [["HGET", self._layout.terms, question.workflow]]
 
     def _ask_slot(self, question: q.SlotAt) -> Commands:
@@ -160,7 +162,7 @@ class Reading:
     def _ask_size(self, question: q.GroupSize) -> Commands:
         return [["ZCARD", self._set(question)]]
 
-    def _ask_crowded(self, question: q.CrowdedPlaces) -> Commands:
+    def _ask_crowded(self, question: q.QueuedLimitKeys) -> Commands:
         return [["SMEMBERS", self._layout.crowded(question.workflow)]]
 
     def _ask_starts_to_come(self, question: q.StartsToCome) -> Commands:
@@ -217,15 +219,15 @@ def _run(question: q.RunById, replies: Replies) -> Any:
     return run_of(question.id, dict(_pairs(fields)), length, posted)
 
 
-def _events(_: q.Events, replies: Replies) -> Any:
+def _events(_: q.RunEvents, replies: Replies) -> Any:
     return tuple(read_event(text) for text in replies[0] if text)
 
 
-def _workers(_: q.EnlistedWorkers, replies: Replies) -> Any:
+def _workers(_: q.RegisteredWorkers, replies: Replies) -> Any:
     return tuple(starmap(_worker, _pairs(replies[0])))
 
 
-def _worker(name: str, text: str) -> Worker:
+def _worker(name: str, text: str) -> WorkerRecord:
     try:
         return read_worker(text)
     except (TypeError, msgspec.MsgspecError) as error:
@@ -245,7 +247,7 @@ def _record(_: q.RecordAt, replies: Replies) -> Any:
     return text
 
 
-def _terms_of(_: q.TermsOf, replies: Replies) -> Any:
+def _terms_of(_: q.LimitsOf, replies: Replies) -> Any:
     return _terms.decode(replies[0]) if replies[0] else None
 
 
@@ -254,7 +256,7 @@ def _slot(question: q.SlotAt, replies: Replies) -> Any:
     return slot_of(question.address[2], version, value, past)
 
 
-def _crowded(_: q.CrowdedPlaces, replies: Replies) -> Any:
+def _crowded(_: q.QueuedLimitKeys, replies: Replies) -> Any:
     return tuple((_place.decode(text), MANY) for text in replies[0])
 
 

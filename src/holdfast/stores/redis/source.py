@@ -23,14 +23,14 @@ from ...rules.runs.record import Run, worker_key
 from ..batch_view import FEW
 from ..common import woken_among
 from ..contract import Clock
-from ..questions import Changes, EnlistedWorkers, LockByKey, Members, Question, RunById, Snapshot
-from ..repository import Repository
-from .connection import Link
+from ..questions import Changes, LockByKey, Members, Question, RegisteredWorkers, RunById, Snapshot
+from ..repository import BatchRepository
+from .connection import RedisLink
 from .keys import Layout
 from .lists import Lists
-from .reading import Commands, Reading, Refused
+from .reading import Commands, ReadRefused, RedisReader
 from .scripts import READ, WRITE
-from .writing import Known, Writing
+from .writing import Known, RedisWriter
 
 MOST_GUESSES = 5_000
 """How many runs and queues a connection remembers, to read at once what their ends will need."""
@@ -42,7 +42,7 @@ _unpack = msgspec.msgpack.Decoder(tuple[int, list[Any]]).decode
 _written = msgspec.msgpack.Decoder(list[Any]).decode
 
 
-class Guesses(Snapshot):
+class LikelyReads(Snapshot):
     """Runs whose end concerns others, and the first of queues, as this connection last saw them."""
 
     def note(self, run: Run) -> None:
@@ -61,13 +61,13 @@ class Guesses(Snapshot):
 class RedisSource:
     """The records of one namespace, by one connection."""
 
-    def __init__(self, link: Link, layout: Layout, clock: Clock | None) -> None:
+    def __init__(self, link: RedisLink, layout: Layout, clock: Clock | None) -> None:
         self._link, self._layout, self._clock = link, layout, clock
-        self._reading = Reading(layout)
-        self._writing = Writing(layout, self._reading)
+        self._reading = RedisReader(layout)
+        self._writing = RedisWriter(layout, self._reading)
         self._lists = Lists(layout, self.ask)
         self._workers: tuple[str, ...] = ()  # whom it was told of last: their leases are read at once
-        self.guesses: Guesses = Guesses(0)
+        self.guesses: LikelyReads = LikelyReads(0)
         self._known: Known = {}
         self._plain = False  # whether something that was read for this decision is no text
         self._tries = 0
@@ -97,7 +97,7 @@ class RedisSource:
     def read(self, questions: Collection[Question], *, changing: Collection[Question]) -> Snapshot:
         """Read the answers in one step."""
         wanted = dict.fromkeys(questions)
-        if EnlistedWorkers() in wanted:
+        if RegisteredWorkers() in wanted:
             wanted.update(dict.fromkeys(LockByKey(worker_key(worker)) for worker in self._workers))
         reading, self._plain = self._reading, False
         asked = [reading.commands(question) for question in wanted]
@@ -115,14 +115,14 @@ class RedisSource:
                     self.guesses.note(answer)
                 elif isinstance(question, Members) and question.queued and not isinstance(answer, Exception):
                     self.guesses.put(Members(None, question.group, queued=True), answer[:FEW])
-        except Refused as refused:
+        except ReadRefused as refused:
             raise self._link.refused(redis.exceptions.ResponseError(str(refused))) from None
-        if EnlistedWorkers() in wanted:
+        if RegisteredWorkers() in wanted:
             with suppress(RecordUnreadable):
-                self._workers = tuple(worker.id for worker in snapshot.get(EnlistedWorkers()))
+                self._workers = tuple(worker.id for worker in snapshot.get(RegisteredWorkers()))
         return snapshot
 
-    def write(self, repository: Repository, hints: Sequence[str], woken: Sequence[str]) -> bool:
+    def write(self, repository: BatchRepository, hints: Sequence[str], woken: Sequence[str]) -> bool:
         """Write the changes if everything is unchanged, and tell those who wait."""
         writes = self._writing.writes(repository, self._known)
         names = dict.fromkeys(command[2] if command[0] == "UNLESS" else command[0] for command in writes)
@@ -162,7 +162,7 @@ class RedisSource:
         """Answer a list."""
         try:
             return self._lists.answer(command)
-        except Refused as refused:
+        except ReadRefused as refused:
             raise self._link.refused(redis.exceptions.ResponseError(str(refused))) from None
 
 

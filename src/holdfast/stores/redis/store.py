@@ -24,7 +24,7 @@ from ..contract import Capabilities, Clock, Finding, Hint, Role
 from ..executor import StepRefused, execute
 from ..urls import redacted
 from . import fast_path, health, permissions
-from .connection import Link, Place, place_of_client, place_of_url, shown
+from .connection import RedisAddress, RedisLink, place_of_client, place_of_url, shown
 from .keys import PREFIX, Layout
 from .scripts import FAST
 from .source import RedisSource
@@ -55,9 +55,9 @@ def adopt_redis(handle: Any, *, namespace: str, clock: Clock, options: Mapping[s
 class RedisStore:
     """The records of one namespace in one server or cluster."""
 
-    swift: Literal[True] = True
+    out_of_process: Literal[True] = True
 
-    def __init__(self, place: Place, layout: Layout, *, url: str, clock: Clock) -> None:
+    def __init__(self, place: RedisAddress, layout: Layout, *, url: str, clock: Clock) -> None:
         self.url = url
         self.identity = f"{place.name}#{layout.base}"
         self.layout = layout
@@ -103,9 +103,9 @@ class RedisStore:
         """Open no more connections. There is nothing that they share."""
         self._closed = True
 
-    def _link(self) -> Link:
+    def _link(self) -> RedisLink:
         self._check_open()
-        link = Link(self._place, self.layout.index)
+        link = RedisLink(self._place, self.layout.index)
         try:
             health.look_once(self._place, link)
             permissions.check_once(self._place, link, self.layout.index)
@@ -122,7 +122,7 @@ class RedisStore:
 class RedisConnection:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, link: Link, layout: Layout, now: Clock | None, *, cluster: bool) -> None:
+    def __init__(self, link: RedisLink, layout: Layout, now: Clock | None, *, cluster: bool) -> None:
         self._link, self._now, self._cluster = link, now, cluster
         self._source = RedisSource(link, layout, now)
         self._reopen = False  # whether the link was lost after a batch had been carried out
@@ -182,7 +182,7 @@ class RedisConnection:
             self._reopen = self._link.lost
 
     def _try_fast(
-        self, commands: Sequence[Command], asked: fast_path.Asked, outcomes: list[Outcome | None], first: int
+        self, commands: Sequence[Command], asked: fast_path.ScriptCall, outcomes: list[Outcome | None], first: int
     ) -> None:
         """Put in what the script answers, from the place `first` on; what it declines, or is not asked, stays open."""
         if self._now is None:

@@ -18,8 +18,8 @@ from contextlib import suppress
 
 from ...platform import start_thread
 from ..contract import Hint
-from ..local_hints import Hinting
-from .connection import Place, Wire
+from ..local_hints import HintReceiver
+from .connection import RedisAddress, RedisPyConnection
 from .keys import Layout
 
 PING_SECONDS = 12.0
@@ -33,16 +33,16 @@ JOIN_SECONDS = 5.0
 log = logging.getLogger("holdfast.stores")
 
 
-class RedisWatch(Hinting):
+class RedisWatch(HintReceiver):
     """A running subscription to the hints of one channel."""
 
-    def __init__(self, place: Place, layout: Layout, channel: str, on_hint: Hint) -> None:
+    def __init__(self, place: RedisAddress, layout: Layout, channel: str, on_hint: Hint) -> None:
         super().__init__(on_hint)
         self.polls = True  # until the server has confirmed the subscription
         self._place = place
         self._index, self._channel = layout.index, layout.channel(channel)
         self._pid = os.getpid()
-        self._connection: Wire | None = None
+        self._connection: RedisPyConnection | None = None
         self._swapping = threading.Lock()
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
         try:
@@ -89,7 +89,7 @@ class RedisWatch(Hinting):
             self._closed.wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, RETRY_SECONDS[1])
 
-    def _subscribe(self) -> Wire:
+    def _subscribe(self) -> RedisPyConnection:
         connection = self._place.open(self._index, protocol=2)
         with self._swapping:
             self._connection = connection
@@ -98,7 +98,7 @@ class RedisWatch(Hinting):
             connection.read_response(disable_decoding=True)
         return connection
 
-    def _listen(self, connection: Wire) -> None:
+    def _listen(self, connection: RedisPyConnection) -> None:
         asked = False
         while not self._closed.is_set():
             if not connection.can_read(timeout=ANSWER_SECONDS if asked else PING_SECONDS):

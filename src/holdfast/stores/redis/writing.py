@@ -15,13 +15,13 @@ from ...rules.lock_record import encode
 from ...rules.runs.limits import group_of
 from ...rules.runs.record import Run, memberships
 from .. import questions as q
-from ..repository import Repository
+from ..repository import BatchRepository
 from .codec import (
     changed_fields,
+    check_options,
     check_record,
     check_run,
     check_slot,
-    check_terms,
     check_texts,
     fields_of,
     queue_member,
@@ -32,7 +32,7 @@ from .codec import (
     text,
 )
 from .keys import Layout, run_key_name
-from .reading import Command, Commands, Reading, Replies
+from .reading import Command, Commands, RedisReader, Replies
 
 AT_ONCE = 1_000
 """How many values one command carries, at most: the server's Lua takes about 8,000."""
@@ -44,14 +44,14 @@ Known = dict[q.Question, tuple[Commands, Replies]]
 Check = tuple[Command, Any]
 """A command, and what it must still answer."""
 COMPARED: tuple[type[q.Question], ...] = (
-    q.EnlistedWorkers,
+    q.RegisteredWorkers,
     q.RunByKey,
     q.LockByKey,
     q.RecordAt,
-    q.TermsOf,
+    q.LimitsOf,
     q.SlotAt,
     q.GroupSize,
-    q.CrowdedPlaces,
+    q.QueuedLimitKeys,
     q.RunsOf,
     q.Members,
     q.LatestArrivals,
@@ -63,10 +63,10 @@ Journals and inboxes change with their runs; what is due, and lists of locks, ar
 """
 
 
-class Writing:
+class RedisWriter:
     """How changes to one namespace are written."""
 
-    def __init__(self, layout: Layout, reading: Reading) -> None:
+    def __init__(self, layout: Layout, reading: RedisReader) -> None:
         self._layout, self._reading = layout, reading
         self._fields: dict[str, tuple[Run, dict[str, str]]] = {}  # runs that were checked, as they are stored
         self._ways: dict[type[q.Question], Callable[[Any, Known, int], Iterable[Check]]] = {
@@ -91,12 +91,12 @@ class Writing:
             if worker is not None:
                 read_worker(text(worker))
         for terms in changes.terms.values():
-            check_terms(terms)
+            check_options(terms)
         for post in chain.from_iterable(changes.inboxes.values()):
-            if isinstance(post, q.Post):
+            if isinstance(post, q.AddEvent):
                 read_event(text(post.event))
         for step in chain.from_iterable(changes.journals.values()):
-            if isinstance(step, q.Append):
+            if isinstance(step, q.AppendEntries):
                 check_texts(*step.entries)
         for address, slot in changes.slots.items():
             check_slot(address, slot)
@@ -113,13 +113,13 @@ class Writing:
 
     # -- what must be unchanged -----------------------------------------------------------------------------
 
-    def checks(self, repository: Repository, known: Known) -> list[Check]:
+    def checks(self, repository: BatchRepository, known: Known) -> list[Check]:
         """What the decisions rest on: commands, and what they must still answer."""
         moved = _moves_runs(repository)
         lists = _longest(known)
         found: list[Check] = []
         for question in repository.asked:
-            if isinstance(question, q.EnlistedWorkers) and not moved:
+            if isinstance(question, q.RegisteredWorkers) and not moved:
                 continue  # it was only asked whom to tell
             if isinstance(question, q.LockByKey) and not moved and _is_lease(question.key, repository):
                 continue  # likewise
@@ -144,7 +144,7 @@ class Writing:
 
     # -- what is written ------------------------------------------------------------------------------------
 
-    def writes(self, repository: Repository, known: Known) -> list[Command]:
+    def writes(self, repository: BatchRepository, known: Known) -> list[Command]:
         """The commands that make the changes, in their order."""
         changes, layout = repository.changes, self._layout
         additions: list[Command] = []
@@ -259,7 +259,7 @@ class Writing:
         records += [["MSET", *some] for some in _chunks(texts)]
 
     def _locks(
-        self, repository: Repository, additions: list[Command], records: list[Command], removals: list[Command]
+        self, repository: BatchRepository, additions: list[Command], records: list[Command], removals: list[Command]
     ) -> None:
         layout, texts = self._layout, []
         for key, record in repository.changes.locks.items():
@@ -279,13 +279,13 @@ class Writing:
         layout = self._layout
         for run, steps in changes.journals.items():
             for step in steps:
-                if isinstance(step, q.Cut):
+                if isinstance(step, q.TruncateJournal):
                     yield ["LTRIM", layout.journal(run), "0", str(step.keep - 1)]
                 else:
                     yield from (["RPUSH", layout.journal(run), *some] for some in _chunks(step.entries))
         for run, posts in changes.inboxes.items():
             for post in posts:
-                if isinstance(post, q.Post):
+                if isinstance(post, q.AddEvent):
                     yield ["RPUSH", layout.inbox(run), text(post.event)]
                     if post.event.key:
                         yield ["HSET", layout.inbox_keys(run), post.event.key, str(post.event.number)]
@@ -294,14 +294,14 @@ class Writing:
                     yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))
 
 
-def _moves_runs(repository: Repository) -> bool:
+def _moves_runs(repository: BatchRepository) -> bool:
     """Whether a worker comes or goes, or a run is given to one or taken from one."""
     if repository.changes.workers:
         return True
     return any((before.worker if before is not None else "") != after.worker for before, after in repository.changed())
 
 
-def _is_lease(key: str, repository: Repository) -> bool:
+def _is_lease(key: str, repository: BatchRepository) -> bool:
     return key.startswith("worker/") and key not in repository.changes.locks
 
 

@@ -24,7 +24,7 @@ from ...commands import (
     ListLocks,
     ListRecords,
     LockCommand,
-    Page,
+    LockPage,
     RecordCommand,
     Renew,
     Settle,
@@ -41,7 +41,7 @@ from ...rules.runs.lock_queue import OverflowReader
 from ...rules.runs.lock_requests import MARK
 from ..common import at_least_one, by_key, decided, end_of_prefix, failed, listed, swept
 from .records import list_due_records, list_records, run_records
-from .runs import SqliteBook, run_runs, tell_runs
+from .runs import SqliteRunRepository, run_runs, tell_runs
 from .slots import run_slots
 
 FEW_KEYS = 8
@@ -97,7 +97,7 @@ ASKED = f"""
               json_extract(record, '$.holders[0].id', '$.holders[0].token') = json_extract(asked.value, '$[2]')
           AND json_extract(record, {", ".join(f"'{path}'" for path in ABSENT)}) = '[{",".join(["null"] * len(ABSENT))}]'
           AND json_type(record, '$.version') = 'integer'
-          AND coalesce(json_extract(record, '$.kind'), 'item') IN ({", ".join(f"'{kind}'" for kind in get_args(Kind))})
+          AND coalesce(json_extract(record, '$.kind'), 'mutex') IN ({", ".join(f"'{kind}'" for kind in get_args(Kind))})
           AND {{time}}
       END
 """
@@ -135,7 +135,7 @@ _TEXTS = msgspec.json.Decoder(list[str])
 _TEXT_BY_KEY = msgspec.json.Decoder(dict[str, str])
 
 
-class Batch:
+class SqliteBatch:
     """The commands of one transaction, and the time at which all of them happen."""
 
     __slots__ = ("_db", "_namespace", "_now", "changed", "hints")
@@ -215,9 +215,9 @@ class Batch:
             return None, [failed(command, error) for command in commands]
         if before.overflow is None:
             return decided(before, commands, self._now, partial(self._row, key))
-        book = SqliteBook(self._db, self._namespace)
-        decisions = decided(before, commands, self._now, partial(self._row, key), OverflowReader(book, key))
-        book.flush()
+        repo = SqliteRunRepository(self._db, self._namespace)
+        decisions = decided(before, commands, self._now, partial(self._row, key), OverflowReader(repo, key))
+        repo.flush()
         return decisions
 
     def _run_one(self, command: LockCommand) -> Outcome:
@@ -329,10 +329,10 @@ class Batch:
         rows = self._db.execute(statement, values).fetchall()
         return rows[:limit], rows[limit - 1][0] if len(rows) > limit else None
 
-    def _list(self, command: ListLocks) -> Page:
+    def _list(self, command: ListLocks) -> LockPage:
         rows, following = self._page(command.after, command.limit, command.prefix)
         items = tuple(listed(key, _readable(key, text), self._now) for key, text in rows)
-        return Page(items=items, next=following, now=self._now)
+        return LockPage(items=items, next=following, now=self._now)
 
     def _settle_due(self, command: SettleDue) -> Swept:
         limit = at_least_one(command.limit)

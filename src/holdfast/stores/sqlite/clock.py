@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...platform import HOST, elapsed, host_clock
 from ...validation import MICROSECONDS
 from ..contract import Clock
-from .write_turns import Turn
+from .write_turns import WriteTurn
 
 TOLERANCE = 1.0
 """Seconds by which a clock may be off."""
@@ -36,7 +36,7 @@ WITHDRAW = "DELETE FROM clocks WHERE process = ? OR at < ?"
 DIFFERING = "SELECT process, name, host, pid, ahead FROM clocks WHERE at >= ? ORDER BY name, host, pid, process"
 
 
-class Differing(NamedTuple):
+class ClockDifference(NamedTuple):
     """A process whose clock is so many seconds ahead of the store's host, or behind it with a minus."""
 
     process: str
@@ -53,21 +53,21 @@ def _side(ahead: float) -> str:
     return "ahead" if ahead > 0 else "behind"
 
 
-Tell = Callable[[Differing], None]
+Tell = Callable[[ClockDifference], None]
 
 
 class Clocks:
     """The clock of this process beside those of the others, for one store."""
 
-    def __init__(self, clock: Clock, turn: Turn) -> None:
+    def __init__(self, clock: Clock, turn: WriteTurn) -> None:
         self._clock = clock
-        self._turn: Turn | None = turn
+        self._turn: WriteTurn | None = turn
         self._process = secrets.token_hex(8)
         self._name = ""
         self._tell: Tell | None = None
         self.reported = False
         self._known: set[str] = set()
-        self.news: list[Differing] = []
+        self.news: list[ClockDifference] = []
         # A clock that a test moves is meant to differ.
         self._compares = clock is host_clock and os.utime in os.supports_fd
         self.look_at = 0.0 if self._compares else float("inf")
@@ -97,7 +97,7 @@ class Clocks:
             stamp, ahead = self._compared()
             if self._differs or self.reported:
                 self._report(db, stamp, ahead)
-            found = [Differing(*row) for row in db.execute(DIFFERING, (stamp - FORGOTTEN_AFTER,))]
+            found = [ClockDifference(*row) for row in db.execute(DIFFERING, (stamp - FORGOTTEN_AFTER,))]
             self.news += [one for one in found if one.process not in self._known]
             self._known = {one.process for one in found}
 
@@ -139,6 +139,6 @@ class Clocks:
         return stamp, ahead
 
 
-def differing(db: sqlite3.Connection, now: int) -> list[Differing]:
+def differing(db: sqlite3.Connection, now: int) -> list[ClockDifference]:
     """The processes whose clocks differ, for callers that only read."""
-    return [Differing(*row) for row in db.execute(DIFFERING, (now - FORGOTTEN_AFTER,))]
+    return [ClockDifference(*row) for row in db.execute(DIFFERING, (now - FORGOTTEN_AFTER,))]

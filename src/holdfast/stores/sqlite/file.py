@@ -26,7 +26,7 @@ from weakref import WeakSet
 from ...errors import StoreError, StoreUnavailable, StoreUnusable
 from ...platform import around_fork, elapsed
 from .side_files import check_sqlite_files, make_database
-from .write_turns import Turn, pause
+from .write_turns import WriteTurn, pause
 
 APPLICATION_ID = int.from_bytes(b"Hldf", "big")
 SCHEMA = ("001_locks.sql", "002_slots.sql", "003_runs.sql")
@@ -274,7 +274,7 @@ def _open_ready(path: Path) -> sqlite3.Connection:
     return db
 
 
-def prepare(path: Path, turn: Turn, *, patience: float) -> None:
+def prepare(path: Path, turn: WriteTurn, *, patience: float) -> None:
     """Make the file, or bring its schema up to date, under the writer's turn."""
     deadline = elapsed() + patience
     taker = object()

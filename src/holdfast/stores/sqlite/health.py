@@ -16,7 +16,7 @@ import msgspec
 
 from ...errors import StoreError
 from ...platform import elapsed, host_clock, network_file_system
-from ...rules.slot import Past
+from ...rules.slot import WriteHistory
 from ..contract import Finding
 from .clock import differing
 from .file import OPENING_SECONDS, SCHEMA_VERSION, _look, _set_up, is_busy, passing, store_error, version_of
@@ -32,7 +32,7 @@ NAMED = 5
 """How many are named in one finding."""
 STATES = "SELECT namespace, scope, owner, key, version, value, past FROM slots ORDER BY namespace, scope, owner, key"
 
-_past = msgspec.json.Decoder(Past)
+_past = msgspec.json.Decoder(WriteHistory)
 
 _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 

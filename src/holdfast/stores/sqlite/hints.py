@@ -27,7 +27,7 @@ from pathlib import Path
 from ...errors import HoldfastError
 from ...platform import after_fork_in_child, start_thread
 from ..contract import Hint
-from ..local_hints import Hinting, Near
+from ..local_hints import HintReceiver, LocalHints
 from .file import Handle
 from .side_files import PRIVATE, check_may_listen, open_wake_folder, share_socket
 
@@ -42,10 +42,10 @@ _UNFINISHED = ".new-"
 
 log = logging.getLogger("holdfast.stores")
 
-_near: Near[_Watch] = Near()
+_local_hints: LocalHints[_Watch] = LocalHints()
 
 
-class Post:
+class HintSender:
     """Sends hints for one file, and opens watches on it."""
 
     def __init__(self, database: Path, *, poll: bool) -> None:
@@ -69,7 +69,7 @@ class Post:
         """Send each channel its ids. Returns those whose process is dead; nothing else that goes wrong matters."""
         unheard = []
         for channel, ids in woken.items():
-            if not _near.tell(self._folder, channel, ids) and self._sends and not self._send(channel, ids):
+            if not _local_hints.tell(self._folder, channel, ids) and self._sends and not self._send(channel, ids):
                 unheard += ids
         return unheard
 
@@ -101,7 +101,7 @@ class Post:
                 self._socket = None
 
 
-class _Watch(Hinting):
+class _Watch(HintReceiver):
     """A subscription; other threads of this process give it their hints directly."""
 
     def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
@@ -111,12 +111,12 @@ class _Watch(Hinting):
         self._thread = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
 
     def _start(self) -> None:
-        _near.add(self._folder, self._channel, self)
+        _local_hints.add(self._folder, self._channel, self)
         start_thread(self._thread)
 
     def _leave(self) -> None:
         self._closed.set()
-        _near.remove(self._folder, self._channel, self)
+        _local_hints.remove(self._folder, self._channel, self)
 
     def _join(self) -> None:
         if self._thread is not threading.current_thread():
@@ -321,7 +321,7 @@ def _sweep(database: Path) -> None:
 
 
 def _reset_after_fork() -> None:
-    for watch in _near.forget():
+    for watch in _local_hints.forget():
         watch.leave_to_parent()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...rules.runs.limits import Limit, Place, Terms
+from ...rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from ...rules.runs.record import Run, memberships
 
 TERMS = "SELECT terms FROM terms WHERE namespace = ? AND workflow = ?"
@@ -34,8 +34,8 @@ FORGOTTEN_AFTER = 7 * 86_400 * 1_000_000
 ALL = -1
 
 _encoder = msgspec.json.Encoder()
-_terms = msgspec.json.Decoder(Terms)
-_place = msgspec.json.Decoder(Place)
+_terms = msgspec.json.Decoder(WorkflowLimits)
+_place = msgspec.json.Decoder(LimitKey)
 
 
 class SqliteLimits:
@@ -43,7 +43,7 @@ class SqliteLimits:
 
     def __init__(self, db: sqlite3.Connection, namespace: str) -> None:
         self._db, self._namespace = db, namespace
-        self._terms: dict[str, Terms | None] = {}
+        self._terms: dict[str, WorkflowLimits | None] = {}
         self.changed = False
 
     def flush(self) -> None:
@@ -58,14 +58,14 @@ class SqliteLimits:
             self._db.executemany(GO, [(self._namespace, *row[:-2]) for row in old])
             self._db.executemany(ENTER, [(self._namespace, *row) for row in new])
 
-    def terms(self, workflow: str) -> Terms | None:
+    def terms(self, workflow: str) -> WorkflowLimits | None:
         """The limits of a workflow; None if none were ever published."""
         if workflow not in self._terms:
             found = self._db.execute(TERMS, (self._namespace, workflow)).fetchone()
             self._terms[workflow] = None if found is None else _terms.decode(found[0])
         return self._terms[workflow]
 
-    def put_terms(self, workflow: str, terms: Terms) -> None:
+    def put_terms(self, workflow: str, terms: WorkflowLimits) -> None:
         """Write the limits of a workflow."""
         self.changed = True
         self._terms[workflow] = terms
@@ -89,7 +89,7 @@ class SqliteLimits:
         """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
         return max(self._number(ARRIVAL, group, 0, 0), self._number(ARRIVAL, group, 1, -priority))
 
-    def crowded(self, workflow: str) -> Sequence[Place]:
+    def crowded(self, workflow: str) -> Sequence[LimitKey]:
         """The places of a workflow where runs wait, in order."""
         self.flush()
         rows = self._db.execute(CROWDED, (self._namespace, workflow))

@@ -48,7 +48,7 @@ BY_WORKFLOW = (
 _encoder = msgspec.json.Encoder()
 
 
-class Source(NamedTuple):
+class ListQuery(NamedTuple):
     """Rows `(id, created_at)` of some runs, as SQL with its values; `ordered`: the newest come first."""
 
     query: str
@@ -80,16 +80,16 @@ def find(
         rows *= FACTOR
 
 
-def _length(db: sqlite3.Connection, source: Source, rows: int) -> int:
+def _length(db: sqlite3.Connection, source: ListQuery, rows: int) -> int:
     """How many rows a source has, if it has fewer than so many."""
     return int(db.execute(COUNT.format(source=source.query), (*source.values, rows)).fetchone()[0])
 
 
-def _sources(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -> Iterator[Source]:
+def _sources(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -> Iterator[ListQuery]:
     """What the parts of the filter match, the likely shortest first; at least one."""
     for name, value in wanted.attributes.items():
         span, times = _span(wanted, after, "run")
-        yield Source(
+        yield ListQuery(
             BY_ATTRIBUTE.format(span=span),
             (namespace, name, stored_value(value), *times),
             ordered=True,
@@ -97,7 +97,7 @@ def _sources(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -
     if wanted.prefix:
         end = end_of_prefix(wanted.prefix)
         upper, last = ("", ()) if end is None else (" AND id < ?", (end,))
-        yield Source(
+        yield ListQuery(
             BY_PREFIX.format(end=upper),
             (namespace, wanted.prefix, *last),
             ordered=False,
@@ -106,7 +106,7 @@ def _sources(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -
         yield _by_status(namespace, wanted, after)
 
 
-def _by_status(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -> Source:
+def _by_status(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -> ListQuery:
     """The runs of some or all statuses, of one workflow or of all: an index a status, merged."""
     span, times = _span(wanted, after, "id")
     part = (BY_WORKFLOW if wanted.workflow else BY_STATUS).format(span=span)
@@ -115,7 +115,7 @@ def _by_status(namespace: str, wanted: RunFilter, after: tuple[int, str] | None)
     # SQLite merges the sorted parts of a union as they come, and stops when enough has been taken.
     union = " UNION ALL ".join([part] * len(statuses))
     values = tuple(value for status in statuses for value in (*of, status, *times))
-    return Source(f"{union} ORDER BY 2 DESC, 1 DESC", values, ordered=True)
+    return ListQuery(f"{union} ORDER BY 2 DESC, 1 DESC", values, ordered=True)
 
 
 def _span(wanted: RunFilter, after: tuple[int, str] | None, id: str) -> tuple[str, tuple[Any, ...]]:

@@ -20,7 +20,7 @@ from ...rules.lock_outcomes import Outcome
 from ...rules.lock_record import LockRecord, decode, encode
 from ...rules.record_type import R, RecordType
 from ...rules.runs.locks import tell
-from ...rules.runs.record import LONG_AGO, Event, Run, Worker
+from ...rules.runs.record import LONG_AGO, Run, RunEvent, WorkerRecord
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import Address, Slot
 from ..common import failed
@@ -94,8 +94,8 @@ ROWS_AT_ONCE = 200
 
 _encoder = msgspec.json.Encoder()
 _runs = msgspec.json.Decoder(Run)
-_events = msgspec.json.Decoder(Event)
-_workers = msgspec.json.Decoder(Worker)
+_events = msgspec.json.Decoder(RunEvent)
+_workers = msgspec.json.Decoder(WorkerRecord)
 _texts = msgspec.json.Decoder(list[str])
 
 
@@ -105,10 +105,10 @@ def run_runs(
     """Answer each command at its own place, and say whether anything was written."""
     db.execute("SAVEPOINT runs")
     try:
-        book = SqliteBook(db, namespace)
-        book.preload([command.run for command in commands if isinstance(command, RecordRun)])
-        outcomes = [command.apply(book, now) for command in commands]
-        book.flush()
+        repo = SqliteRunRepository(db, namespace)
+        repo.preload([command.run for command in commands if isinstance(command, RecordRun)])
+        outcomes = [command.apply(repo, now) for command in commands]
+        repo.flush()
     except sqlite3.Error:
         raise
     except Exception as error:
@@ -119,18 +119,18 @@ def run_runs(
         return [outcomes[0] for outcomes, _ in apart], any(changed for _, changed in apart)
     finally:
         db.execute("RELEASE runs")
-    return outcomes, book.changed
+    return outcomes, repo.changed
 
 
 def tell_runs(db: sqlite3.Connection, namespace: str, now: int, woken: Sequence[str]) -> tuple[str, ...]:
     """Runs that were offered a lock hear of it. Returns whom to tell of that."""
-    book = SqliteBook(db, namespace)
-    hints = tell(book, now, woken)
-    book.flush()
+    repo = SqliteRunRepository(db, namespace)
+    hints = tell(repo, now, woken)
+    repo.flush()
     return hints
 
 
-class SqliteBook(SqliteLimits):
+class SqliteRunRepository(SqliteLimits):
     """The runs of one namespace, within one transaction."""
 
     def __init__(self, db: sqlite3.Connection, namespace: str) -> None:
@@ -140,7 +140,7 @@ class SqliteBook(SqliteLimits):
         self._locks: dict[str, LockRecord | None] = {}
         self._slots: dict[Address, Slot] = {}
         self._appended: list[tuple[str, int, str]] = []
-        self._living: list[Worker] | None = None
+        self._living: list[WorkerRecord] | None = None
 
     def flush(self) -> None:
         """Write what has changed."""
@@ -255,7 +255,7 @@ class SqliteBook(SqliteLimits):
         self.changed = True
         self._db.execute(CUT, (self._namespace, run, keep))
 
-    def events(self, run: str, after: int) -> tuple[Event, ...]:
+    def events(self, run: str, after: int) -> tuple[RunEvent, ...]:
         """The inbox, from after this number on."""
         known = self._current.get(run)
         if known is not None and known.posted <= after:
@@ -274,7 +274,7 @@ class SqliteBook(SqliteLimits):
         found = self._db.execute(EVENT_WITH_KEY, (self._namespace, run, key)).fetchone()
         return None if found is None else found[0]
 
-    def post(self, run: str, event: Event) -> None:
+    def post(self, run: str, event: RunEvent) -> None:
         """Write an event."""
         self.changed = True
         text = _encoder.encode(event).decode()
@@ -318,14 +318,14 @@ class SqliteBook(SqliteLimits):
                 found.append(self._read(row[0]))
         return found
 
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """All workers that are enlisted, the latest last."""
         if self._living is None:
             rows = self._db.execute(WORKERS, (self._namespace,))
             self._living = sorted((_worker(*row) for row in rows), key=lambda one: (one.since, one.id))
         return self._living
 
-    def enlist(self, worker: Worker) -> None:
+    def enlist(self, worker: WorkerRecord) -> None:
         """Write a worker."""
         self.changed = True
         self._living = None
@@ -378,7 +378,7 @@ class SqliteBook(SqliteLimits):
         self.flush()
         return [self._read(text) for text in find(self._db, self._namespace, wanted, after, limit)]
 
-    def census(self) -> dict[str, int]:
+    def run_counts(self) -> dict[str, int]:
         """The number of living runs of each type."""
         self.flush()
         before = self._db.execute("PRAGMA cache_size").fetchone()[0]
@@ -388,12 +388,12 @@ class SqliteBook(SqliteLimits):
         return counts
 
 
-def _worker(name: str, text: str) -> Worker:
+def _worker(name: str, text: str) -> WorkerRecord:
     """A worker. One that cannot be read has no types; it is dead when its lease is, and its runs are set free then."""
     try:
         return _workers.decode(text)
     except msgspec.MsgspecError:
-        return Worker(id=name, name=name, types=(), since=0)
+        return WorkerRecord(id=name, name=name, types=(), since=0)
 
 
 def _attribute_rows(run: Run) -> set[tuple[str, str, int, str]]:

@@ -14,7 +14,7 @@ import msgspec
 from ...commands import SlotCommand
 from ...errors import RecordUnreadable
 from ...rules.lock_outcomes import Outcome
-from ...rules.slot import EMPTY_SLOT, Address, Past, Slot
+from ...rules.slot import EMPTY_SLOT, Address, Slot, WriteHistory
 from ..common import failed
 
 LOAD = "SELECT version, value, past FROM slots WHERE namespace = ? AND scope = ? AND owner = ? AND key = ?"
@@ -25,7 +25,7 @@ SAVE = (
 )
 
 _encoder = msgspec.json.Encoder()
-_past = msgspec.json.Decoder(Past)
+_past = msgspec.json.Decoder(WriteHistory)
 
 
 def run_slots(

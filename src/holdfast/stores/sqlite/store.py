@@ -27,12 +27,12 @@ from ...validation import seconds
 from ..common import offers_to, pass_overs, woken_by_channel
 from ..contract import Capabilities, Clock, Finding, Hint, Role
 from . import health
-from .batch import Batch
+from .batch import SqliteBatch
 from .clock import Clocks
 from .file import MIN_SQLITE, SCHEMA_VERSION, Handle, is_busy, prepare, store_error, version_of
-from .hints import Post
-from .transactions import Joined, transaction
-from .write_turns import PATIENCE_SECONDS, Turn, pause, turn_for
+from .hints import HintSender
+from .transactions import JoinedTransaction, transaction
+from .write_turns import PATIENCE_SECONDS, WriteTurn, pause, turn_for
 
 if TYPE_CHECKING:
     from ..contract import Connection, Store, Watch
@@ -138,7 +138,7 @@ class SqliteStore:
             raise StoreUnusable(f"{path}-turn cannot be opened ({error}): look at its owner and mode.") from error
         if version != SCHEMA_VERSION:
             prepare(path, self._turn, patience=patience)
-        self._post: Post | None = Post(path, poll=poll)
+        self._post: HintSender | None = HintSender(path, poll=poll)
         self._clocks = Clocks(clock, self._turn)
 
     def __repr__(self) -> str:
@@ -159,7 +159,7 @@ class SqliteStore:
 
     def join(self, connection: Any) -> Connection:
         """Carry commands out within the transaction that is open on this connection."""
-        return Joined(connection, self.path, namespace=self._namespace, clock=self._clocks.now)
+        return JoinedTransaction(connection, self.path, namespace=self._namespace, clock=self._clocks.now)
 
     def on_differing_clock(self, name: str, tell: Callable[[str, str, int, float], None]) -> None:
         """Call this, with name, host, process and seconds ahead, for each process whose clock begins to differ."""
@@ -198,7 +198,7 @@ class SqliteStore:
         finally:
             handle.close()
 
-    def _open_post(self) -> Post:
+    def _open_post(self) -> HintSender:
         if self._post is None:
             raise StoreUnusable(f"the store {self.url} is closed: open a new one")
         return self._post
@@ -209,7 +209,7 @@ class SqliteConnection:
 
     def __init__(self, store: SqliteStore, *, urgent: bool) -> None:
         self._post = store._open_post()  # noqa: SLF001  (a store and its connections are one thing)
-        self._turn: Turn | None = store._turn  # noqa: SLF001
+        self._turn: WriteTurn | None = store._turn  # noqa: SLF001
         self._namespace, self._patience = store._namespace, store._patience  # noqa: SLF001
         self._path = store.path
         self._urgent = urgent
@@ -282,7 +282,7 @@ class SqliteConnection:
                 db = self._handle.ready()
                 try:
                     db.execute("BEGIN IMMEDIATE")
-                    batch = Batch(db, self._namespace, self._clocks.now())
+                    batch = SqliteBatch(db, self._namespace, self._clocks.now())
                     outcomes = batch.run(commands)
                 except sqlite3.Error as error:
                     if is_busy(error) and elapsed() < deadline:
@@ -306,7 +306,7 @@ class SqliteConnection:
                     try:
                         db = self._handle.ready()
                         db.execute("BEGIN")
-                        return Batch(db, self._namespace, self._clocks.now()).run(commands)
+                        return SqliteBatch(db, self._namespace, self._clocks.now()).run(commands)
                     finally:
                         self._handle.tidy()
             except sqlite3.Error as error:

@@ -18,9 +18,9 @@ from ...errors import InvalidOption, StepTimeout
 from ...platform import elapsed
 from ...rules.lock_outcomes import Outcome
 from ..contract import Clock
-from .batch import Batch
+from .batch import SqliteBatch
 from .file import Handle, is_busy, store_error
-from .write_turns import Turn, pause
+from .write_turns import WriteTurn, pause
 
 LIMIT_SECONDS = 5.0
 """How long a transaction of the user's may take: everybody else waits for it."""
@@ -29,7 +29,7 @@ _FORBIDDEN = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_
 
 
 @contextmanager
-def transaction(path: Path, turn: Turn, *, patience: float) -> Iterator[sqlite3.Connection]:
+def transaction(path: Path, turn: WriteTurn, *, patience: float) -> Iterator[sqlite3.Connection]:
     """A block with a connection of its own, in one transaction, which is the writer's turn."""
     handle = Handle(path)
     taker = object()
@@ -92,7 +92,7 @@ def _authorize(action: int, *_: object) -> int:
     return sqlite3.SQLITE_DENY if action in _FORBIDDEN else sqlite3.SQLITE_OK
 
 
-class Joined:
+class JoinedTransaction:
     """Carries commands out within the transaction that is open on the caller's connection."""
 
     def __init__(self, db: Any, path: Path, *, namespace: str, clock: Clock) -> None:
@@ -117,7 +117,7 @@ class Joined:
         rows, texts = db.row_factory, db.text_factory
         db.row_factory, db.text_factory = None, str
         try:
-            return Batch(db, self._namespace, self._clock()).run(commands)
+            return SqliteBatch(db, self._namespace, self._clock()).run(commands)
         except sqlite3.Error as error:
             raise store_error(error, self._path) from error
         finally:

@@ -1,7 +1,7 @@
 """Whose turn it is to write to a SQLite file.
 
 SQLite's own busy handler sleeps ever longer and starves whoever came late; so a writer first takes a turn.
-Within a process all connections to one file share one `Turn`, heartbeats first, the others in order of
+Within a process all connections to one file share one `WriteTurn`, heartbeats first, the others in order of
 arrival; between processes it is a lock on the small file `<db>-turn`, tried again every millisecond or
 so. A turn is only about fairness: safety rests on SQLite's own locks, and a process that is killed
 in its turn loses it at once, because the kernel drops its file lock.
@@ -27,15 +27,15 @@ RETRY_SECONDS = (0.000_5, 0.001_5)
 URGENT_RETRY_SECONDS = (0.000_1, 0.000_3)
 
 _registry_lock = threading.Lock()
-_turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
+_turns: WeakValueDictionary[str, WriteTurn] = WeakValueDictionary()
 
 
-def turn_for(database: Path) -> Turn:
+def turn_for(database: Path) -> WriteTurn:
     """The turn that all connections of this process to this file share. It ends with its last user."""
     with _registry_lock:
         turn = _turns.get(str(database))
         if turn is None:
-            turn = _turns[str(database)] = Turn(database)
+            turn = _turns[str(database)] = WriteTurn(database)
         return turn
 
 
@@ -55,7 +55,7 @@ class _Place:
         self.gate.acquire()
 
 
-class Turn:
+class WriteTurn:
     """The right to write. `give` is safe to call by anyone at any time: it gives back only one's own turn."""
 
     def __init__(self, database: Path) -> None:

@@ -42,7 +42,7 @@ class Account:
     group: int
 
 
-class State(msgspec.Struct, frozen=True):
+class ServerState(msgspec.Struct, frozen=True):
     """What there is of a server."""
 
     pid: int | None
@@ -80,7 +80,7 @@ class RemoteProcess:
         folder: Path,
         account: Account | None = None,
         pid_file: Path | None = None,
-    ) -> State:
+    ) -> ServerState:
         """Start the first process."""
         return self._ask(
             "start",
@@ -93,27 +93,27 @@ class RemoteProcess:
             pid_file=None if pid_file is None else str(pid_file),
         )
 
-    def look(self) -> State:
+    def look(self) -> ServerState:
         """What there is now."""
         return self._ask("look")
 
-    def signal(self, number: int) -> State:
+    def signal(self, number: int) -> ServerState:
         """Send a signal to the first process only."""
         return self._ask("signal", number=number)
 
-    def pause(self) -> State:
+    def pause(self) -> ServerState:
         """Stop all processes where they are."""
         return self._ask("pause")
 
-    def resume(self) -> State:
+    def resume(self) -> ServerState:
         """Let all of them go on."""
         return self._ask("resume")
 
-    def kill(self) -> State:
+    def kill(self) -> ServerState:
         """Kill -9 for all of them; they are gone when this returns."""
         return self._ask("kill")
 
-    def wait_until(self, condition: Callable[[State], bool], *, within: float = PATIENCE) -> State | None:
+    def wait_until(self, condition: Callable[[ServerState], bool], *, within: float = PATIENCE) -> ServerState | None:
         """The first state that is as wished; None if there is none in time."""
         give_up = time.monotonic() + within
         while True:
@@ -135,7 +135,7 @@ class RemoteProcess:
                         pipe.close()
             self._process.wait(PATIENCE)
 
-    def _ask(self, do: str, **words: Any) -> State:
+    def _ask(self, do: str, **words: Any) -> ServerState:
         if os.getpid() != self._boss:
             raise ServerFailed("a server takes orders only from the process that started it, not from a fork of it")
         into, out = self._process.stdin, self._process.stdout
@@ -155,4 +155,4 @@ class RemoteProcess:
         found = json.loads(answer)
         if "error" in found:
             raise ServerFailed(f"the server could not {do}: {found['error']}")
-        return msgspec.convert(found, State)
+        return msgspec.convert(found, ServerState)

@@ -33,7 +33,7 @@ _DEAD, _STANDING = set("ZX"), set("TtZX")
 _LINUX = sys.platform.startswith("linux")
 
 
-class Watcher:
+class Supervisor:
     """One server at a time, and all the processes that come of it."""
 
     def __init__(self, boss: int, folder: Path) -> None:
@@ -254,7 +254,7 @@ def _state(task: str) -> str:
 
 
 if __name__ == "__main__":
-    supervisor = Watcher(int(sys.argv[1]), Path(sys.argv[2]))
+    supervisor = Supervisor(int(sys.argv[1]), Path(sys.argv[2]))
     try:
         supervisor.watch()
     finally:

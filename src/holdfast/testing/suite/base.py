@@ -37,7 +37,7 @@ ANY_NAMES = ["now", "(now", "snow", "knowledge"]
 """Names like any other: a store must not take one for a word of its own."""
 
 
-class Suite:
+class SuiteBase:
     """The hooks of a store, and the tools of the parts. A new instance for every test."""
 
     histories: ClassVar[int] = int(os.environ.get("HOLDFAST_HISTORIES", "60"))
@@ -105,8 +105,8 @@ class Suite:
             return connection.execute(commands), connection.moments
         look = c.Inspect(key=NOBODYS_KEY)
         before, *outcomes, after = connection.execute([look, *commands, look])
-        assert isinstance(before, out.Seen)
-        assert isinstance(after, out.Seen)
+        assert isinstance(before, out.LockSeen)
+        assert isinstance(after, out.LockSeen)
         assert before.now == after.now, "the clock was read more than once within a batch: override decided_at()"
         return outcomes, [before.now] * len(commands)
 
@@ -132,7 +132,7 @@ class Suite:
     @property
     def steers(self) -> bool:
         """Whether `advance` moves the clock by any span, also backwards."""
-        return not self.server_clock or type(self).advance is not Suite.advance
+        return not self.server_clock or type(self).advance is not SuiteBase.advance
 
     @cached_property
     def store(self) -> Store:
@@ -174,7 +174,7 @@ class Suite:
 
     def seen(self, key: str = "k", connection: Connection | None = None) -> LockRecord:
         """The record of a key, settled for the eye; the empty one where there is none."""
-        return self.ask(c.Inspect(key=key), out.Seen, connection).record or LockRecord()
+        return self.ask(c.Inspect(key=key), out.LockSeen, connection).record or LockRecord()
 
     def stored(self, namespace: str = "default") -> dict[str, LockRecord]:
         """The records as they are stored; where those cannot be had, as they are listed."""
@@ -186,7 +186,7 @@ class Suite:
         found: dict[str, LockRecord] = {}
         after: str | None = ""
         while after is not None:
-            page = self.ask(c.ListLocks(after=after), c.Page, connection)
+            page = self.ask(c.ListLocks(after=after), c.LockPage, connection)
             found.update({item.key: item.record for item in page.items if item.record is not None})
             after = page.next
         return found

@@ -17,7 +17,7 @@ from ...platform import host_clock
 from ...stores.contract import Clock, Store
 from ..faults import Plan, clients_open, planned
 from ..processes import running
-from .base import Suite
+from .base import SuiteBase
 
 TRIES = 12
 HOLDER = """
@@ -29,7 +29,7 @@ sys.stdin.readline()
 """
 
 
-class Callers(Suite):
+class ClientTests(SuiteBase):
     """What a client leaves behind in the store, whatever happens to its callers."""
 
     def opening(self, url: str, *, namespace: str, clock: Clock = host_clock, options: object = None) -> Store:

@@ -11,7 +11,7 @@ from ...rules import lock_outcomes as out
 from ...rules.lock import OFFER_LIFE
 from ...rules.lock_record import Holder
 from ..builders import ME, SECOND, abandon, acquire, pass_over, release, renew, transfer, wait
-from .base import Suite, about, names
+from .base import SuiteBase, about, names
 
 
 def unchecked(value: object) -> Any:
@@ -19,7 +19,7 @@ def unchecked(value: object) -> Any:
     return value
 
 
-class Commands(Suite):
+class CommandTests(SuiteBase):
     """What the docstrings of `holdfast.commands` promise."""
 
     def test_a_free_key_is_granted_under_a_token_that_follows_the_clock(self) -> None:
@@ -136,9 +136,9 @@ class Commands(Suite):
 
     def test_an_offer_that_ran_out_is_never_revived(self) -> None:
         missed = self.missed_offer()
-        self.ask(renew(id="b.1", token=missed.token), out.NotHeld)
-        self.ask(release(id="b.1", token=missed.token), out.NotHeld)
-        self.ask(pass_over(id="b.1", token=missed.token), out.NotHeld)
+        self.ask(renew(id="b.1", token=missed.token), out.NotHolder)
+        self.ask(release(id="b.1", token=missed.token), out.NotHolder)
+        self.ask(pass_over(id="b.1", token=missed.token), out.NotHolder)
         assert self.ask(wait(id="b.1", waiter_ttl=60 * SECOND), out.Granted).token > missed.token
 
     def test_waiters_that_were_passed_over_block_nobody(self) -> None:
@@ -151,13 +151,13 @@ class Commands(Suite):
         self.ask(wait(id="b.2"), out.Queued)
         self.ask(release(token=held.token), out.Released)
         offered = self.seen().holders[0]
-        self.ask(pass_over(id="b.1", token=offered.token + 1), out.NotHeld)
-        self.ask(pass_over(id="b.2", token=offered.token), out.NotHeld)
+        self.ask(pass_over(id="b.1", token=offered.token + 1), out.NotHolder)
+        self.ask(pass_over(id="b.2", token=offered.token), out.NotHolder)
         passed = self.ask(pass_over(id="b.1", token=offered.token), out.PassedOver)
         assert passed == out.PassedOver(hinted=("b.2",))
-        self.ask(pass_over(id="b.1", token=offered.token), out.NotHeld)
+        self.ask(pass_over(id="b.1", token=offered.token), out.NotHolder)
         assert self.ask(wait(id="b.2"), out.Granted).token > offered.token
-        self.ask(pass_over(id="b.2", token=self.seen().holders[0].token), out.NotHeld)
+        self.ask(pass_over(id="b.2", token=self.seen().holders[0].token), out.NotHolder)
 
     def test_nobody_passes_the_queue_while_an_offer_stands(self) -> None:
         held = self.ask(acquire(), out.Granted)
@@ -205,16 +205,16 @@ class Commands(Suite):
 
     def test_another_kind_on_the_same_key_is_a_mismatch_while_it_is_in_use(self) -> None:
         held = self.ask(acquire(), out.Granted)
-        assert self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Mismatch).found == "item"
+        assert self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Mismatch).found == "mutex"
         self.ask(release(token=held.token), out.Released)
         self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Granted)
 
     def test_a_waiter_that_asks_again_as_another_kind_is_refused_and_keeps_its_place(self) -> None:
         self.send(acquire(), wait())
-        assert self.ask(wait(kind="lease"), out.Mismatch).found == "item"
+        assert self.ask(wait(kind="lease"), out.Mismatch).found == "mutex"
         assert self.ask(wait(), out.Queued).position == 0
 
-    @pytest.mark.parametrize(("kind", "permits"), [("item", 1), ("item", 2), ("lease", 1), ("semaphore", 3)])
+    @pytest.mark.parametrize(("kind", "permits"), [("mutex", 1), ("mutex", 2), ("lease", 1), ("semaphore", 3)])
     def test_the_first_grant_of_a_key_is_its_first_version_whatever_its_kind(self, kind: str, permits: int) -> None:
         granted = self.ask(acquire(kind=kind, permits=permits), out.Granted)
         assert self.seen().version == 1
@@ -250,7 +250,7 @@ class Commands(Suite):
     def test_a_renewal_at_the_moment_of_expiry_is_too_late_also_where_nobody_else_has_come(self) -> None:
         held = self.ask(acquire(ttl=2), out.Granted)
         self.advance(2)
-        assert self.ask(renew(token=held.token), out.NotHeld) == out.NotHeld()
+        assert self.ask(renew(token=held.token), out.NotHolder) == out.NotHolder()
         assert self.seen().holders == ()
 
     def test_many_renewals_in_one_batch_are_each_decided_alone(self) -> None:
@@ -262,7 +262,7 @@ class Commands(Suite):
         renewals = [
             renew(key, token=token + (n % 4 == 1)) for n, (key, token) in enumerate(zip(keys, tokens, strict=True))
         ]
-        assert names(self.send(*renewals)) == ["NotHeld", "NotHeld", "Renewed", "Renewed"] * 10
+        assert names(self.send(*renewals)) == ["NotHolder", "NotHolder", "Renewed", "Renewed"] * 10
 
     def test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing(self) -> None:
         held = self.ask(acquire(), out.Granted)
@@ -277,21 +277,21 @@ class Commands(Suite):
             transfer(token=held.token + 1),
             transfer(id="b.1", token=held.token),
         ):
-            assert self.ask(command, out.NotHeld) == out.NotHeld()
+            assert self.ask(command, out.NotHolder) == out.NotHolder()
         assert [holder.id for holder in self.seen().holders] == ["a.1"]
         if not self.server_clock:
             assert self.stored() == before
 
     def test_a_lease_may_be_renewed_and_released_by_its_owner_alone(self) -> None:
         self.ask(acquire(kind="lease"), out.Granted)
-        self.ask(renew(id="b.1", token=None), out.NotHeld)
+        self.ask(renew(id="b.1", token=None), out.NotHolder)
         self.ask(renew(token=None), out.Renewed)
         assert self.ask(release(token=None), out.Released) == out.Released()
 
     def test_a_second_release_finds_nothing(self) -> None:
         held = self.ask(acquire(), out.Granted)
         assert self.ask(release(token=held.token), out.Released) == out.Released()
-        assert self.ask(release(token=held.token), out.NotHeld) == out.NotHeld()
+        assert self.ask(release(token=held.token), out.NotHolder) == out.NotHolder()
 
     def test_a_transfer_gives_the_grant_on_under_a_higher_token(self) -> None:
         held = self.ask(acquire(), out.Granted)
@@ -301,8 +301,8 @@ class Commands(Suite):
         assert given.token == given.floor > held.token
         assert [holder.id for holder in self.seen().holders] == ["c.1"]
         assert [waiter.id for waiter in self.seen().waiters] == ["b.1"]
-        self.ask(renew(token=held.token), out.NotHeld)
-        self.ask(transfer(id="x.1", token=1), out.NotHeld)
+        self.ask(renew(token=held.token), out.NotHolder)
+        self.ask(transfer(id="x.1", token=1), out.NotHolder)
 
     def test_a_transfer_to_a_holder_is_refused(self) -> None:
         first = self.ask(acquire(kind="semaphore", permits=2), out.Granted)
@@ -326,7 +326,7 @@ class Commands(Suite):
         self.ask(acquire(id="b.1"), out.Granted)
 
     def test_looking_at_a_key_that_was_never_used_sees_nothing_and_writes_nothing(self) -> None:
-        assert self.ask(c.Inspect(key="k"), out.Seen).record is None
+        assert self.ask(c.Inspect(key="k"), out.LockSeen).record is None
         assert self.stored() == {}
 
     def test_looking_settles_for_the_eye_only(self) -> None:
@@ -345,8 +345,8 @@ class Commands(Suite):
 
     def test_a_look_in_the_middle_of_a_batch_sees_what_came_before_it(self) -> None:
         _, page, _, later = self.send(acquire("a"), c.ListLocks(), acquire("b"), c.ListLocks())
-        assert isinstance(page, c.Page)
-        assert isinstance(later, c.Page)
+        assert isinstance(page, c.LockPage)
+        assert isinstance(later, c.LockPage)
         assert [item.key for item in page.items] == ["a"]
         assert [item.key for item in later.items] == ["a", "b"]
 

@@ -9,9 +9,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from ... import commands as c
-from ...rules.lock_outcomes import Outcome, Seen
+from ...rules.lock_outcomes import LockSeen, Outcome
 from ..builders import SECOND, START
-from .base import Suite, names
+from .base import SuiteBase, names
 
 CHUNKS = 5
 ENOUGH = 32
@@ -43,7 +43,7 @@ class Teller(Protocol):
         """Now and then the clock is set."""
 
 
-class Telling(Suite):
+class Telling(SuiteBase):
     """The telling, for all kinds of histories."""
 
     @property
@@ -91,9 +91,9 @@ class Telling(Suite):
 
 def unversioned(outcome: Outcome) -> Outcome:
     """An answer without the versions of the records in it: of a batch they rise once, or with each command."""
-    if isinstance(outcome, Seen) and outcome.record is not None:
+    if isinstance(outcome, LockSeen) and outcome.record is not None:
         return replace(outcome, record=replace(outcome.record, version=0))
-    if isinstance(outcome, c.Page):
+    if isinstance(outcome, c.LockPage):
         items = [
             item if item.record is None else replace(item, record=replace(item.record, version=0))
             for item in outcome.items

@@ -13,7 +13,7 @@ from ...rules.slot import SlotSeen
 from ..builders import SECOND, acquire, read, release, wait
 from ..processes import running
 from ..stress import check_ledger, count, take_turns
-from .base import Suite
+from .base import SuiteBase
 
 HAMMER = """
 from pathlib import Path
@@ -28,7 +28,7 @@ say("done")
 """
 
 
-class Crowds(Suite):
+class ConcurrencyTests(SuiteBase):
     """Threads with connections of their own, and real processes where the store is shared."""
 
     def test_threads_that_count_in_a_slot_lose_no_update(self) -> None:
@@ -119,7 +119,7 @@ sys.stdin.readline()
             self.eventually(taken)
         assert found[0].since >= expires_at
         assert found[0].token > token
-        assert isinstance(connection.execute([c.Inspect(key="k")])[0], out.Seen)
+        assert isinstance(connection.execute([c.Inspect(key="k")])[0], out.LockSeen)
 
     @property
     def endurance(self) -> float:

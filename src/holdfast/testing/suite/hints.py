@@ -10,7 +10,7 @@ from ...rules import lock_outcomes as out
 from ...stores.contract import Watch
 from ..builders import acquire, release, wait
 from ..processes import running
-from .base import Suite
+from .base import SuiteBase
 
 RELEASER = """
 store = open_store(sys.argv[1], namespace="default")
@@ -24,7 +24,7 @@ sys.stdin.readline()
 """
 
 
-class Hints(Suite):
+class HintTests(SuiteBase):
     """What `Store.watch` promises, where the store says that it notifies."""
 
     def watching(self, channel: str = "b") -> tuple[Watch, list[list[str] | None]]:

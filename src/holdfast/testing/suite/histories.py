@@ -10,25 +10,25 @@ from msgspec.structs import replace
 from ... import commands as c
 from ...rules.lock_record import LockRecord
 from ..builders import read
-from ..lock_histories import Model, Storyteller
+from ..lock_histories import LockHistoryGenerator, LockModel
 from .comparison import CHUNKS, Telling
 
 EVERY_ANSWER = {
-    "Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "Transferred", "NotHeld", "TargetHolds",
-    "Mismatch", "TooHeavy", "Gone", "ForceReleased", "Settled", "Seen", "Page", "Swept", "SlotSeen", "Swapped",
+    "Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "Transferred", "NotHolder", "TargetHolds",
+    "Mismatch", "TooHeavy", "Gone", "ForceReleased", "Settled", "LockSeen", "LockPage", "Swept", "SlotSeen", "Swapped",
     "Conflict", "PassedOver",
 }  # fmt: skip
 
 
-class Histories(Telling):
+class HistoryTests(Telling):
     """The comparison with the rules, over commands, re-sent commands, slots, and clocks that are set."""
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     def test_a_random_history_has_the_answers_and_the_records_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
-            name, model = f"history-{seed}", Model()
-            teller = Storyteller(seed, second=self.second, listens=not self.notices)
+            name, model = f"history-{seed}", LockModel()
+            teller = LockHistoryGenerator(seed, second=self.second, listens=not self.notices)
             kinds |= self.told(name, model, teller, partial(_looks, model))
             stored = self.dump(self.address, name)
             assert stored is None or _unversioned(stored) == _unversioned(model.records), f"{name}, as stored"
@@ -39,5 +39,5 @@ def _unversioned(records: dict[str, LockRecord]) -> dict[str, LockRecord]:
     return {key: replace(record, version=0) for key, record in records.items()}
 
 
-def _looks(model: Model) -> list[c.Command]:
+def _looks(model: LockModel) -> list[c.Command]:
     return [c.ListLocks(limit=1000), *(read(address) for address in model.slots)]

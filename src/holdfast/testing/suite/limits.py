@@ -10,49 +10,49 @@ import pytest
 from ... import commands as c
 from ...commands import runs as r
 from ...rules.runs import record as rule
-from ...rules.runs.limits import Limit, OnExcess, Place, Terms
+from ...rules.runs.limits import Limit, LimitKey, OnExcess, WorkflowLimits
 from ...rules.runs.outcomes import (
     Claimed,
     Limited,
+    LimitsDiffer,
+    LimitsPublished,
     Posted,
     Recorded,
     RunSeen,
     Started,
-    TermsDiffer,
-    TermsPublished,
 )
 from ...rules.runs.record import Finish, Run
 from ..builders import SECOND
-from ..limit_histories import LimitStoryteller
+from ..limit_histories import LimitHistoryGenerator
 from ..run_histories import RunModel
 from .base import ANY_NAMES
 from .comparison import CHUNKS
-from .runs import TYPES, Runs, looks, record, signal, start
+from .runs import TYPES, RunTests, looks, record, signal, start
 
-EVERY_ANSWER = {"Limited", "TermsDiffer", "TermsPublished", "Started", "Recorded", "Posted", "Refused", "Claimed"}
+EVERY_ANSWER = {"Limited", "LimitsDiffer", "LimitsPublished", "Started", "Recorded", "Posted", "RunRefused", "Claimed"}
 FEWER = 2
 """Every so manieth history is one of limits too."""
 
 
-class Limits(Runs):
+class LimitTests(RunTests):
     """What a store with workflows promises about their limits."""
 
-    def publish(self, *limits: Limit, version: int = 0) -> Terms:
+    def publish(self, *limits: Limit, version: int = 0) -> WorkflowLimits:
         """Make the limits of `order` known."""
-        terms = Terms(limits=limits, version=version)
-        return self.ask(r.PublishTerms(workflow="order", terms=terms), TermsPublished).terms
+        terms = WorkflowLimits(limits=limits, version=version)
+        return self.ask(r.PublishLimits(workflow="order", terms=terms), LimitsPublished).terms
 
-    def limited(self, max: int = 1, on_excess: OnExcess = "queue", **more: Any) -> Terms:
+    def limited(self, max: int = 1, on_excess: OnExcess = "queue", **more: Any) -> WorkflowLimits:
         """One limit for all runs of `order`."""
         return self.publish(Limit(name="all", max=max, on_excess=on_excess, **more))
 
-    def begin(self, run: str, terms: Terms, *, key: str = "", worker: str = "w.1", **more: Any) -> Started:
+    def begin(self, run: str, terms: WorkflowLimits, *, key: str = "", worker: str = "w.1", **more: Any) -> Started:
         """A start by these terms that is not kept out; each limit with a path has this key."""
         return self.ask(self.asked(run, terms, key=key, worker=worker, **more), Started)
 
-    def asked(self, run: str, terms: Terms, *, key: str = "", worker: str = "w.1", **more: Any) -> r.StartRun:
+    def asked(self, run: str, terms: WorkflowLimits, *, key: str = "", worker: str = "w.1", **more: Any) -> r.StartRun:
         """The start of a run by these terms."""
-        places = tuple(Place(limit.name, key if limit.path else "") for limit in terms.limits)
+        places = tuple(LimitKey(limit.name, key if limit.path else "") for limit in terms.limits)
         return start(run, worker=worker, places=places, terms=terms.digest, **more)
 
     def end(self, run: Run) -> Recorded:
@@ -78,7 +78,7 @@ class Limits(Runs):
             2,
             None,
         )
-        assert self.ask(r.SeeRun(run="c"), RunSeen).claim is None
+        assert self.ask(r.ReadRun(run="c"), RunSeen).claim is None
         self.end(first)
         assert self.begin("c", terms).run.status == "running"
 
@@ -137,7 +137,7 @@ class Limits(Runs):
         self.begin("a", terms)
         skipped = self.begin("c", terms)
         assert (skipped.run.id, skipped.fresh, skipped.verdict.what) == ("b", False, "skip")
-        assert self.ask(r.SeeRun(run="c"), RunSeen).claim is None
+        assert self.ask(r.ReadRun(run="c"), RunSeen).claim is None
 
     def test_the_oldest_is_cancelled_and_the_newest_waits_for_its_end(self) -> None:
         self.hire()
@@ -150,7 +150,7 @@ class Limits(Runs):
             "cancel_oldest",
             (rule.hint_for("w.1", "b"),),
         )
-        seen = self.ask(r.SeeRun(run="b", history=True), RunSeen)
+        seen = self.ask(r.ReadRun(run="b", history=True), RunSeen)
         assert seen.claim is not None
         assert [event.kind for event in seen.claim.events] == ["cancel"]
         self.ask(record(oldest, then=Finish("cancelled", "1"), seen=1), Recorded)
@@ -219,10 +219,10 @@ class Limits(Runs):
     @pytest.mark.parametrize("name", ANY_NAMES)
     def test_a_workflow_a_namespace_and_a_limit_may_have_any_name(self, name: str) -> None:
         connection = self.connect(store=self.opened(name))
-        terms = Terms(limits=(Limit(name=name, max=1, per=9 * SECOND, on_excess="queue"),))
-        self.ask(r.PublishTerms(workflow=name, terms=terms), TermsPublished, connection)
+        terms = WorkflowLimits(limits=(Limit(name=name, max=1, per=9 * SECOND, on_excess="queue"),))
+        self.ask(r.PublishLimits(workflow=name, terms=terms), LimitsPublished, connection)
         for number in range(3):  # each is decided by the starts before it
-            asked = start(f"{name} {number}", type=name, places=(Place(name),), terms=terms.digest)
+            asked = start(f"{name} {number}", type=name, places=(LimitKey(name),), terms=terms.digest)
             begun = self.ask(asked, Started, connection)
             assert (begun.run.due_at or 0) > begun.now or number == 0
 
@@ -247,13 +247,13 @@ class Limits(Runs):
     # -- the terms --------------------------------------------------------------------------------------------
 
     def test_a_start_by_other_terms_than_the_latest_is_told_them(self) -> None:
-        assert self.ask(r.SeeTerms(workflow="order"), TermsDiffer).terms is None
+        assert self.ask(r.ReadLimits(workflow="order"), LimitsDiffer).terms is None
         self.ask(start(), Started)
-        unknown = Terms(limits=(Limit(name="all", max=1),))
-        assert self.ask(self.asked("a", unknown, worker=""), TermsDiffer).terms is None
+        unknown = WorkflowLimits(limits=(Limit(name="all", max=1),))
+        assert self.ask(self.asked("a", unknown, worker=""), LimitsDiffer).terms is None
         terms = self.limited(3)
-        assert self.ask(start("b"), TermsDiffer).terms == terms
-        assert self.ask(start("c", type="order@2"), TermsDiffer).terms == terms
+        assert self.ask(start("b"), LimitsDiffer).terms == terms
+        assert self.ask(start("c", type="order@2"), LimitsDiffer).terms == terms
         self.ask(start("d", type="mail"), Started)
 
     def test_terms_of_a_lower_version_change_nothing(self) -> None:
@@ -286,7 +286,7 @@ class Limits(Runs):
         terms = self.limited(1, "reject")
         self.begin("a", terms, worker="")
         for life in range(rule.POISONED):
-            assert [run.deaths for run in self.claim_and_die(f"w.{life}")] == [life]
+            assert [run.crashes for run in self.claim_and_die(f"w.{life}")] == [life]
             self.ask(self.asked("b", terms, worker=""), Limited)
         self.hire("v.1")
         assert self.claim("v.1") == []
@@ -299,7 +299,7 @@ class Limits(Runs):
         self.begin("b", terms)
         self.begin("c", terms)
         self.ask(signal("c"), Posted)
-        cancelled = self.ask(r.PostEvent(run="b", event=rule.Event(kind="cancel", key="cancel")), Posted)
+        cancelled = self.ask(r.PostEvent(run="b", event=rule.RunEvent(kind="cancel", key="cancel")), Posted)
         assert (cancelled.run.status, self.status("c")) == ("cancelled", ["queued"])
         assert self.claim(runs=("c",)) == []
         self.end(driven)
@@ -345,10 +345,10 @@ class Limits(Runs):
     def test_a_random_history_of_limits_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk)[::FEWER]:
-            teller = LimitStoryteller(seed, second=self.second)
+            teller = LimitHistoryGenerator(seed, second=self.second)
             kinds |= self.told(f"limits-{seed}", RunModel(), teller, partial(_looks, teller))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def _looks(teller: LimitStoryteller) -> list[c.Command]:
-    return [*looks(teller), r.SeeTerms(workflow="order"), r.SeeTerms(workflow="mail")]
+def _looks(teller: LimitHistoryGenerator) -> list[c.Command]:
+    return [*looks(teller), r.ReadLimits(workflow="order"), r.ReadLimits(workflow="mail")]

@@ -8,7 +8,7 @@ from ... import commands as c
 from ...errors import RecordUnreadable
 from ...rules import lock_outcomes as out
 from ..builders import DAY, SECOND, abandon, acquire, release, renew, wait
-from .base import ANY_NAMES, Suite, names
+from .base import ANY_NAMES, SuiteBase, names
 
 UNREADABLE = ["", "{", "[]", '{"kind":"thing"}', '{"fence":"x"}', '{"holders":[{"id":1}]}', "\x00"]
 IN_ORDER = ["%", "A", "_", "a", "a%", "a_b", "ab", "b", "é", "\ud7ffx", "\ue000", "😀", "\U0010ffff", "\U0010ffffz"]
@@ -17,7 +17,7 @@ CANNOT_PLANT = (
 )
 
 
-class Paging(Suite):
+class PagingTests(SuiteBase):
     """What `ListLocks`, `SettleDue` and `Cleanup` promise."""
 
     def pages(self, prefix: str = "", limit: int = c.PAGE) -> list[list[str]]:
@@ -25,7 +25,7 @@ class Paging(Suite):
         after: str | None = ""
         found = []
         while after is not None:
-            page = self.ask(c.ListLocks(prefix=prefix, after=after, limit=limit), c.Page)
+            page = self.ask(c.ListLocks(prefix=prefix, after=after, limit=limit), c.LockPage)
             assert len(page.items) <= max(1, limit)
             found.append([item.key for item in page.items])
             after = page.next
@@ -42,7 +42,7 @@ class Paging(Suite):
         keys = sorted(["!", key, "~"])
         self.send(*(acquire(each) for each in keys))
         for after, following in zip(["", *keys], [*keys[:2], None], strict=False):
-            page = self.ask(c.ListLocks(after=after, limit=1), c.Page)
+            page = self.ask(c.ListLocks(after=after, limit=1), c.LockPage)
             assert (len(page.items), page.next) == (1, following)
             assert self.ask(c.Cleanup(after=after, limit=1), c.Swept).next == following
 
@@ -63,7 +63,7 @@ class Paging(Suite):
     def test_after_may_lie_before_or_beyond_the_prefix(self) -> None:
         self.send(*(acquire(key) for key in ("a", "b1", "b2", "c")))
         for after, found in (("a", ["b1", "b2"]), ("b1", ["b2"]), ("c", [])):
-            page = self.ask(c.ListLocks(prefix="b", after=after), c.Page)
+            page = self.ask(c.ListLocks(prefix="b", after=after), c.LockPage)
             assert [item.key for item in page.items] == found
 
     def test_a_listing_settles_for_the_eye_only(self) -> None:
@@ -122,7 +122,7 @@ class Paging(Suite):
             self.ask(release(id=f"a.{n}", token=tokens[-1]), out.Released)
             self.advance(0.002)
             assert self.ask(c.Cleanup(retention=1_000), c.Swept).changed == 1
-            assert self.ask(c.Inspect(key="k"), out.Seen).record is None
+            assert self.ask(c.Inspect(key="k"), out.LockSeen).record is None
         assert tokens == sorted(set(tokens))
 
     def test_a_fence_ahead_of_the_clock_is_not_forgotten(self) -> None:
@@ -150,13 +150,13 @@ class Paging(Suite):
             assert isinstance(outcome.error, RecordUnreadable)
             assert outcome.error.key == "bad"
         assert isinstance(granted, out.Granted)
-        bad, *others = self.ask(c.ListLocks(), c.Page).items
+        bad, *others = self.ask(c.ListLocks(), c.LockPage).items
         assert (bad.key, bad.record) == ("bad", None)
         assert "'bad'" in bad.error
         assert all(item.record is not None for item in others)
         assert self.ask(c.SettleDue(limit=1), c.Swept) == c.Swept(seen=1, changed=1, woken=("w.1",))
         assert self.ask(c.Cleanup(retention=-(10**9) * SECOND), c.Swept).seen == 4
-        assert self.ask(c.ListLocks(prefix="bad"), c.Page).items[0].error
+        assert self.ask(c.ListLocks(prefix="bad"), c.LockPage).items[0].error
 
     def test_a_record_that_cannot_be_read_spares_the_renewals_beside_it(self) -> None:
         keys = [f"k{n}" for n in range(20)]

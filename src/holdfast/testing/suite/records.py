@@ -14,7 +14,7 @@ from ...rules.record_type import MAX_MOMENT
 from ...rules.runs.lock_requests import attempt_of
 from ...rules.runs.outcomes import RunSeen
 from ..builders import SECOND, acquire, read, swap
-from ..record_histories import RecordModel, RecordStoryteller
+from ..record_histories import RecordHistoryGenerator, RecordModel
 from ..tally import (
     STICKER,
     TALLY,
@@ -35,8 +35,8 @@ from ..tally import (
 from .base import names
 from .commands import unchecked
 from .comparison import CHUNKS, Telling
-from .concurrency import Crowds
-from .hints import Hints
+from .concurrency import ConcurrencyTests
+from .hints import HintTests
 from .paging import CANNOT_PLANT, IN_ORDER
 from .runs import start
 
@@ -44,7 +44,7 @@ UNREADABLE = ["", "{", "[]", "null", '{"members":7}', '{"members":[{"id":1}]}', 
 EVERY_ANSWER = {"Counted", "TallyEnded", "TallySeen", "RecordPage", "RecordsDue"}
 
 
-class Records(Telling, Hints, Crowds):
+class RecordTests(Telling, HintTests, ConcurrencyTests):
     """What `RecordCommand`, `ListRecords` and `ListDueRecords` promise for every type."""
 
     def tally(self, key: str = "k") -> Tally | None:
@@ -105,7 +105,7 @@ class Records(Telling, Hints, Crowds):
             c.ListRecords(kind=TALLY.name), read(), add("b.1"),
         )  # fmt: skip
         assert names(outcomes) == [
-            "Granted", "Counted", "RecordPage", "Swapped", "Counted", "Page", "RecordPage", "SlotSeen", "Counted",
+            "Granted", "Counted", "RecordPage", "Swapped", "Counted", "LockPage", "RecordPage", "SlotSeen", "Counted",
         ]  # fmt: skip
         pages = [[item.key for item in one.items] for one in outcomes if isinstance(one, c.RecordPage)]
         assert pages == [["k"], []]
@@ -266,7 +266,7 @@ class Records(Telling, Hints, Crowds):
         self.send(add(by=4), start("r"))
         outcomes = self.send(CountRun(run="r", key="k"), CountRun(run="nobody", key="l"), CountRun(run="r", key="new"))
         assert names(outcomes) == ["Counted", "TallyEnded", "Counted"]
-        seen = self.ask(r.SeeRun(run="r"), RunSeen)
+        seen = self.ask(r.ReadRun(run="r"), RunSeen)
         assert seen.claim is not None
         assert seen.claim.run.attributes == {"total": 1}
         assert self.record_keys() == [["k", "new"]]
@@ -285,7 +285,7 @@ class Records(Telling, Hints, Crowds):
         assert self.ask(add("b.1"), Counted).woken == (attempt_of("r", 3),)
         self.send(add("b.1", key="l"), add("b.1", "r", key="m"))
         for run, number in (("r", "3"), ("s", "4")):
-            seen = self.ask(r.SeeRun(run=run, history=True), RunSeen)
+            seen = self.ask(r.ReadRun(run=run, history=True), RunSeen)
             assert seen.claim is not None
             assert [(event.kind, event.name) for event in seen.claim.events] == [("lock", number)]
 
@@ -311,7 +311,7 @@ class Records(Telling, Hints, Crowds):
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
             looks: list[c.Command] = [c.ListRecords(kind=kind, limit=1000) for kind in (TALLY.name, STICKER.name)]
-            teller = RecordStoryteller(seed, second=self.second)
+            teller = RecordHistoryGenerator(seed, second=self.second)
             kinds |= self.told(f"records-{seed}", RecordModel(), teller, lambda looks=looks: looks)  # type: ignore[misc]
         self.seen_all(kinds, EVERY_ANSWER)
 

@@ -1,4 +1,4 @@
-"""A reply was lost and the command is sent again: what each command's docstring says under "Again"."""
+"""A reply was lost and the command is sent again: what each command's docstring says under "ResendTests"."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ... import commands as c
 from ...rules import lock_outcomes as out
 from ...rules.slot import SlotSeen, Swapped
 from ..builders import abandon, acquire, read, release, renew, swap, transfer, wait
-from .base import Suite, names
+from .base import SuiteBase, names
 
 
-class Again(Suite):
+class ResendTests(SuiteBase):
     """Nothing that is sent twice has two effects."""
 
     def test_an_acquire_gets_the_one_grant_and_not_a_second(self) -> None:
@@ -50,14 +50,14 @@ class Again(Suite):
         self.ask(wait(), out.Queued)
         self.ask(release(token=held.token), out.Released)
         successor = self.ask(wait(), out.Granted)
-        self.ask(release(token=held.token), out.NotHeld)
+        self.ask(release(token=held.token), out.NotHolder)
         assert [holder.token for holder in self.seen().holders] == [successor.token]
 
     def test_a_release_changes_nothing_for_the_same_attempt_that_took_it_anew(self) -> None:
         held = self.ask(acquire(), out.Granted)
         self.ask(release(token=held.token), out.Released)
         anew = self.ask(acquire(), out.Granted)
-        self.ask(release(token=held.token), out.NotHeld)
+        self.ask(release(token=held.token), out.NotHolder)
         assert [holder.token for holder in self.seen().holders] == [anew.token]
 
     def test_an_abandon_finds_nothing_and_still_keeps_the_attempt_out(self) -> None:

@@ -13,46 +13,46 @@ from ...commands import runs as r
 from ...rules import lock_outcomes as out
 from ...rules.lock_record import LockRecord
 from ...rules.runs import record as rule
-from ...rules.runs.lock_requests import Ask, Said
-from ...rules.runs.outcomes import Claimed, Posted, Recorded, Refused, RunSeen, Started
+from ...rules.runs.lock_requests import LockAnswer, LockRequest
+from ...rules.runs.outcomes import Claimed, Posted, Recorded, RunRefused, RunSeen, Started
 from ...rules.runs.record import Finish, Park, Run, Stuck
 from ..builders import SECOND, acquire, release, renew, wait
 from ..run_histories import RunModel
-from ..run_lock_histories import KEYS, BelongingStoryteller
+from ..run_lock_histories import KEYS, RunLockHistoryGenerator
 from .base import names
 from .comparison import CHUNKS
-from .limits import FEWER, Limits
+from .limits import FEWER, LimitTests
 from .runs import TYPES, looks, record, signal, start
 
-EVERY_ANSWER = {"Recorded", "Granted", "Posted", "Refused", "Claimed", "ForceReleased"}
+EVERY_ANSWER = {"Recorded", "Granted", "Posted", "RunRefused", "Claimed", "ForceReleased"}
 
 
-def take(number: int = 1, key: str = "k", **more: Any) -> Ask:
+def take(number: int = 1, key: str = "k", **more: Any) -> LockRequest:
     """A run asks for a lock."""
-    return Ask(number=number, key=key, **more)
+    return LockRequest(number=number, key=key, **more)
 
 
-def give(number: int = 1, key: str = "k") -> Ask:
+def give(number: int = 1, key: str = "k") -> LockRequest:
     """A run gives a lock back."""
-    return Ask(number=number, key=key, give=True)
+    return LockRequest(number=number, key=key, give=True)
 
 
-class Belongings(Limits):
+class RunLockTests(LimitTests):
     """What a store with workflows promises about the locks that belong to runs."""
 
     def begun(self, *runs: str, worker: str = "w.1") -> list[Run]:
         """Runs that a living worker drives."""
         return [self.ask(start(run, worker=worker), Started).run for run in runs]
 
-    def wants(self, run: Run, *asks: Ask, **more: Any) -> Recorded:
+    def wants(self, run: Run, *lock_requests: LockRequest, **more: Any) -> Recorded:
         """A record with asks, after however many there were before."""
         now = self.run_seen(run.id)
-        more = {"at": now.length, "seen": now.posted, "request": f"{asks} {more} {now.last}"} | more
-        return self.ask(record(run, asks=asks, **more), Recorded)
+        more = {"at": now.length, "seen": now.posted, "request": f"{lock_requests} {more} {now.last}"} | more
+        return self.ask(record(run, lock_requests=lock_requests, **more), Recorded)
 
     def lock(self, key: str = "k") -> LockRecord:
         """The record of a lock as it is seen."""
-        seen = self.ask(c.Inspect(key=key), out.Seen)
+        seen = self.ask(c.Inspect(key=key), out.LockSeen)
         assert seen.record is not None
         return seen.record
 
@@ -62,7 +62,7 @@ class Belongings(Limits):
 
     def inbox(self, run: str) -> list[tuple[str, str]]:
         """The kinds and names of the events of a run."""
-        seen = self.ask(r.SeeRun(run=run, history=True), RunSeen)
+        seen = self.ask(r.ReadRun(run=run, history=True), RunSeen)
         assert seen.claim is not None
         return [(event.kind, event.name) for event in seen.claim.events]
 
@@ -72,39 +72,39 @@ class Belongings(Limits):
         self.hire()
         (run,) = self.begun("a")
         recorded = self.wants(run, take())
-        (said,) = recorded.said
-        assert (said.number, said.what, said.floor) == (1, "granted", said.token)
+        (answers,) = recorded.answers
+        assert (answers.number, answers.what, answers.floor) == (1, "granted", answers.token)
         holder = self.lock().holders[0]
-        assert (holder.id, holder.token, holder.ttl, holder.label.name) == ("run:1:a", said.token, None, "run a")
+        assert (holder.id, holder.token, holder.ttl, holder.label.name) == ("run:1:a", answers.token, None, "run a")
         assert self.run_seen("a").locks == ((1, "k"),)
 
     def test_an_ask_that_is_sent_again_gets_the_same_grant(self) -> None:
         self.hire()
         (run,) = self.begun("a")
-        command = record(run, "x", asks=(take(), take(2, "other")))
+        command = record(run, "x", lock_requests=(take(), take(2, "other")))
         first, again = self.ask(command, Recorded), self.ask(command, Recorded)
-        assert first.said == again.said
-        assert self.wants(run, take()).said == first.said[:1]
+        assert first.answers == again.answers
+        assert self.wants(run, take()).answers == first.answers[:1]
 
     def test_who_comes_later_waits_in_order_and_is_offered_it_by_an_event(self) -> None:
         self.hire()
         a, b, d = self.begun("a", "b", "d")
-        (said,) = self.wants(a, take()).said
-        assert self.wants(b, take()).said == (Said(number=1, what="queued"),)
-        assert self.wants(d, take(7)).said == (Said(number=7, what="queued"),)
+        (answers,) = self.wants(a, take()).answers
+        assert self.wants(b, take()).answers == (LockAnswer(number=1, what="queued"),)
+        assert self.wants(d, take(7)).answers == (LockAnswer(number=7, what="queued"),)
         given = self.wants(a, give())
-        assert given.said == (Said(number=1, what="given"),)
+        assert given.answers == (LockAnswer(number=1, what="given"),)
         assert given.woken == ("run:1:b", rule.hint_for("w.1", "b"))
         assert (self.inbox("a"), self.inbox("b"), self.inbox("d")) == ([], [("lock", "1")], [])
-        (confirmed,) = self.wants(b, take()).said
+        (confirmed,) = self.wants(b, take()).answers
         assert confirmed.what == "granted"
-        assert confirmed.token > said.token
+        assert confirmed.token > answers.token
         assert [run.locks for run in map(self.run_seen, "abd")] == [(), ((1, "k"),), ((7, "k"),)]
 
     def test_two_asks_of_one_run_exclude_each_other(self) -> None:
         self.hire()
         (run,) = self.begun("a")
-        assert [said.what for said in self.wants(run, take(1), take(2)).said] == ["granted", "queued"]
+        assert [answers.what for answers in self.wants(run, take(1), take(2)).answers] == ["granted", "queued"]
         given = self.wants(run, give(1))
         assert [(event.kind, event.name) for event in given.events] == [("lock", "2")]
         assert self.run_seen("a").locks == ((2, "k"),)
@@ -120,17 +120,19 @@ class Belongings(Limits):
         self.hire()
         (run,) = self.begun("a")
         self.ask(acquire("k"), out.Granted)
-        said = self.wants(run, take(1, kind="semaphore", permits=2), take(2, "s", kind="semaphore", weight=2)).said
-        assert said == (Said(number=1, what="mismatch", found="item"), Said(number=2, what="too_heavy"))
+        answers = self.wants(
+            run, take(1, kind="semaphore", permits=2), take(2, "s", kind="semaphore", weight=2)
+        ).answers
+        assert answers == (LockAnswer(number=1, what="mismatch", found="mutex"), LockAnswer(number=2, what="too_heavy"))
         assert self.run_seen("a").locks == ()
 
     def test_a_driver_that_is_not_the_driver_takes_nothing(self) -> None:
         self.hire()
         (run,) = self.begun("a")
         stale = replace(run, fence=run.fence - 1)
-        self.ask(record(stale, asks=(take(),)), Refused)
-        self.ask(record(run, at=9, asks=(take(),)), Refused)
-        assert self.ask(c.Inspect(key="k"), out.Seen).record is None
+        self.ask(record(stale, lock_requests=(take(),)), RunRefused)
+        self.ask(record(run, at=9, lock_requests=(take(),)), RunRefused)
+        assert self.ask(c.Inspect(key="k"), out.LockSeen).record is None
 
     # -- beside clients ---------------------------------------------------------------------------------------
 
@@ -144,15 +146,15 @@ class Belongings(Limits):
         assert self.ask(release("k", token=held.token), out.Released).woken == ("run:1:a",)
         assert self.inbox("a") == [("lock", "1")]
         (claimed,) = self.claim()
-        (said,) = self.wants(claimed, take()).said
-        assert said.token > held.token
+        (answers,) = self.wants(claimed, take()).answers
+        assert answers.token > held.token
         assert self.wants(claimed, give()).woken == ("b.1",)
         assert self.holders() == ["b.1"]
 
     def test_a_parked_run_is_due_when_time_frees_what_it_waits_for(self) -> None:
         self.hire()
         (run,) = self.begun("a")
-        taken, _ = self.send(acquire("k", ttl=1), record(run, asks=(take(),), then=Park(None)))
+        taken, _ = self.send(acquire("k", ttl=1), record(run, lock_requests=(take(),), then=Park(None)))
         assert names([taken]) == ["Granted"]
         self.advance(1.2)
         assert self.send(c.SettleDue(), c.Settle(key="k"))[0].woken == ("run:1:a",)
@@ -173,7 +175,7 @@ class Belongings(Limits):
     def test_whatever_frees_it_tells_the_run(self, by: str) -> None:
         self.hire()
         (run,) = self.begun("a")
-        grant = self.send(acquire("k", ttl=1), record(run, asks=(take(),)))[0]
+        grant = self.send(acquire("k", ttl=1), record(run, lock_requests=(take(),)))[0]
         assert isinstance(grant, out.Granted)
         if by == "acquire":
             self.advance(1.2)
@@ -232,26 +234,26 @@ class Belongings(Limits):
         (run,) = self.begun("a")
         held = self.ask(acquire("other"), out.Granted)
         keys = take(1), take(2, ttl=round(0.5 * SECOND), key="short"), take(3, "other"), take(4, "forced")
-        said = self.wants(run, *keys, then=Park(0)).said
+        answers = self.wants(run, *keys, then=Park(0)).answers
         self.ask(c.ForceRelease(key="forced", by="me", reason="why"), out.ForceReleased)
         self.advance(0.6)
         claimed = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed)
         (claim,) = claimed.claims
-        assert claim.held == ((1, said[0].token),)
+        assert claim.held == ((1, answers[0].token),)
         self.ask(release("other", token=held.token), out.Released)
         again = self.ask(r.ClaimRuns(worker="w.1", types=TYPES, runs=("a",)), Claimed)
-        assert again.claims[0].held == ((1, said[0].token),), "what is only offered is not held"
+        assert again.claims[0].held == ((1, answers[0].token),), "what is only offered is not held"
 
     def test_a_lock_with_a_ttl_is_renewed_by_its_token_and_ends_by_itself(self) -> None:
         self.hire()
         (run,) = self.begun("a")
-        (said,) = self.wants(run, take(ttl=SECOND)).said
+        (answers,) = self.wants(run, take(ttl=SECOND)).answers
         kept, lost, later = self.send(
-            renew("k", "run:1:a", token=said.token, ttl=1), renew("k", "run:1:a", token=1), c.Inspect(key="k")
+            renew("k", "run:1:a", token=answers.token, ttl=1), renew("k", "run:1:a", token=1), c.Inspect(key="k")
         )
-        assert names([kept, lost, later]) == ["Renewed", "NotHeld", "Seen"]
+        assert names([kept, lost, later]) == ["Renewed", "NotHolder", "LockSeen"]
         self.advance(1.2)
-        self.ask(renew("k", "run:1:a", token=said.token), out.NotHeld)
+        self.ask(renew("k", "run:1:a", token=answers.token), out.NotHolder)
 
     def test_a_record_tells_whether_the_run_has_nothing_but_locks_to_wait_for(self) -> None:
         self.hire()
@@ -275,8 +277,8 @@ class Belongings(Limits):
         self.hire()
         (run,) = self.begun("a")
         self.ask(acquire("other"), out.Granted)
-        said = self.wants(run, take(1), take(2, "other"), stuck=()).said
-        assert [one.what for one in said] == ["granted", "queued"]
+        answers = self.wants(run, take(1), take(2, "other"), stuck=()).answers
+        assert [one.what for one in answers] == ["granted", "queued"]
         assert self.run_seen("a").stuck is None
         self.wants(run, give(1), stuck=())
         assert self.run_seen("a").stuck == Stuck(0)
@@ -307,7 +309,7 @@ class Belongings(Limits):
     def test_a_lock_that_cannot_be_read_keeps_nobody_from_being_claimed_or_from_ending(self) -> None:
         self.hire()
         a, b, d = self.begun("a", "b", "d")
-        held = self.wants(a, take(1, "good"), take(2, "bad"), then=Park(0)).said[0].token
+        held = self.wants(a, take(1, "good"), take(2, "bad"), then=Park(0)).answers[0].token
         self.wants(b, take(1, "bad"))
         self.wants(d, then=Park(0))
         if not self.plant(self.address, "default", "bad", '{"fence":"many"}'):
@@ -322,10 +324,10 @@ class Belongings(Limits):
     def test_a_random_history_of_belongings_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk)[::FEWER]:
-            teller = BelongingStoryteller(seed, second=self.second)
+            teller = RunLockHistoryGenerator(seed, second=self.second)
             kinds |= self.told(f"belongings-{seed}", RunModel(), teller, partial(_looks, teller))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def _looks(teller: BelongingStoryteller) -> list[c.Command]:
+def _looks(teller: RunLockHistoryGenerator) -> list[c.Command]:
     return [*looks(teller), *(c.Inspect(key=key) for key, _, _ in KEYS)]

@@ -11,22 +11,22 @@ from ... import commands as c
 from ...commands import runs as r
 from ...rules import lock_outcomes as out
 from ...rules.runs import lock_queue
-from ...rules.runs.lock_requests import Ask
+from ...rules.runs.lock_requests import LockRequest
 from ...rules.runs.outcomes import Claimed, Recorded
 from ...rules.runs.record import Finish, Park, Run
 from ..builders import acquire, release, wait
 from ..run_histories import RunModel
-from ..run_lock_histories import KEYS, BelongingStoryteller
+from ..run_lock_histories import KEYS, RunLockHistoryGenerator
 from .base import names
 from .comparison import CHUNKS
 from .limits import FEWER
-from .run_locks import Belongings, give, take
+from .run_locks import RunLockTests, give, take
 from .runs import TYPES, looks
 
 LISTED = 2
 
 
-class RunQueues(Belongings):
+class RunQueueTests(RunLockTests):
     """What a store with workflows promises about the order of many runs that wait for one lock."""
 
     @pytest.fixture
@@ -40,7 +40,7 @@ class RunQueues(Belongings):
         self.token = self.ask(acquire(key), out.Granted).token
         begun = self.begun(*runs)
         for run in begun:
-            assert [one.what for one in self.wants(run, take(1, key), stuck=(), then=Park(None)).said] == ["queued"]
+            assert [one.what for one in self.wants(run, take(1, key), stuck=(), then=Park(None)).answers] == ["queued"]
         return begun
 
     def claimed(self) -> list[Run]:
@@ -53,8 +53,8 @@ class RunQueues(Belongings):
         order = []
         while runs := self.claimed():
             for run in runs:
-                said = self.wants(run, take(1, key)).said[0]
-                assert said.what == "granted"
+                answers = self.wants(run, take(1, key)).answers[0]
+                assert answers.what == "granted"
                 order.append(run.id)
                 self.wants(run, then=Finish("completed", "1"))
         return order
@@ -92,7 +92,7 @@ class RunQueues(Belongings):
         self.ask(release(token=self.token), out.Released)
         for name in ("r1", "r2"):
             (run,) = self.claimed()
-            assert (run.id, self.wants(run, take()).said[0].what) == (name, "granted")
+            assert (run.id, self.wants(run, take()).answers[0].what) == (name, "granted")
             self.wants(run, *([give()] if name == "r1" else []), then=Park(None))
         assert (self.lock().waiters, self.lock().waiting) == ((), 3)
         assert self.ask(wait(id="b.1"), out.Queued).position == 3
@@ -100,9 +100,9 @@ class RunQueues(Belongings):
     @pytest.mark.usefixtures("short_list")
     def test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next(self) -> None:
         runs = self.queued("r1", "r2", "r3", "r4", "r5", "r6")
-        for name, asks, then in (("r3", (), Finish("completed", "1")), ("r5", (give(),), Park(None))):
+        for name, lock_requests, then in (("r3", (), Finish("completed", "1")), ("r5", (give(),), Park(None))):
             (run,) = [one for one in self.claim(runs=(name,)) if one.id == name]
-            self.wants(run, *asks, then=then)
+            self.wants(run, *lock_requests, then=then)
         assert [(run.waits, run.locks) for run in map(self.run_seen, ("r3", "r5"))] == [((), ())] * 2
         assert self.lock().waiting == 4
         self.ask(release(token=self.token), out.Released)
@@ -114,7 +114,7 @@ class RunQueues(Belongings):
         self.queued("r1", "r2", "r3", "r4")
         (run,) = self.claim(runs=("r4",))
         before = self.run_seen("r4").waits
-        assert [one.what for one in self.wants(run, take()).said] == ["queued"]
+        assert [one.what for one in self.wants(run, take()).answers] == ["queued"]
         again = self.run_seen("r4")
         assert again.waits == before
         sent = r.RecordRun(
@@ -124,9 +124,9 @@ class RunQueues(Belongings):
             entries=(),
             seen=again.posted,
             request=again.last,
-            asks=(take(),),
+            lock_requests=(take(),),
         )
-        assert [one.what for one in self.ask(sent, Recorded).said] == ["queued"]
+        assert [one.what for one in self.ask(sent, Recorded).answers] == ["queued"]
         self.wants(run, stuck=(), then=Park(None))
         self.ask(release(token=self.token), out.Released)
         assert self.served() == ["r1", "r2", "r3", "r4"]
@@ -155,7 +155,7 @@ class RunQueues(Belongings):
         runs = self.claimed()
         assert sorted(run.id for run in runs) == ["r1", "r2", "r3", "r4", "r5"]
         for run in runs:
-            assert self.wants(run, take(kind="semaphore", permits=2, weight=2)).said[0].what == "too_heavy"
+            assert self.wants(run, take(kind="semaphore", permits=2, weight=2)).answers[0].what == "too_heavy"
             assert self.run_seen(run.id).locks == ()
         assert self.lock().waiting == 0
 
@@ -172,7 +172,7 @@ class RunQueues(Belongings):
         while runs := self.claimed():
             for run in runs:
                 for number in sorted(number for number, _ in self.run_seen(run.id).locks):
-                    if self.wants(run, take(number)).said[0].what == "granted":
+                    if self.wants(run, take(number)).answers[0].what == "granted":
                         order.append((run.id, number))
                         self.wants(run, give(number))
                 self.wants(run, stuck=(), then=Park(None))
@@ -226,12 +226,14 @@ class RunQueues(Belongings):
         assert long >= len(seeds) // 2, "hardly any queue was ever longer than its list"
 
 
-class _Crowding(BelongingStoryteller):
+class _Crowding(RunLockHistoryGenerator):
     """Most of its runs want the same lock."""
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> LockRequest:
         ask, (key, kind, permits) = super()._ask(), KEYS[0]
-        return ask if self.random.random() < 0.3 else Ask(number=ask.number, key=key, kind=kind, permits=permits)
+        return (
+            ask if self.random.random() < 0.3 else LockRequest(number=ask.number, key=key, kind=kind, permits=permits)
+        )
 
 
 class _Model(RunModel):
@@ -245,5 +247,5 @@ class _Model(RunModel):
         return outcomes
 
 
-def _looks(teller: BelongingStoryteller) -> list[c.Command]:
+def _looks(teller: RunLockHistoryGenerator) -> list[c.Command]:
     return [*looks(teller), *(c.Inspect(key=key) for key, _, _ in KEYS)]

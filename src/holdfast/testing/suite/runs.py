@@ -13,31 +13,31 @@ from ...commands import runs as r
 from ...rules.lock_outcomes import Outcome
 from ...rules.runs import record as rule
 from ...rules.runs.outcomes import (
-    Census,
     Claimed,
-    Enlisted,
-    Owned,
+    OwnedRuns,
     Posted,
     Recorded,
-    Refused,
+    RunCounts,
     RunPage,
+    RunRefused,
     RunSeen,
     RunTaken,
     Started,
     WorkerGone,
-    WorkersSeen,
+    WorkerList,
+    WorkerRegistered,
 )
-from ...rules.runs.record import Event, Finish, NewRun, Park
+from ...rules.runs.record import Finish, NewRun, Park, RunEvent
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
 from ..builders import ME, SECOND, SLOT, read, swap
-from ..run_histories import SLOTS, RunModel, RunStoryteller
+from ..run_histories import SLOTS, RunHistoryGenerator, RunModel
 from .base import ANY_NAMES, names
 from .comparison import CHUNKS, Telling
 
 EVERY_ANSWER = {
-    "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "Refused", "Posted", "RunSeen", "RunPage", "Census",
-    "Owned", "Outlook", "Enlisted", "WorkersSeen", "Conflict", "Swapped", "SlotSeen",
+    "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "RunRefused", "Posted", "RunSeen", "RunPage",
+    "RunCounts", "OwnedRuns", "NextDue", "WorkerRegistered", "WorkerList", "Conflict", "Swapped", "SlotSeen",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -56,10 +56,10 @@ def record(run: rule.Run, *entries: str, **more: Any) -> r.RecordRun:
 
 def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
     """A signal to a run."""
-    return r.PostEvent(run=run, event=Event(kind="signal", name=name, payload="7", key=key))
+    return r.PostEvent(run=run, event=RunEvent(kind="signal", name=name, payload="7", key=key))
 
 
-class Runs(Telling):
+class RunTests(Telling):
     """What the commands about runs promise, on a store that has workflows."""
 
     @pytest.fixture(autouse=True)
@@ -78,9 +78,9 @@ class Runs(Telling):
     def hire_and(self, worker: str, *types: str, seconds: float, then: Sequence[c.Command] = ()) -> list[Outcome]:
         """A worker that lives so long, and what is asked in the same batch: that far it lives on any clock."""
         lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
-        enlist = r.EnlistWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
+        enlist = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
         granted, enlisted, *rest = self.send(lease, enlist, *then)
-        assert names([granted, enlisted]) == ["Granted", "Enlisted"]
+        assert names([granted, enlisted]) == ["Granted", "WorkerRegistered"]
         return rest
 
     def claim_and_die(self, worker: str, **more: Any) -> list[rule.Run]:
@@ -97,7 +97,7 @@ class Runs(Telling):
 
     def run_seen(self, run: str = "r") -> rule.Run:
         """A run as it is."""
-        seen = self.ask(r.SeeRun(run=run), RunSeen)
+        seen = self.ask(r.ReadRun(run=run), RunSeen)
         assert seen.claim is not None
         return seen.claim.run
 
@@ -109,7 +109,7 @@ class Runs(Telling):
         assert self.ask(start(), Started).run.status == "pending"
         claimed = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed)
         (claim,) = claimed.claims
-        assert (claim.run.status, claim.run.worker, claim.run.lives, claim.entries) == ("running", "w.1", 1, ("1",))
+        assert (claim.run.status, claim.run.worker, claim.run.claims, claim.entries) == ("running", "w.1", 1, ("1",))
         assert claim.run.fence > 0
         assert self.claim("v.1") == []
 
@@ -122,12 +122,12 @@ class Runs(Telling):
         self.ask(start("a"), Started)
         self.ask(r.ClaimRuns(worker="w.1", types=TYPES), WorkerGone)
         self.ask(start("b", worker="w.1"), WorkerGone)
-        self.ask(r.EnlistWorker(worker="w.1", name="w", types=("order",)), WorkerGone)
-        assert self.ask(r.SeeRun(run="b"), RunSeen).claim is None
+        self.ask(r.RegisterWorker(worker="w.1", name="w", types=("order",)), WorkerGone)
+        assert self.ask(r.ReadRun(run="b"), RunSeen).claim is None
 
     def test_a_worker_that_is_not_enlisted_gets_nothing(self) -> None:
         self.hire()
-        self.ask(r.DismissWorker(worker="w.1"), Enlisted)
+        self.ask(r.UnregisterWorker(worker="w.1"), WorkerRegistered)
         self.ask(start(worker="w.1"), WorkerGone)
         self.ask(r.ClaimRuns(worker="w.1", types=TYPES), WorkerGone)
 
@@ -140,7 +140,7 @@ class Runs(Telling):
         claimed = self.claim("w.0", runs=("a", "r"))
         assert [(run.id, run.posted) for run in claimed] == [("r", 1)]
         self.ask(signal(), Posted)
-        seen = self.ask(r.SeeRun(run="r", history=True), RunSeen)
+        seen = self.ask(r.ReadRun(run="r", history=True), RunSeen)
         assert seen.claim is not None
         assert [event.number for event in seen.claim.events] == [1, 2]
 
@@ -183,18 +183,18 @@ class Runs(Telling):
         assert (list(before), claimed.claims) == (["a", "b"], ())
         self.advance(1.5)
         after = self.claim("v.1")
-        assert [(run.id, run.worker, run.deaths, run.lives) for run in after] == [
+        assert [(run.id, run.worker, run.crashes, run.claims) for run in after] == [
             ("a", "v.1", 1, 2),
             ("b", "v.1", 1, 2),
         ]
         assert all(run.fence > before[run.id].fence for run in after)
-        self.ask(record(before["a"], "late"), Refused)
+        self.ask(record(before["a"], "late"), RunRefused)
 
     def test_what_a_worker_has_already_is_given_again_under_the_same_fence_when_it_is_named(self) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
         assert self.claim(runs=("r", "nobody")) == [run]
         self.ask(signal(), Posted)
-        assert self.ask(r.OwnedRuns(worker="w.1"), Owned).runs == {"r": (run.fence, 1)}
+        assert self.ask(r.ListOwnedRuns(worker="w.1"), OwnedRuns).runs == {"r": (run.fence, 1)}
 
     def test_a_run_that_is_driven_cannot_be_had_by_naming_it(self) -> None:
         self.hire("w.1")
@@ -205,7 +205,7 @@ class Runs(Telling):
     def test_a_run_that_kills_its_workers_is_stopped(self) -> None:
         self.ask(start(), Started)
         for life in range(rule.POISONED):
-            assert [run.deaths for run in self.claim_and_die(f"w.{life}")] == [life]
+            assert [run.crashes for run in self.claim_and_die(f"w.{life}")] == [life]
         assert self.claim(self.hire("v.1")) == []
         run = self.run_seen()
         assert run.status == "failed"
@@ -243,19 +243,19 @@ class Runs(Telling):
         self.hire("w.1")
         self.hire("v.1")
         self.ask(start(worker="w.1"), Started)
-        outcome = self.ask(r.DismissWorker(worker="w.1"), Enlisted)
+        outcome = self.ask(r.UnregisterWorker(worker="w.1"), WorkerRegistered)
         assert outcome.woken == (rule.hint_for("v.1", "r"),)
-        assert [run.deaths for run in self.claim("v.1")] == [0]
+        assert [run.crashes for run in self.claim("v.1")] == [0]
 
     # -- the journal ------------------------------------------------------------------------------------------
 
     def test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end(self) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
         assert self.ask(record(run, "a", "b"), Recorded).done
-        self.ask(record(run, "c"), Refused)
-        self.ask(r.RecordRun(run="r", fence=run.fence + 1, at=3, entries=("c",), request="x"), Refused)
+        self.ask(record(run, "c"), RunRefused)
+        self.ask(r.RecordRun(run="r", fence=run.fence + 1, at=3, entries=("c",), request="x"), RunRefused)
         self.ask(record(run, "c", at=3), Recorded)
-        seen = self.ask(r.SeeRun(run="r", history=True), RunSeen)
+        seen = self.ask(r.ReadRun(run="r", history=True), RunSeen)
         assert seen.claim is not None
         assert seen.claim.entries == ("1", "a", "b", "c")
         assert seen.holder == "worker w.1"
@@ -274,8 +274,8 @@ class Runs(Telling):
         assert outcome.woken == ("x.7",)
         ended = self.run_seen()
         assert (ended.status, ended.result, ended.worker, ended.watchers) == ("completed", "42", "", ())
-        self.ask(record(run, "b", at=2), Refused)
-        self.ask(signal(), Refused)
+        self.ask(record(run, "b", at=2), RunRefused)
+        self.ask(signal(), RunRefused)
 
     def test_a_run_with_an_event_that_its_driver_has_not_seen_neither_parks_nor_ends(self) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
@@ -319,11 +319,11 @@ class Runs(Telling):
         again = self.ask(signal(key="k"), Posted)
         assert (again.number, again.fresh) == (1, False)
         assert self.ask(signal(), Posted).number == 2
-        self.ask(signal("nobody"), Refused)
+        self.ask(signal("nobody"), RunRefused)
 
     def test_a_run_that_is_cancelled_before_it_began_has_ended(self) -> None:
         self.ask(start(), Started)
-        cancel = r.PostEvent(run="r", event=Event(kind="cancel", key="cancel"))
+        cancel = r.PostEvent(run="r", event=RunEvent(kind="cancel", key="cancel"))
         assert self.ask(cancel, Posted).run.status == "cancelled"
         assert not self.ask(cancel, Posted).fresh
 
@@ -337,7 +337,7 @@ class Runs(Telling):
         assert (born.id, born.parent, born.root) == ("r/1", "r", "r")
         ended = self.ask(record(born, then=Finish("failed", '{"type":"E"}')), Recorded)
         assert ended.woken == (rule.hint_for("w.1", "r"),)
-        seen = self.ask(r.SeeRun(run="r", history=True), RunSeen)
+        seen = self.ask(r.ReadRun(run="r", history=True), RunSeen)
         assert seen.claim is not None
         (event,) = seen.claim.events
         assert (event.kind, event.name) == ("child", "r/1")
@@ -346,8 +346,8 @@ class Runs(Telling):
     def test_a_refused_record_starts_no_children(self) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
         child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
-        self.ask(record(run, "a", at=7, children=(child,)), Refused)
-        assert self.ask(r.SeeRun(run="r/1"), RunSeen).claim is None
+        self.ask(record(run, "a", at=7, children=(child,)), RunRefused)
+        assert self.ask(r.ReadRun(run="r/1"), RunSeen).claim is None
 
     # -- a slot that is written with a record -----------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Runs(Telling):
     @pytest.mark.parametrize("wrong", [("", 0), ("a.1", 2), ("x.1", 1)])
     @pytest.mark.parametrize("then", [None, Park(None), Finish("completed", "1")])
     def test_a_record_whose_slot_somebody_else_has_written_changes_nothing(
-        self, wrong: tuple[str, int], then: rule.Then | None
+        self, wrong: tuple[str, int], then: rule.Ending | None
     ) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
         self.ask(swap("a.1"), Swapped)
@@ -390,7 +390,7 @@ class Runs(Telling):
         for _ in range(2):
             assert self.ask(conflicting, Conflict) == Conflict(version=1, last="a.1", value="1")
         assert self.run_seen() == run
-        assert self.ask(r.SeeRun(run="r/1"), RunSeen).claim is None
+        assert self.ask(r.ReadRun(run="r/1"), RunSeen).claim is None
         assert self.ask(read(), SlotSeen) == SlotSeen(version=1, last="a.1", value="1")
         self.ask(record(run, "a", request="q.1"), Recorded)
 
@@ -405,9 +405,9 @@ class Runs(Telling):
 
     def test_a_refused_record_does_not_write_its_slot(self) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
-        self.ask(record(run, "a", at=7, swap=Swap(SLOT, "", 0, "1")), Refused)
+        self.ask(record(run, "a", at=7, swap=Swap(SLOT, "", 0, "1")), RunRefused)
         stranger = r.RecordRun(run="nobody", fence=1, at=1, request="q.1", swap=Swap(SLOT, "", 0, "1"))
-        self.ask(stranger, Refused)
+        self.ask(stranger, RunRefused)
         assert self.ask(read(), SlotSeen).version == 0
 
     def test_writes_with_and_without_a_record_see_each_other(self) -> None:
@@ -455,7 +455,7 @@ class Runs(Telling):
         assert claim.entries == ("1", "a")
         assert [event.number for event in claim.events] == [2]
         assert claim.run.fence > run.fence
-        self.ask(r.ReviveRun(run="r", fence=claim.run.fence, keep=1, request="no"), Refused)
+        self.ask(r.ReviveRun(run="r", fence=claim.run.fence, keep=1, request="no"), RunRefused)
 
     # -- looking ----------------------------------------------------------------------------------------------
 
@@ -474,14 +474,14 @@ class Runs(Telling):
         self.claim(limit=1)
         running = self.ask(r.ListRuns(wanted=RunFilter(statuses=("running",), workflow="order")), RunPage)
         assert [run.id for run in running.runs] == ["r0"]
-        assert self.ask(r.CountRuns(), Census).counts == {"order": 5}
+        assert self.ask(r.CountRuns(), RunCounts).counts == {"order": 5}
 
     def test_living_workers_are_seen_with_what_they_can_drive(self) -> None:
-        assert self.ask(r.ListWorkers(), WorkersSeen).workers == ()
+        assert self.ask(r.ListWorkers(), WorkerList).workers == ()
         self.hire("w.2", seconds=600)
         self.advance(0.01)
         (listed,) = self.hire_and("w.1", "order@2", "order@*", "mail", seconds=1, then=[r.ListWorkers()])
-        assert isinstance(listed, WorkersSeen)
+        assert isinstance(listed, WorkerList)
         seen = listed.workers
         assert [(one.id, one.name, one.types) for one in seen] == [
             ("w.2", "worker w.2", ("order",)),
@@ -489,21 +489,21 @@ class Runs(Telling):
         ]
         assert seen[0].since < seen[1].since
         self.advance(1.1)
-        assert [one.id for one in self.ask(r.ListWorkers(), WorkersSeen).workers] == ["w.2"]
-        self.ask(r.DismissWorker(worker="w.2"), Enlisted)
-        assert self.ask(r.ListWorkers(), WorkersSeen).workers == ()
+        assert [one.id for one in self.ask(r.ListWorkers(), WorkerList).workers] == ["w.2"]
+        self.ask(r.UnregisterWorker(worker="w.2"), WorkerRegistered)
+        assert self.ask(r.ListWorkers(), WorkerList).workers == ()
 
     def test_namespaces_are_kept_apart(self) -> None:
         self.ask(start(), Started)
         there = self.connect(store=self.opened("other"))
-        assert self.ask(r.SeeRun(run="r"), RunSeen, there).claim is None
+        assert self.ask(r.ReadRun(run="r"), RunSeen, there).claim is None
         assert self.ask(r.ListRuns(), RunPage, there).runs == ()
 
     def test_any_text_is_kept_in_a_run_as_it_is(self) -> None:
         text = '"\\u0000 é 😀 \\" \' % _ ; -- \n \\/ 1.50"'
         run = self.ask(start("r é 😀 '\"", worker=self.hire(), input=text), Started).run
         self.ask(record(run, text, "", then=Finish("completed", text)), Recorded)
-        seen = self.ask(r.SeeRun(run=run.id, history=True), RunSeen)
+        seen = self.ask(r.ReadRun(run=run.id, history=True), RunSeen)
         assert seen.claim is not None
         assert seen.claim.entries == (text, text, "")
         assert seen.claim.run.result == text
@@ -512,12 +512,12 @@ class Runs(Telling):
     def test_a_random_history_of_runs_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
-            teller = RunStoryteller(seed, second=self.second)
+            teller = RunHistoryGenerator(seed, second=self.second)
             kinds |= self.told(f"runs-{seed}", RunModel(), teller, partial(looks, teller))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def looks(teller: RunStoryteller) -> list[c.Command]:
+def looks(teller: RunHistoryGenerator) -> list[c.Command]:
     """What a history is compared by in the end."""
-    runs = [r.SeeRun(run=run, history=True) for run in teller.ids]
+    runs = [r.ReadRun(run=run, history=True) for run in teller.ids]
     return [r.ListRuns(limit=1000), *runs, *(c.ReadSlot(address=address) for address in SLOTS)]

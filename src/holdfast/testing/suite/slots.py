@@ -5,11 +5,11 @@ from __future__ import annotations
 from ... import commands as c
 from ...rules.slot import WRITERS, Address, Conflict, SlotSeen, Swapped
 from ..builders import acquire, read, swap
-from .base import Suite, names
+from .base import SuiteBase, names
 from .commands import unchecked
 
 
-class Slots(Suite):
+class SlotTests(SuiteBase):
     """What `ReadSlot` and `SwapSlot` promise."""
 
     def test_a_slot_is_written_and_seen_by_others(self) -> None:
@@ -37,11 +37,11 @@ class Slots(Suite):
     def test_namespaces_scopes_owners_and_keys_are_kept_apart(self) -> None:
         there = self.connect(store=self.opened("other"))
         addresses: list[Address] = [
-            ("shared", "", "k"),
+            ("global", "", "k"),
             ("workflow", "w", "k"),
             ("workflow", "v", "k"),
             ("execution", "w", "k"),
-            ("shared", "", "l"),
+            ("global", "", "l"),
         ]
         for n, address in enumerate(addresses):
             assert self.ask(swap(f"a.{n}", address=address, value=str(n)), Swapped) == Swapped(version=1)
@@ -60,7 +60,7 @@ class Slots(Suite):
             c.ListLocks(),
             read(),
         )
-        expected = ["Granted", "Swapped", "Swapped", "Busy", "Swapped", "Conflict", "Page", "SlotSeen"]
+        expected = ["Granted", "Swapped", "Swapped", "Busy", "Swapped", "Conflict", "LockPage", "SlotSeen"]
         assert names(outcomes) == expected
         assert outcomes[-1] == SlotSeen(version=3, last="a.3", value="3")
 
@@ -70,7 +70,7 @@ class Slots(Suite):
         assert self.ask(swap("a.2"), Swapped) == Swapped(version=1)
 
     def test_a_bad_write_fails_alone(self) -> None:
-        nowhere: Address = ("shared", "", unchecked([]))
+        nowhere: Address = ("global", "", unchecked([]))
         outcomes = self.send(
             swap("a.1"), swap("a.2", address=nowhere), swap(unchecked(7), "a.1", 1), swap("b.1", "a.1", 1)
         )

@@ -56,7 +56,7 @@ CREATE INDEX locks_due ON holdfast.locks (namespace, due_at) WHERE due_at IS NOT
 
 CREATE TABLE holdfast.slots (
     namespace text COLLATE "C" NOT NULL,
-    scope     text COLLATE "C" NOT NULL,  -- 'shared', 'workflow' or 'execution'
+    scope     text COLLATE "C" NOT NULL,  -- 'global', 'workflow' or 'execution'
     owner     text COLLATE "C" NOT NULL,  -- the workflow's name or the run's id; empty in the shared scope
     key       text COLLATE "C" NOT NULL,
     version   bigint NOT NULL,            -- how often it was written
@@ -91,8 +91,8 @@ CREATE TABLE holdfast.runs (
     fence      bigint NOT NULL,            -- of the one who drives it: all others' writes are refused
     length     bigint NOT NULL,            -- of its journal
     posted     bigint NOT NULL,            -- the number of its last event
-    lives      bigint NOT NULL,            -- how often it was claimed
-    deaths     bigint NOT NULL,            -- how many workers died in a row while they drove it
+    claims     bigint NOT NULL,            -- how often it was claimed
+    crashes    bigint NOT NULL,            -- how many workers died in a row while they drove it
     last       text COLLATE "C" NOT NULL,  -- the id of the last record that was made
     key        text COLLATE "C" NOT NULL,  -- its idempotency key within its workflow; '': none
     parent     text COLLATE "C" NOT NULL,
@@ -203,7 +203,7 @@ CREATE INDEX starts_at ON holdfast.starts (namespace, party, at, run);
 -- For people at night -----------------------------------------------------------------------------------------------
 
 CREATE VIEW holdfast.holders AS
-SELECT l.namespace, l.key, coalesce(l.record->>'kind', 'item') AS kind,
+SELECT l.namespace, l.key, coalesce(l.record->>'kind', 'mutex') AS kind,
        h->'label'->>'name' AS owner, h->'label'->>'host' AS host, (h->'label'->>'pid')::integer AS pid,
        (h->>'token')::bigint AS token,
        to_timestamp((h->>'since')::numeric / 1000000) AS since,
@@ -228,5 +228,5 @@ SELECT r.namespace, r.id, r.type, r.status, coalesce(w.worker->>'name', r.worker
        to_timestamp(r.created_at / 1000000.0) AS created_at,
        to_timestamp((r.due_at + CASE WHEN r.due_at < 0 THEN 5000000000000000 ELSE 0 END) / 1000000.0) AS due_at,
        to_timestamp(r.started_at / 1000000.0) AS started_at, to_timestamp(r.ended_at / 1000000.0) AS ended_at,
-       r.length AS entries, r.posted AS events, r.lives, r.deaths, r.parent, r.result
+       r.length AS entries, r.posted AS events, r.claims, r.crashes, r.parent, r.result
 FROM holdfast.runs AS r LEFT JOIN holdfast.workers AS w ON w.namespace = r.namespace AND w.id = r.worker;

@@ -42,12 +42,12 @@ UPDATE holdfast.locks AS l
    AND coalesce(jsonb_typeof(s.record->'version'), 'number') = 'number' AND CASE
        WHEN s.op = 'Acquire' THEN
            s.record - ARRAY['kind', 'permits', 'fence', 'version'] = '{}'
-           AND coalesce(s.record->'kind', '"item"') = s.c->5 AND coalesce(s.record->'permits', '1') = s.c->6
+           AND coalesce(s.record->'kind', '"mutex"') = s.c->5 AND coalesce(s.record->'permits', '1') = s.c->6
        ELSE
            s.me->'id' = s.c->2 AND s.me->'token' = s.c->3 AND s.record->'holders'->1 IS NULL
            AND s.record - ARRAY['kind', 'permits', 'fence', 'version', 'holders'] = '{}'
            AND s.me - ARRAY['id', 'label', 'token', 'since', 'ttl', 'expires_at'] = '{}'
-           AND coalesce(s.record->>'kind', 'item') IN ('item', 'hold', 'semaphore', 'rw', 'lease', 'run', 'worker')
+           AND coalesce(s.record->>'kind', 'mutex') IN ('mutex', 'hold', 'semaphore', 'rw', 'lease', 'run', 'worker')
            AND (s.me->>'expires_at')::bigint BETWEEN s.at + 1 AND s.at + (s.me->>'ttl')::bigint
            AND (s.op = 'Release' OR (s.me->>'expires_at')::bigint <> s.at + s.ttl OR s.me->'ttl' <> s.c->4)
        END
@@ -72,7 +72,7 @@ RETURNING s.place, CASE s.op
 WITH changed AS (
     UPDATE holdfast.runs AS o
        SET length = s.known + s.many, last = s.request,
-           deaths = CASE WHEN s.many > 0 OR s.what <> '' THEN 0 ELSE o.deaths END,
+           crashes = CASE WHEN s.many > 0 OR s.what <> '' THEN 0 ELSE o.crashes END,
            status = CASE s.what WHEN 'finish' THEN s.c->6->>1 WHEN 'park' THEN 'suspended' ELSE o.status END,
            worker = CASE WHEN s.what = '' THEN o.worker ELSE '' END,
            due_at = CASE WHEN s.what = 'park' THEN (s.c->6->>1)::bigint END,
@@ -123,7 +123,7 @@ SELECT d.place, json_build_array(d.at, d.woken)::text FROM changed AS d
 -- the worker meanwhile.
 WITH born AS (
     INSERT INTO holdfast.runs (
-        namespace, id, type, workflow, status, created_at, due_at, worker, fence, length, posted, lives, deaths, last,
+        namespace, id, type, workflow, status, created_at, due_at, worker, fence, length, posted, claims, crashes, last,
         key, parent, started_at, ended_at, result, attributes, watchers, plain, rest)
     SELECT $1, s.c->>0, s.c->>1, s.c->>2, 'running', s.at, NULL, s.c->>3, s.at, 1, 0, 1, 0, '', s.c->>4,
            s.c->>5, s.at, NULL, NULL, (s.c->>6)::json, '{}', true, (s.c->>7)::json

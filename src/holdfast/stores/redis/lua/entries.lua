@@ -11,7 +11,7 @@ if operation == RECORD and not any then
     and #entries <= MANY and type(seen) == "number"
   then
     local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
-    local found = redis.pcall("HMGET", run, "status", "fence", "last", "deaths", "stuck")
+    local found = redis.pcall("HMGET", run, "status", "fence", "last", "crashes", "stuck")
     local posted = redis.pcall("LLEN", BASE .. "inbox:" .. key)
     if found[1] == "running" and found[2] == format("%.0f", id) and (found[3] or "") ~= command[5]
       and not found[4] and not found[5]

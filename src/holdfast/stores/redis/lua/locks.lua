@@ -88,7 +88,7 @@ for place = 1, #batch do
       and find(id, PLAIN)
     if sane then
       local shape = "{"
-      if command[5] ~= "item" then
+      if command[5] ~= "mutex" then
         shape = '{"kind":"' .. command[5] .. '",'
       end
       if permits ~= 1 then

@@ -108,7 +108,7 @@ if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)
       due_at = due_at and math.min(soonest, now + ttl)
       outcome = { GRANTED, {}, token, token, now, now + ttl, false }
     elseif simple and operation == ACQUIRE and found and not line[found].passed and patience == line[found].ttl
-      and command[5] == "item"
+      and command[5] == "mutex"
     then
       local me, listens = line[found], command[12] and true or false
       holders = sub(text, begins, from - 2)
@@ -128,7 +128,7 @@ if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)
       if due_at == was_due_at and me.text == line.as_it_was then
         holders = nil -- asked again soon: nothing changes
       end
-    elseif simple and operation == ACQUIRE and owner ~= id and not found and command[5] == "item" and command[6] == 1
+    elseif simple and operation == ACQUIRE and owner ~= id and not found and command[5] == "mutex" and command[6] == 1
       and command[9] and patience and patience % 1 == 0 and patience > 0 and patience <= MAX - now
     then
       holders = sub(text, begins, from - 2)

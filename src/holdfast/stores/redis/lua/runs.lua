@@ -72,7 +72,7 @@ if (operation == START or operation == FINISH) and not any then
     local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
     local PLAIN = { -- any other field of a run may matter for its end
       status = true, fence = true, last = true, worker = true, type = true, created_at = true, request = true,
-      root = true, key = true, started_at = true, attributes = true, lives = true, deaths = true, stuck = true,
+      root = true, key = true, started_at = true, attributes = true, claims = true, crashes = true, stuck = true,
       priority = true, arrival = true, cancelling = true,
     }
     local found, plain, flat = {}, true, redis.pcall("HGETALL", run)
@@ -98,7 +98,7 @@ if (operation == START or operation == FINISH) and not any then
           "HSET", run, "status", status, "result", command[9], "ended_at", time, "last", command[5],
         }
         removals = {
-          { "HDEL", run, "worker", "deaths", "stuck" }, { "ZREM", BASE .. from, key }, { "ZREM", BASE .. owned, key },
+          { "HDEL", run, "worker", "crashes", "stuck" }, { "ZREM", BASE .. from, key }, { "ZREM", BASE .. owned, key },
           { "SREM", BASE .. living, key },
         }
       end

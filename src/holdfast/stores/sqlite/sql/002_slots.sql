@@ -3,7 +3,7 @@
 -- A row of `slots` is one value that changes only by compare-and-swap. A slot that was deleted keeps its row, so that
 -- a writer that has not heard of the deletion cannot bring the value back.
 --
---   scope       'shared', 'workflow' or 'execution'.
+--   scope       'global', 'workflow' or 'execution'.
 --   owner       the workflow's name or the run's id; empty in the shared scope.
 --   key         the slot's name, as the caller gives it.
 --   version     how often it was written.
