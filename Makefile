@@ -11,13 +11,14 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
+SBOM := .venv-sbom
 
 CAMPAIGNS := counter semaphore clock waiters lost_replies blocked_loops state leader turnover network outages skew stuck_row queue_load load crashes engines recovery takeover limits run_locks
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons lint docs bench clean chaos test-fresh test-rules test-suite test-growth test-interfaces test-recipes \
+.PHONY: help demo test test-pythons lint docs sbom bench clean chaos test-fresh test-rules test-suite test-growth test-interfaces test-recipes \
   test-mutants $(CAMPAIGNS:%=chaos-%)
 
 help:
@@ -26,6 +27,7 @@ help:
 	@echo 'make test-pythons  make test with Python 3.11, 3.12 and 3.13, where they are to be had'
 	@echo 'make lint          linters and types only'
 	@echo 'make docs          the documentation, into site/'
+	@echo 'make sbom          what Holdfast installs, as a CycloneDX file: dist/holdfast.cdx.json'
 	@echo 'make bench         the speed figures, each with pass or miss'
 	@echo 'make chaos         every fault campaign and every long test at full size; CONTRIBUTING.md tells what each one shows:'
 	@echo '                   test-fresh test-rules test-suite test-growth test-interfaces test-recipes $(CAMPAIGNS:%=chaos-%) test-mutants'
@@ -35,7 +37,6 @@ demo: $(RUNTIME)
 	$(VENV)/bin/holdfast demo
 
 test: lint
-	@site=$$(mktemp -d) && { NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --site-dir "$$site"; code=$$?; rm -rf "$$site"; exit $$code; }
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 test-pythons:
@@ -47,7 +48,19 @@ lint: $(DEV)
 	$(PY) -m mypy --strict
 
 docs: $(DEV)
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir site
+	$(PY) -m zensical build --strict
+	$(PY) scripts/llms_txt.py site
+
+# What a user installs, in an environment of its own; the tool that lists it is in another one.
+sbom: pyproject.toml
+	@rm -rf $(SBOM) && $(PYTHON) -m venv $(SBOM)/tool && $(PYTHON) -m venv --without-pip $(SBOM)/runtime
+	$(SBOM)/tool/bin/python -m pip install -qq --disable-pip-version-check 'pip>=25.1'
+	$(SBOM)/tool/bin/python -m pip install -qq --group sbom
+	$(SBOM)/tool/bin/python -m pip --python $(SBOM)/runtime/bin/python install -qq '.[postgres,redis,cli]'
+	@mkdir -p dist
+	$(SBOM)/tool/bin/cyclonedx-py environment $(SBOM)/runtime/bin/python --pyproject pyproject.toml --mc-type library \
+	  --output-reproducible --output-format JSON --output-file dist/holdfast.cdx.json
+	@rm -rf $(SBOM)
 
 bench: $(BENCH)
 	$(PY) bench/run.py
@@ -83,7 +96,7 @@ $(CAMPAIGNS:%=chaos-%): chaos-%: $(DEV)
 	$(PY) tests/chaos/$*.py --full
 
 clean:
-	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The environment. Each stamp is made again when pyproject.toml has changed.
 
