@@ -15,14 +15,17 @@ SBOM := .venv-sbom
 
 CAMPAIGNS := counter semaphore clock waiters lost_replies blocked_loops state leader turnover network outages skew stuck_row queue_load load crashes engines recovery takeover limits run_locks
 
+FAST := src tests/rules tests/runtime tests/state tests/locks tests/test_api_shape.py tests/test_architecture.py tests/test_errors.py
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons lint docs sbom bench clean chaos test-fresh test-rules test-suite test-growth test-interfaces test-recipes \
+.PHONY: help demo check test test-pythons lint docs sbom bench clean chaos test-fresh test-rules test-suite test-growth test-interfaces test-recipes \
   test-mutants $(CAMPAIGNS:%=chaos-%)
 
 help:
-	@echo 'make demo          real worker processes, kill -9, a pause and a refused write, in a minute'
+	@echo 'make demo          real worker processes, kill -9, a pause, a refused write and a workflow, in a minute'
+	@echo 'make check         linters, types and the fast tests, in at most 90 s'
 	@echo 'make test          linters, types, docs and all tests'
 	@echo 'make test-pythons  make test with Python 3.11, 3.12 and 3.13, where they are to be had'
 	@echo 'make lint          linters and types only'
@@ -35,6 +38,9 @@ help:
 
 demo: $(RUNTIME)
 	$(VENV)/bin/holdfast demo
+
+check: lint
+	HOLDFAST_TEST_WITHOUT=postgres,valkey,redis $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(FAST)
 
 test: lint
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadscope --no-loadscope-reorder

@@ -1,4 +1,4 @@
-"""Ten thousand leases in one keeper's care, and its heartbeat beside saturating writers; both beside bare SQLite.
+"""Ten thousand leases of one heartbeat thread, and heartbeats beside saturating writers; both beside bare SQLite.
 
 As a script it is one of the writers: `saturate` takes and releases its own lock as fast as it can,
 `bare_saturate` writes bare commits.
@@ -82,7 +82,7 @@ def renewal_rounds() -> tuple[list[float], list[float], float, int]:
                     await asyncio.sleep(0.05)
                     if len(floors) < len(rounds):
                         floors.append(floor())  # the next round is most of a second away
-                names = [thread.name for thread in threading.enumerate() if "keeper" in thread.name]
+                names = [thread.name for thread in threading.enumerate() if thread.name == "holdfast-renewals"]
                 assert all(lease.valid for lease in leases)  # type: ignore[attr-defined]
                 return grown / LEASES, len(names)
 
@@ -220,7 +220,7 @@ def figures() -> list[Figure]:
             "ms",
             f"{len(rounds)} rounds, worst {max(rounds):.0f} ms; floor, one bare UPDATE of as many rows: "
             f"{median(floors):.0f} ms (we take {ratio(rounds, floors):.1f} x), worst {max(floors):.0f} ms; "
-            f"{threads} keeper; {grown / 1024:.2f} KiB a lease",
+            f"{threads} heartbeat thread; {grown / 1024:.2f} KiB a lease",
         ),
         Figure(
             f"sqlite, {LEASES} leases with ttl=5 beside two CPU-bound threads",

@@ -124,7 +124,7 @@ def renewals(server: servers.Server) -> Figure:
 
             unsubscribe = client.events.subscribe(told)
             before = time.process_time()
-            heartbeats.soon(lambda: _all_due(heartbeats))
+            heartbeats.call_soon(lambda: _all_due(heartbeats))
             done.wait()
             rounds.append((time.process_time() - before) / LEASES * 1e6)
             unsubscribe()

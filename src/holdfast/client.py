@@ -1,11 +1,10 @@
-"""The two clients that people use: the same words in two colours, and nothing of substance.
+"""Public sync and async clients; all behaviour is in the base class (`runtime/base.py`) and in the locks.
 
-They stand above the locks because `Client.lock` returns a `Lock`; what both are made of is in `client.py`.
+They are in a layer above the locks because `Client.lock` returns a `Lock`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -22,12 +21,11 @@ from .locks.options import Key, OnBusy, OnLost, checked_options
 from .locks.run_locks import AsyncRunLocks, RunLocks
 from .locks.rwlock import ALL, AsyncReadWriteLock, BaseReadWriteLock, ReadWriteLock
 from .observe import LoggingSink
-from .platform import start_thread
 from .runtime.base import BaseClient
 from .runtime.codec import MAX_BYTES
 from .runtime.misuse import AsyncOnly, SyncOnly, require_asyncio
-from .runtime.notifier import Notifier
 from .runtime.runners import run, run_async
+from .runtime.threads import in_thread
 from .state.accessors import AsyncStates, States
 from .stores import Handle
 from .validation import Duration, checked_key
@@ -39,7 +37,7 @@ LeaderT = TypeVar("LeaderT", bound=BaseLeader[Any])
 
 
 class _LockMethods(BaseClient, Generic[LockT, RwT, LeaderT]):
-    """The words that both clients have, for the colour of lock that each gives out."""
+    """The methods that both clients have, for the type of lock that each returns."""
 
     _lock_type: type[LockT]
     _rw_type: type[RwT]
@@ -84,10 +82,10 @@ class _LockMethods(BaseClient, Generic[LockT, RwT, LeaderT]):
 
         It is renewed every `renew_every` (a third of `ttl`) while it is held, and given up after
         `max_renew_failures` in a row, at its local deadline, or when its event loop has been stuck for
-        `max_stall` (ten times `ttl`). `wait=None` waits for ever, `wait=0` tries once. `owner` is who holds it,
-        for people. `on_lost` is called with the lease when it is lost. After an abnormal loss the key stays
-        closed for `lock_delay`. As a decorator, `key` may be a template over the arguments or a function of
-        them, and `on_busy="skip"` lets a call that finds the lock busy return None.
+        `max_stall` (ten times `ttl`). `wait=None` waits for ever, `wait=0` tries once. `owner` is the name
+        of the holder, for people. `on_lost` is called with the lease when it is lost. After an abnormal loss the key
+        stays closed for `lock_delay`. As a decorator, `key` may be a template over the arguments or a function of
+        them, and with `on_busy="skip"` a call returns None if the lock is busy.
         """
         options = checked_options(
             key,
@@ -123,8 +121,8 @@ class _LockMethods(BaseClient, Generic[LockT, RwT, LeaderT]):
     ) -> LockT:
         """A number of permits, of which each holder takes `weight`; first come, first served.
 
-        Everyone who uses the key says the same `permits`; the newest caller's number counts, and a change of
-        it is reported. The other options are those of `lock`.
+        All callers of a key should give the same `permits`; the number of the newest caller counts, and an event
+        reports a change. The other options are those of `lock`.
         """
         options = checked_options(
             key,
@@ -184,9 +182,9 @@ class _LockMethods(BaseClient, Generic[LockT, RwT, LeaderT]):
         renew_every: Duration | None = None,
         max_stall: Duration | None = None,
     ) -> LeaderT:
-        """A candidate for leadership: of all that ask under this name, one leads at a time.
+        """A candidate for leadership: of all candidates with this name one leads at a time.
 
-        `on_change` is called with the candidate whenever it begins or ceases to lead.
+        `on_change` is called with the candidate when it begins and when it stops to lead.
         """
         options = leader_options(name, ttl=ttl, owner=owner, renew_every=renew_every, max_stall=max_stall)
         return self._leader_type(self, options, on_change)
@@ -195,11 +193,11 @@ class _LockMethods(BaseClient, Generic[LockT, RwT, LeaderT]):
 class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
     """Durable locks for synchronous code.
 
-    `url` defaults to `$HOLDFAST_URL`, else to `sqlite:///holdfast.db` in the folder where the client is made. In its
-    place may be a psycopg pool, an SQLAlchemy engine or a redis-py client that you have already: Holdfast opens
-    connections of its own in the same way. `store_options` are what could be in the URL (`{"schema": "locks"}`).
-    Clients in one `namespace` see each other. `name` is who this is, for people. Records that nobody used for
-    `retention` are forgotten. A state, an input of a run or a signal may have up to `max_bytes`.
+    `url` defaults to `$HOLDFAST_URL`, or to `sqlite:///holdfast.db` in the current folder. Instead of a URL it may be a
+    psycopg pool, an SQLAlchemy engine or a redis-py client: Holdfast opens its own connections with the same settings.
+    `store_options` are options that could also be in the URL (`{"schema": "locks"}`). Clients in one `namespace` share
+    their locks. `name` is a name of this client for people. Records that were not used for `retention` are removed. A
+    state, an input of a run or a signal may have up to `max_bytes`.
 
     >>> with Client("memory://") as hf:
     ...     with hf.lock("invoice:42", ttl=30, wait=10) as lease:
@@ -213,7 +211,7 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
 
     @property
     def locks(self) -> Locks:
-        """Who holds what, and who waits."""
+        """Holders and waiters of all locks."""
         return Locks(self)
 
     @property
@@ -228,16 +226,16 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
 
     @property
     def run_locks(self) -> RunLocks:
-        """One driver a run, for those who bring their own workflow engine."""
+        """Locks by workflow and run, for your own workflow engine."""
         return RunLocks(self)
 
     @property
     def runs(self) -> Runs:
-        """Runs of workflows: start, look, signal, cancel, wait for the result; an engine drives them."""
+        """Runs of workflows: start, read, signal, cancel, wait for the result; an engine drives them."""
         return Runs(self)
 
     def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> Lease | None:
-        """Take the key for a whole window, or None while somebody has it. Never released early.
+        """Take the key for the whole `ttl`, or return None while it is taken. It is never released early.
 
         >>> with Client("memory://") as hf:
         ...     bool(hf.hold("reconciler", ttl=60)), bool(hf.hold("reconciler", ttl=60))
@@ -246,7 +244,7 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
         return run(hold(self, key, ttl, owner, Lease), self.runtime.batchers)
 
     def close(self) -> None:
-        """Release what is held (holds stay for their window), end every thread, close every connection."""
+        """Release what is held (holds stay for their ttl), end every thread, close every connection."""
         self._shut()
 
     def __enter__(self) -> Self:
@@ -262,6 +260,8 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
 class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], AsyncOnly):
     """Durable locks for asynchronous code. The options are those of `Client`.
 
+    The store is opened when the client is entered or first used, not by the constructor.
+
     >>> import asyncio
     >>> async def main() -> str:
     ...     async with AsyncClient("memory://") as hf:
@@ -274,10 +274,11 @@ class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], Asyn
     _lock_type = AsyncLock
     _rw_type = AsyncReadWriteLock
     _leader_type = AsyncLeader
+    _opens_at_once = False
 
     @property
     def locks(self) -> AsyncLocks:
-        """Who holds what, and who waits."""
+        """Holders and waiters of all locks."""
         return AsyncLocks(self)
 
     @property
@@ -292,37 +293,25 @@ class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], Asyn
 
     @property
     def run_locks(self) -> AsyncRunLocks:
-        """One driver a run, for those who bring their own workflow engine."""
+        """Locks by workflow and run, for your own workflow engine."""
         return AsyncRunLocks(self)
 
     @property
     def runs(self) -> AsyncRuns:
-        """Runs of workflows: start, look, signal, cancel, wait for the result; an engine drives them."""
+        """Runs of workflows: start, read, signal, cancel, wait for the result; an engine drives them."""
         return AsyncRuns(self)
 
     async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
-        """Take the key for a whole window, or None while somebody has it. Never released early."""
+        """Take the key for the whole `ttl`, or return None while it is taken. It is never released early."""
         return await run_async(hold(self, key, ttl, owner, AsyncLease), self.runtime.batchers)
 
     async def close(self) -> None:
-        """Release what is held (holds stay for their window), end every thread, close every connection."""
-        done = Notifier()
-
-        def shut() -> None:
-            try:
-                self._shut()
-            finally:
-                done.set()
-
-        # Closing waits for threads; a thread of its own keeps the loop free, and is gone afterwards.
-        closer = threading.Thread(target=shut, name="holdfast-closer", daemon=True)
-        start_thread(closer)
-        await done.wait_async()
-        closer.join()
+        """Release what is held (holds stay for their ttl), end every thread, close every connection."""
+        await in_thread(self._shut, name="holdfast-closer")  # closing waits for threads
 
     async def __aenter__(self) -> Self:
         require_asyncio()
-        self._check_open()
+        await in_thread(self._open, name="holdfast-opener")  # a store reads and writes files while it is opened
         return self
 
     async def __aexit__(

@@ -1,9 +1,8 @@
 """Every error that Holdfast raises, in one tree.
 
-An error tells what happened, what it means for the caller's data, and what to do next. `retryable`
-says that the same call may succeed later without any change; `ambiguous` says that the store may or
-may not have carried the command out. All of them survive pickling, so they cross the boundary of
-Celery or multiprocessing with their fields.
+A message states what happened, what it means for the caller's data, and what to do next. `retryable` means that the
+same call may succeed later without any change; `ambiguous` means that the store may or may not have executed the
+command. All errors can be pickled with their fields, so they pass through Celery or multiprocessing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 
 
 def _sentence(message: str) -> str:
-    """The message with one full stop at its end, whatever it was put together from."""
+    """The message with one full stop at its end, whatever parts it consists of."""
     text = message.rstrip()
     return text if text.endswith(("?", "!")) else f"{text.rstrip('.').rstrip()}."
 
@@ -43,19 +42,19 @@ class InvalidKey(HoldfastError, ValueError):
 
 
 class InvalidOption(HoldfastError, ValueError):
-    """An option has a value that it cannot have."""
+    """An option has an invalid value."""
 
 
 class InvalidDuration(InvalidOption):
-    """A duration is a number of seconds, a timedelta, or text such as "5 minutes"."""
+    """A duration must be a number of seconds, a timedelta, or text such as "5 minutes"."""
 
 
 class InvalidValue(HoldfastError, ValueError):
-    """The value cannot be stored: it is not JSON, or too large, or not of the type that was asked for."""
+    """The value cannot be stored: it is not JSON, or it is too large, or it does not have the expected type."""
 
 
 class LockTimeout(HoldfastError, TimeoutError):
-    """The lock was not free within the time that the caller was ready to wait."""
+    """The lock was not free within the time that the caller was willing to wait. The caller holds nothing."""
 
     retryable = True
 
@@ -78,7 +77,7 @@ class LockTimeout(HoldfastError, TimeoutError):
 
 
 class QueueFull(LockTimeout):
-    """As many callers as may wait for a lock are waiting for it. This caller was not queued; it may try again later."""
+    """The queue of the lock is full. This caller was not queued and holds nothing. Try again later."""
 
     def __init__(self, message: str | None = None, *, key: str = "", waiting: int = 0) -> None:
         if message is None and key:
@@ -91,7 +90,7 @@ class QueueFull(LockTimeout):
 
 
 class RunLocked(HoldfastError):
-    """The run is driven by somebody else. Leave it to them, or try again when their lock has ended."""
+    """The run is driven by another process. Leave the run to it, or try again when its lock has ended."""
 
     retryable = True
 
@@ -104,7 +103,7 @@ class RunLocked(HoldfastError):
 
 
 class AtomicStateConflictError(HoldfastError):
-    """Others wrote the state first, as often as it was tried. Nothing was written; the call may be repeated."""
+    """Other writers changed the state first, with every try. Nothing was written; the call may be repeated."""
 
     retryable = True
 
@@ -115,11 +114,14 @@ class AtomicStateConflictError(HoldfastError):
 
 
 class WouldDeadlock(HoldfastError):
-    """This task or thread holds the lock already and would wait for itself."""
+    """This task or thread already holds the lock and would wait for itself."""
 
 
 class DeadlockDetected(HoldfastError):
-    """Whoever is in the way of this run waits for it: it is the youngest who waits for a lock, and must give way."""
+    """Deadlock: this run waits for runs that wait for it. It is the youngest run in the cycle, so its wait was refused.
+
+    The run still holds its other locks. Release them and acquire all of them again, in the same order in every run.
+    """
 
     def __init__(self, message: str | None = None, *, key: str = "") -> None:
         super().__init__(message)
@@ -127,7 +129,7 @@ class DeadlockDetected(HoldfastError):
 
 
 class LeaseLost(HoldfastError):
-    """The lease ended before its work did: another holder may be at work. Do not write without a fence."""
+    """The lease ended before the work was done: another holder may be active. Do not write without a fence."""
 
     def __init__(self, message: str | None = None, *, key: str = "", token: int = 0, reason: str = "") -> None:
         super().__init__(message)
@@ -137,15 +139,15 @@ class LeaseLost(HoldfastError):
 
 
 class NotHeld(HoldfastError):
-    """What should be released is not held by this caller."""
+    """The lock cannot be released, because this caller does not hold it."""
 
 
 class HoldNotReleasable(HoldfastError):
-    """A hold is kept for its whole window: it is neither prolonged nor given back early. Let it run out."""
+    """A hold is kept for its whole window: it can be neither renewed nor released early. It ends with its window."""
 
 
 class KindMismatch(HoldfastError):
-    """The key is in use as another kind of lock. Use another key, or the same kind everywhere."""
+    """The key is used for another kind of lock. Use another key, or the same kind everywhere."""
 
     def __init__(self, message: str | None = None, *, key: str = "", wanted: str = "", found: str = "") -> None:
         super().__init__(message)
@@ -155,17 +157,17 @@ class KindMismatch(HoldfastError):
 
 
 class NeverFits(HoldfastError, ValueError):
-    """The weight asked for is larger than all the permits there are: waiting would never end."""
+    """The weight is larger than the number of permits: it could never be granted."""
 
 
 class StaleToken(HoldfastError):
-    """A newer holder has been here: the write was refused and nothing was written."""
+    """A newer holder has accessed the resource: the write was refused and nothing was written."""
 
     def __init__(self, message: str | None = None, *, resource: str = "", offered: int = 0, highest: int = 0) -> None:
         super().__init__(
             message
-            or f"{resource!r} was written under the token {highest}; the offered token {offered} is older. "
-            "Nothing was written. The lease behind it has ended: take the lock again and read afresh."
+            or f"{resource!r} was accessed with the newer token {highest}; the token {offered} is older. Nothing was "
+            "written. The lease of the older token has ended: acquire the lock again, and read the data again."
         )
         self.resource = resource
         self.offered = offered
@@ -173,15 +175,15 @@ class StaleToken(HoldfastError):
 
 
 class ClientClosed(HoldfastError):
-    """The client is closed. Make a new one."""
+    """The client is closed. Create a new one."""
 
 
 class StoreError(HoldfastError):
-    """The store could not do what it was asked to."""
+    """The store could not execute the command."""
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer. Where `ambiguous` is true the command may have been carried out."""
+    """The store did not answer. If `ambiguous` is true, the command may have been executed."""
 
     retryable = True
 
@@ -191,19 +193,19 @@ class StoreUnavailable(StoreError):
 
 
 class StoreContended(StoreUnavailable):
-    """Somebody else has the record locked at this moment. Nothing was done; all other records can be used."""
+    """The record is locked by another client at this moment. Nothing was changed; all other records can be used."""
 
 
 class StoreUnusable(StoreError):
-    """The store was reached, but it is not one that this version can work with."""
+    """The store was reached, but this version of Holdfast cannot use it."""
 
 
 class StoreNotInstalled(StoreError):
-    """No store answers to this URL scheme, or its driver is not installed."""
+    """No store is registered for this URL scheme, or its driver is not installed."""
 
 
 class RecordUnreadable(StoreError):
-    """A stored record cannot be read by this version. It was left as it is."""
+    """A stored record cannot be read by this version. It was not changed."""
 
     def __init__(self, message: str | None = None, *, key: str = "") -> None:
         super().__init__(message)
@@ -211,13 +213,13 @@ class RecordUnreadable(StoreError):
 
 
 class NotInWorkflow(HoldfastError, RuntimeError):
-    """This is not for workflow code. Do it in a step."""
+    """This cannot be called in workflow code. Call it in a step."""
 
 
 class NonDeterminismError(HoldfastError):
-    """The workflow's code does something else than what the history of this run says.
+    """The workflow's code does not match the history of this run.
 
-    It was changed while the run was under way, or it decides by something that is not recorded. Nothing was recorded.
+    It was changed while the run was in progress, or it decides by something that is not recorded. Nothing was recorded.
     Run it with the code that it was started with, or give the changed workflow a new version.
     """
 
@@ -235,7 +237,7 @@ class UnknownRun(HoldfastError, LookupError):
 
 
 class RunExists(HoldfastError):
-    """There is a run with this id already. Nothing was changed. Choose another id, or use an idempotency key."""
+    """A run with this id already exists. Nothing was changed. Choose another id, or use an idempotency key."""
 
     def __init__(self, message: str | None = None, *, run_id: str = "", status: str = "") -> None:
         super().__init__(message)
@@ -244,7 +246,7 @@ class RunExists(HoldfastError):
 
 
 class RunEnded(HoldfastError):
-    """The run has ended: nothing can be sent to it any more, and nothing was changed."""
+    """The run has ended: nothing can be sent to it any more. Nothing was changed."""
 
     def __init__(self, message: str | None = None, *, run_id: str = "", status: str = "") -> None:
         super().__init__(message)
@@ -253,7 +255,7 @@ class RunEnded(HoldfastError):
 
 
 class WorkflowFailed(HoldfastError):
-    """The run did not complete. `kind` is the type of what went wrong, `traceback` where it did, as text."""
+    """The run did not complete. `kind` is the type of its error, `traceback` its place, as text."""
 
     def __init__(
         self,
@@ -274,7 +276,7 @@ class WorkflowFailed(HoldfastError):
 
 
 class StepFailed(HoldfastError):
-    """A step failed for good. `kind` is the type of what it raised, `traceback` where it did, as text."""
+    """A step failed and is not retried. `kind` is the type of its error, `traceback` its place, as text."""
 
     def __init__(
         self,
@@ -295,11 +297,11 @@ class StepFailed(HoldfastError):
 
 
 class StepTimeout(HoldfastError, TimeoutError):
-    """A step took longer than it may."""
+    """A step took longer than its timeout."""
 
 
 class WorkflowNotRegistered(HoldfastError, LookupError):
-    """The store holds living runs of workflows that this engine does not know. They are left as they are."""
+    """The store has active runs of workflows that this engine has not registered. They were not changed."""
 
     def __init__(self, message: str | None = None, *, types: dict[str, int] | None = None) -> None:
         super().__init__(message)
@@ -307,7 +309,7 @@ class WorkflowNotRegistered(HoldfastError, LookupError):
 
 
 class WorkflowLimitExceeded(HoldfastError):
-    """A limit keeps this run out. Nothing was changed. `retry_after` (seconds) tells when to try again, where known."""
+    """A limit refused this run. Nothing was changed. `retry_after` is the number of seconds to wait, if known."""
 
     retryable = True
 
@@ -330,22 +332,22 @@ class WorkflowLimitExceeded(HoldfastError):
 
 
 class WorkflowConcurrencyLimitExceededError(WorkflowLimitExceeded):
-    """As many runs live as may live at a time. Try again when one of them has ended."""
+    """The limit of concurrent runs is reached. Nothing was changed. Try again when one of them has ended."""
 
 
 class WorkflowRateLimitExceeded(WorkflowLimitExceeded):
-    """As many runs were started as may start within a span. Try again after `retry_after` seconds."""
+    """The limit of starts per period is reached. Nothing was changed. Try again after `retry_after` seconds."""
 
 
 class WorkflowQueueFull(WorkflowLimitExceeded):
-    """As many runs wait to be let in as may wait. Try again later."""
+    """The queue of this limit is full (`max_queue`). The run was not started. Try again later."""
 
 
 class WorkflowDefinitionRequired(HoldfastError):
-    """Only the workflow's own code can tell where its limit counts a run: start it with the workflow, not its name."""
+    """Only the workflow's own code determines which limit counts a run: start it with the workflow, not its name."""
 
 
 class RunResultTimeout(HoldfastError, TimeoutError):
-    """The run has not ended within the time that the caller was ready to wait. It goes on."""
+    """The run has not ended within the time that the caller was willing to wait. It continues."""
 
     retryable = True

@@ -1,8 +1,8 @@
-"""What can be told to the outside: one table of events, and the hook that carries them.
+"""The table of events, and the hook that delivers them.
 
-Everything notable in the house goes through `Events.emit`. A sink is any callable that takes an `Event`;
-the sinks that Holdfast brings are in `holdfast.observe`. A sink that raises is logged and
-never disturbs the work. Add rows here, not plumbing.
+Everything notable in Holdfast is emitted by `Events.emit`. A sink is any callable that takes an `Event`; the sinks that
+Holdfast provides are in `holdfast.observe`. A sink that raises is logged and never disturbs the work. To add an event,
+add a row to the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One row of the table: how grave it is, when it happens, and what it tells."""
+    """One row of the table: the level, when it is emitted, and its fields."""
 
     level: Level
     when: str
@@ -36,68 +36,78 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def level(self) -> Level:
-        """How grave it is."""
+        """The level of the event."""
         return EVENTS[self.name].level
 
 
 EVENTS: dict[str, Kind] = {
-    "store_opened": Kind("info", "a client has fixed which store it uses", ("url", "namespace")),
-    "lease_acquired": Kind("debug", "a lock was taken", ("key", "owner", "token", "waited")),
-    "lease_released": Kind("debug", "a lock was given back by its holder", ("key", "owner", "token")),
-    "lease_transferred": Kind("info", "a lock was handed to another owner", ("key", "owner", "token", "to")),
-    "lease_lost": Kind("error", "a lease ended before its holder was done", ("key", "owner", "token", "reason")),
+    "store_opened": Kind("info", "a client has determined which store it uses", ("url", "namespace")),
+    "lease_acquired": Kind("debug", "a lock was acquired", ("key", "owner", "token", "waited")),
+    "lease_released": Kind("debug", "a lock was released by its holder", ("key", "owner", "token")),
+    "lease_transferred": Kind("info", "a lock was transferred to another owner", ("key", "owner", "token", "to")),
+    "lease_lost": Kind("error", "a lease ended before its holder released it", ("key", "owner", "token", "reason")),
     "lease_neglected": Kind(
         "warning",
-        "a lease is no longer renewed, because whoever took it is gone or stuck",
+        "a lease is no longer renewed, because its holder has ended, dropped it or is blocked",
         ("key", "owner", "token", "reason"),
     ),
-    "leases_renewed": Kind("debug", "the keeper has renewed what was due", ("leases", "seconds")),
+    "leases_renewed": Kind("debug", "the heartbeat thread has renewed leases", ("leases", "seconds")),
     "renewal_unknown": Kind(
-        "warning", "it is not known whether a renewal happened", ("key", "owner", "token", "failures", "error")
+        "warning", "it is not known whether a renewal was executed", ("key", "owner", "token", "failures", "error")
     ),
-    "wait_long": Kind("warning", "somebody has waited for 30 s", ("key", "owner", "waited", "holder", "position")),
+    "wait_long": Kind("warning", "a caller has waited for 30 s", ("key", "owner", "waited", "holder", "position")),
     "permits_changed": Kind("warning", "a caller changed the number of permits", ("key", "before", "after")),
-    "force_released": Kind("warning", "an operator put the holders out", ("key", "by", "reason", "holders")),
+    "force_released": Kind(
+        "warning", "an operator removed the holders of a lock by force", ("key", "by", "reason", "holders")
+    ),
     "clock_differs": Kind(
         "error",
-        "a process's clock is more than a second off the store's files (SQLite): it goes by their time stamps",
+        "a process's clock differs by over 1 s from the timestamps of the SQLite store's files, which it uses instead",
         ("client", "host", "pid", "ahead"),
     ),
     "give_back_failed": Kind(
-        "warning", "a lock that nobody wants could not be given back yet", ("key", "attempt", "error")
+        "warning", "an abandoned attempt could not be given back yet; it is sent again", ("key", "attempt", "error")
     ),
     "campaign_failed": Kind(
-        "warning", "a candidate for leadership cannot reach the store and will try again", ("key", "owner", "error")
+        "warning", "a candidate for leadership cannot reach the store; it tries again", ("key", "owner", "error")
     ),
     "worker_lost": Kind(
-        "error", "a worker lost its lease: others may drive its runs; it comes back as another", ("worker", "runs")
+        "error", "a worker lost its lease: others may drive its runs; it continues under a new id", ("worker", "runs")
     ),
     "types_unknown": Kind(
-        "warning", "the store holds living runs of workflows that this engine does not know", ("worker", "types")
+        "warning", "the store has active runs of workflows that this engine has not registered", ("worker", "types")
     ),
     "no_worker_knows": Kind(
-        "warning", "a run was started, and no living worker knows its workflow: nobody drives it", ("run", "workflow")
+        "warning",
+        "a run was started, and no active worker has its workflow registered: it is not driven",
+        ("run", "workflow"),
     ),
     "definition_unknown": Kind(
         "warning",
-        "a run was started by name before any engine had published the workflow: no limit of it counts the run",
+        "a run was started by name before any engine had published its workflow: no limit of it counts the run",
         ("run", "workflow"),
     ),
     "limits_outdated": Kind(
-        "warning", "newer limits of a workflow are published than those of this engine", ("workflow", "version")
+        "warning",
+        "another engine has published newer limits of a workflow than this engine has",
+        ("workflow", "version"),
     ),
     "deadlock_detected": Kind(
-        "warning", "runs wait for each other in a circle: the youngest who waits for a lock was told", ("run", "worker")
+        "warning", "a cycle of waiting runs: the youngest run that waits for a lock gets the error", ("run", "worker")
     ),
-    "claim_failed": Kind("warning", "a worker cannot reach the store and will try again", ("worker", "error")),
-    "record_failed": Kind("warning", "a record is sent again: the store was away", ("run", "error")),
+    "claim_failed": Kind("warning", "a worker cannot reach the store; it tries again", ("worker", "error")),
+    "record_failed": Kind(
+        "warning", "a record could not be written because the store was unavailable; it is sent again", ("run", "error")
+    ),
     "run_refused": Kind(
         "error",
-        "the journal refused what this process wanted to record, and it drives the run no more",
+        "the journal refused a record of this process, which does not drive the run any more",
         ("run", "workflow", "reason", "holder"),
     ),
-    "records_removed": Kind("debug", "records that nobody used for long were removed", ("removed",)),
-    "callback_failed": Kind("error", "a callback of the user's raised", ("key", "callback", "error")),
+    "records_removed": Kind(
+        "debug", "records that were not used for longer than the retention were removed", ("removed",)
+    ),
+    "callback_failed": Kind("error", "a callback of the user raised", ("key", "callback", "error")),
 }
 """Every event there is. `docs/events.md` is made from this table."""
 
@@ -105,7 +115,7 @@ Sink = Callable[[Event], None]
 
 
 class Events:
-    """The hook: who wants to know subscribes, whoever sees something emits."""
+    """The hook: sinks subscribe, and components emit."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks: tuple[tuple[Sink, Callable[[str], bool] | None], ...] = ()
@@ -113,9 +123,9 @@ class Events:
             self.subscribe(sink)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
-        """Send every event to the sink from now on. Returns the way to end that.
+        """Send every event to the sink from now on. Returns a function that ends the subscription.
 
-        A sink with a method `wants(name)` is asked first; what nobody wants is not even made.
+        If the sink has a method `wants(name)`, it is called first; an event that no sink wants is not created.
 
         >>> seen = []
         >>> events = Events()
@@ -135,8 +145,8 @@ class Events:
         return end
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Tell every sink. The name and its fields are those of the table."""
-        assert EVENTS[name].fields == tuple(fields), f"event {name} tells {EVENTS[name].fields}"  # noqa: S101
+        """Pass an event to every sink. The name and its fields are those of the table."""
+        assert EVENTS[name].fields == tuple(fields), f"event {name} has the fields {EVENTS[name].fields}"  # noqa: S101
         event = None
         for sink, wants in self._sinks:
             try:

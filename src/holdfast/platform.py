@@ -1,7 +1,7 @@
-"""What differs between operating systems, in one place, each with a fallback.
+"""The differences between operating systems, in one place, each with a fallback.
 
-A clock that also counts the time a machine was suspended, the file lock behind SQLite's turns, fork
-hooks, and the kinds of file system. Everything else in the house asks here and nowhere else.
+A clock that also counts the time during which the machine was suspended, the file lock behind SQLite's turns, fork
+hooks, and the kinds of file system. All other modules use this one for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NETWORK_FILE_SYSTEMS = {
 
 
 def _choose_clock() -> Callable[[], float]:
-    """CLOCK_BOOTTIME goes on while the machine sleeps; a lease does too. Elsewhere the monotonic clock must do."""
+    """CLOCK_BOOTTIME continues while the machine sleeps, as leases do. Other systems use the monotonic clock."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     if boottime is not None:
         with suppress(OSError):
@@ -43,7 +43,7 @@ def _choose_clock() -> Callable[[], float]:
 
 
 elapsed = _choose_clock()
-"""Seconds since some fixed moment; never steps, and counts suspended time where the system can tell."""
+"""Seconds since a fixed moment; never steps, and counts suspended time where the system supports it."""
 
 
 def host_clock() -> int:
@@ -52,9 +52,9 @@ def host_clock() -> int:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread. An interrupt stays an interrupt.
+    """Start a thread. An interrupt is raised as an interrupt.
 
-    CPython waits in `start` until the thread runs. A Ctrl-C that comes while its lock is being released there is
+    CPython waits in `start` until the thread runs. A Ctrl-C that occurs while its lock is being released there is
     replaced by a `RuntimeError` about that lock, which no caller expects.
     """
     try:
@@ -66,22 +66,22 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def after_fork_in_child(hook: Callable[[], None]) -> None:
-    """Run the hook in every child that `fork` makes of this process. Without fork there is nothing to do."""
+    """Run the hook in every forked child of this process. Without fork there is nothing to do."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=hook)
 
 
 def around_fork(*, before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]) -> None:
-    """Run these before every `fork` of this process, and on either side after it."""
+    """Run these before every fork of this process, and on both sides after it."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 class FileLock:
-    """An exclusive lock between processes on one small file. The kernel drops it when the process dies."""
+    """An exclusive lock between processes on one small file. The kernel releases it when the process ends."""
 
     def __init__(self, file: Path | int) -> None:
-        """Lock this file, which is made if need be, or an open descriptor of one, which is closed with the lock."""
+        """Lock this file, which is created if needed, or an open file descriptor, which is closed with the lock."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._fd = file if isinstance(file, int) else os.open(file, flags, 0o666)
 
@@ -99,19 +99,19 @@ class FileLock:
         return True
 
     def unlock(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if fcntl is not None:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         else:
             _windows_lock(self._fd, lock=False)
 
     def stamp(self) -> int:
-        """Set the time of the file to the system's present time, and return it in microseconds."""
+        """Set the timestamp of the file to the system's current time, and return it in microseconds."""
         os.utime(self._fd)
         return os.fstat(self._fd).st_mtime_ns // 1_000
 
     def close(self) -> None:
-        """Close the file; a lock that is held goes with it."""
+        """Close the file, which also releases the lock."""
         os.close(self._fd)
 
 
@@ -124,7 +124,7 @@ def _windows_lock(fd: int, *, lock: bool) -> None:
 
 
 def network_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
-    """Name the network file system that the path lies on, if it does and this can be told."""
+    """The name of the network file system of a path; None if it is on a local one, or this is not known."""
     if not sys.platform.startswith("linux"):
         return None
     best, kind = "", ""

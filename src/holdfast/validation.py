@@ -1,7 +1,7 @@
-"""Keys and durations as people write them, checked once at the surface.
+"""Keys and durations as users write them, checked once in the public methods.
 
-Inside the house a duration is an integer number of microseconds and a key is a checked string; this
-module is the only place where other forms are understood and refused.
+Internally a duration is an integer number of microseconds and a key is a checked string; this module is the only place
+where other forms are converted or refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = {
     "w": 604_800, "week": 604_800, "weeks": 604_800,
 }  # fmt: skip
 _PART = re.compile(r"\s*(?:and\s+)?(\d+(?:\.\d+)?)\s*([a-z]+)\s*,?", re.IGNORECASE)
-_FORMS = 'give seconds (30, 0.5), a timedelta, or text such as "5 minutes" or "1 h 30 m"'
+_FORMS = 'pass seconds (30, 0.5), a timedelta, or text such as "5 minutes" or "1 h 30 m"'
 
 
 def checked_key(key: str, *, what: str = "key") -> str:
@@ -39,24 +39,24 @@ def checked_key(key: str, *, what: str = "key") -> str:
     'invoice:42'
     >>> checked_key("", what="owner")
     Traceback (most recent call last):
-    holdfast.errors.InvalidKey: an owner may not be empty: say what it is, such as 'invoice:42'.
+    holdfast.errors.InvalidKey: an owner must not be empty: pass a text such as 'invoice:42'.
     """
     if not isinstance(key, str):
-        raise InvalidKey(f"{_a(what)} is text, not {type(key).__name__}: {key!r}")
+        raise InvalidKey(f"{_a(what)} must be text, not {type(key).__name__}: {key!r}")
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
         raise InvalidKey(f"the {what} {key!r} is not valid Unicode text (a lone surrogate)") from None
     if not size:
-        raise InvalidKey(f"{_a(what)} may not be empty: say what it is, such as 'invoice:42'")
+        raise InvalidKey(f"{_a(what)} must not be empty: pass a text such as 'invoice:42'")
     if size > MAX_KEY_BYTES:
         raise InvalidKey(
-            f"the {what} {key[:40]!r}... has {size} bytes and may have {MAX_KEY_BYTES}: use a hash of the long part"
+            f"the {what} {key[:40]!r}... has {size} bytes, more than {MAX_KEY_BYTES}: use a hash of the long part"
         )
     if not key.isprintable():
         for character in key:
             if unicodedata.category(character) == "Cc":
-                raise InvalidKey(f"the {what} {key!r} holds the control character {character!r}")
+                raise InvalidKey(f"the {what} {key!r} contains the control character {character!r}")
     return key
 
 
@@ -111,7 +111,7 @@ def checked_ttl(value: Duration, *, what: str = "ttl") -> int:
     """
     length = seconds(value, what=what)
     if not MIN_TTL_SECONDS <= length <= MAX_TTL_SECONDS:
-        raise InvalidDuration(f"{what} cannot be {value!r}: it must lie between 0.1 seconds and 366 days")
+        raise InvalidDuration(f"{what} cannot be {value!r}: it must be between 0.1 seconds and 366 days")
     return round(length * MICROSECONDS)
 
 

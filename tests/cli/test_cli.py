@@ -1,4 +1,4 @@
-"""The command line as a whole: its options, its exit codes, and how it says that something went wrong."""
+"""The command line as a whole: its options, its exit codes, and its error messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commandline import COMMAND, answer, environment, failure, holdfast, process
 
 import holdfast as package
 from holdfast import Client
-from holdfast.cli.output import harmless, length
+from holdfast.cli.output import escaped, format_duration, format_token
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def url(tmp_path):
         ["--json", "--url", "memory://", "locks", "list", "--url", "URL"],
     ],
 )
-def test_the_common_options_stand_before_the_group_or_after_the_command_and_the_last_word_counts(url, arguments):
+def test_the_common_options_stand_before_the_group_or_after_the_command_and_the_last_one_counts(url, arguments):
     done = holdfast(*[url if word == "URL" else word for word in arguments])
     assert [lock["key"] for lock in answer(done)["locks"]] == ["a"]
 
@@ -58,13 +58,13 @@ def test_a_namespace_sees_only_its_own(url):
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["locks", "list", "--version"]])
-def test_the_version_is_told(arguments):
+def test_the_version_is_printed(arguments):
     done = holdfast(*arguments)
     assert (done.exit_code, done.output) == (0, f"holdfast {package.__version__}\n")
 
 
 @pytest.mark.parametrize("group", [[], ["locks"], ["state"], ["runs"]])
-def test_without_a_command_the_help_is_shown_and_it_counts_as_not_understood(group):
+def test_without_a_command_the_help_is_shown_and_that_is_a_usage_error(group):
     done = holdfast(*group)
     assert done.exit_code == 2
     assert "--help" in done.output
@@ -90,7 +90,7 @@ def test_without_a_command_the_help_is_shown_and_it_counts_as_not_understood(gro
         (["doctor", "--url", "nonsense://x"], "not known"),
     ],
 )
-def test_what_is_not_understood_ends_with_2_and_one_line(arguments, words):
+def test_a_usage_error_ends_with_2_and_one_line(arguments, words):
     assert words in failure(holdfast(*arguments, url="memory://"), 2)
 
 
@@ -142,13 +142,13 @@ def test_with_json_an_error_is_a_document_on_stdout_and_a_line_on_stderr(tmp_pat
         (["--json", "locks", "watch", "--every", "-1"], "InvalidDuration"),
     ],
 )
-def test_with_json_what_is_not_understood_is_a_document_too(arguments, kind):
+def test_with_json_a_usage_error_is_a_document_too(arguments, kind):
     done = holdfast(*arguments, url="memory://")
     failure(done, 2)
     assert answer(done)["error"]["type"] == kind
 
 
-def test_what_should_never_happen_is_one_line_and_its_place_is_shown_on_demand(monkeypatch):
+def test_an_internal_error_is_one_line_and_its_traceback_is_printed_on_demand(monkeypatch):
     def broken(*_arguments):
         raise ZeroDivisionError("one\nby zero")
 
@@ -167,7 +167,7 @@ def test_an_interrupt_is_one_line(monkeypatch):
     assert (done.exit_code, done.stderr.strip()) == (1, "holdfast: interrupted.")
 
 
-def test_a_store_on_a_network_file_system_is_warned_of_in_one_line(url, monkeypatch):
+def test_a_store_on_a_network_file_system_is_reported_in_one_line(url, monkeypatch):
     monkeypatch.setattr("holdfast.stores.sqlite.store.network_file_system", lambda _path: "nfs")
     monkeypatch.setattr("holdfast.stores.sqlite.store._warned", set())
     done = holdfast("locks", "list", "--json", "--url", url)
@@ -229,7 +229,7 @@ def shell(redirection, *arguments, **more):
         ["/bin/sh", "-c", line], capture_output=True, text=True, env=environment(**more), timeout=60, check=False
     )
     assert "Traceback" not in done.stderr
-    assert "should not have happened" not in done.stderr
+    assert "internal error" not in done.stderr
     return done
 
 
@@ -252,12 +252,12 @@ ANSWERING_JSON = [[*command, "--json"] for command in ANSWERING[:6]]
 def test_an_answer_that_cannot_be_written_is_one_line(url, arguments):
     done = shell(">/dev/full", *arguments, HOLDFAST_URL=url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert done.stderr.startswith("holdfast: the answer could not be written (No space left on device)")
+    assert done.stderr.startswith("holdfast: the output could not be written (No space left on device)")
     assert shell(">/dev/full", *arguments, HOLDFAST_URL=url, PYTHONUNBUFFERED="1").stderr == done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_where_nothing_can_be_written_the_exit_code_still_tells(url):
+def test_if_nothing_can_be_written_the_exit_code_still_reports_the_error(url):
     assert shell(">/dev/full 2>/dev/full", "locks", "list", "--json", "--url", url).returncode == 1
     assert shell("2>/dev/full", "locks", "list", "--nonsense", "--url", url).returncode == 2
 
@@ -274,7 +274,7 @@ def test_without_a_standard_output_nothing_is_done_and_one_line_says_so(url, arg
         assert hf.state("a").get() is None
 
 
-def test_without_a_standard_error_everything_else_goes_on(url):
+def test_without_a_standard_error_everything_else_works(url):
     done = shell("2>&-", "locks", "list", "--json", "--url", url)
     assert (done.returncode, json.loads(done.stdout)["locks"][0]["key"]) == (0, "a")
     done = shell("2>&-", "locks", "show", "--json", "--url", url)
@@ -302,7 +302,7 @@ def test_the_demo_has_no_json(arguments):
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_reader_that_went_away_ends_it_quietly(url, more):
+def test_a_pipe_without_a_reader_ends_it_quietly(url, more):
     with started(
         [*COMMAND, "locks", "list", "--url", url, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as popen:
@@ -329,16 +329,24 @@ def test_without_rich_it_says_what_to_install():
         ("\U000e0041\ue000\u2028", r"\U000e0041\ue000\u2028"),
     ],
 )
-def test_whatever_a_terminal_would_obey_is_written_out(text, seen):
-    assert harmless(text) == seen
+def test_characters_that_control_a_terminal_are_written_out(text, seen):
+    assert escaped(text) == seen
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0, "0.0 s"), (9.96, "10.0 s"), (59, "59 s"), (3_600, "1 h"), (90_061, "1 d 1 h"), (86_401, "1 d")],
 )
-def test_a_length_of_time_is_told_in_its_two_largest_units(seconds, words):
-    assert length(seconds) == words
+def test_a_duration_is_shown_in_its_two_largest_units(seconds, words):
+    assert format_duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [(0, "0"), (999_999_999, "999999999"), (1_000_000_000, "…000000000"), (1763466500123456, "…500123456")],
+)
+def test_a_token_is_shown_by_its_last_digits(token, words):
+    assert format_token(token) == words
 
 
 ROOT = Path(__file__).parents[2]

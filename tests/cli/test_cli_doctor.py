@@ -1,4 +1,4 @@
-"""`holdfast doctor`: each thing that can be wrong is found, named, and told with what to do."""
+"""`holdfast doctor`: every problem is found, named, and reported with how to fix it."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def found(url, check, *, code):
     (finding,) = [finding for finding in answer(done)["findings"] if finding["check"] == check]
     if finding["level"] != "ok":
         assert finding["advice"]
-        told = holdfast("doctor", "--url", url).stdout
-        assert finding["detail"] in told
-        assert f"-> {finding['advice']}" in told
+        printed = holdfast("doctor", "--url", url).stdout
+        assert finding["detail"] in printed
+        assert f"-> {finding['advice']}" in printed
     return finding["level"], finding["detail"]
 
 
@@ -78,12 +78,12 @@ def now():
     return time.time_ns() // 1_000
 
 
-def test_a_store_in_order_is_well(url):
+def test_a_store_without_problems_is_reported_as_ok(url):
     with Client(url) as hf, hf.lock("a"), other(url, "print('ready', flush=True)\nwith hf.lock('a'): input()"):
         eventually(lambda: hf.locks.inspect("a").waiters)
         done = holdfast("doctor", "--url", url)
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-1] == "All is well."
+    assert done.stdout.splitlines()[-1] == "No problems found."
     assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 13
 
 
@@ -178,13 +178,13 @@ def test_a_network_file_system_is_a_problem(url, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "level", "code"), [(511, "warning", 0), (31, "problem", 1), (512, "ok", 0)])
-def test_a_disk_that_gets_full_is_told(url, monkeypatch, free, level, code):
+def test_a_disk_that_gets_full_is_reported(url, monkeypatch, free, level, code):
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=free * 1024 * 1024))
     seen, detail = found(url, "disk_space", code=code)
     assert (seen, detail.startswith(f"{free} MiB free")) == (level, True)
 
 
-def test_a_disk_that_cannot_be_looked_at_is_told(url, monkeypatch):
+def test_a_disk_that_cannot_be_read_is_reported(url, monkeypatch):
     def broken(_path):
         raise OSError("no such device")
 
@@ -193,7 +193,7 @@ def test_a_disk_that_cannot_be_looked_at_is_told(url, monkeypatch):
 
 
 def in_an_hour():
-    """A record for each thing that may have happened in the clock's future."""
+    """A record for each kind of time that may be in the future."""
     later = now() + HOUR
     times = {"label": Label("x"), "since": later, "ttl": None, "expires_at": None}
     return {
@@ -224,7 +224,7 @@ def test_a_clock_that_was_never_set_is_a_problem(monkeypatch):
 
 
 @pytest.mark.parametrize(("apart", "level"), [(0, "ok"), (60, "warning"), (-60, "warning")])
-def test_a_server_whose_clock_is_another_than_this_hosts_is_told(monkeypatch, apart, level):
+def test_a_server_whose_clock_differs_from_this_hosts_is_reported(monkeypatch, apart, level):
     capabilities = type(CAPABILITIES)(durable=True, shared=True, server_clock=True, notifies=True)
     monkeypatch.setattr("holdfast.stores.memory.store.CAPABILITIES", capabilities)
     monkeypatch.setattr("holdfast.cli.doctor.host_clock", lambda: now() + apart * SECOND)
@@ -236,13 +236,13 @@ def waiter(name, left, ttl=300):
     return Waiter(id=name, label=Label(name), since=since, ttl=ttl * SECOND, expires_at=since + left * SECOND)
 
 
-def test_waiters_that_missed_two_signs_of_life_are_told(url, plant):
+def test_waiters_that_missed_two_polls_are_reported(url, plant):
     holder = Holder(id="h", label=Label("h"), token=1, since=1, ttl=None, expires_at=None)
-    plant("a", LockRecord(fence=1, holders=(holder,), waiters=(waiter("lively", 250), waiter("dead", 60))))
+    plant("a", LockRecord(fence=1, holders=(holder,), waiters=(waiter("polling", 250), waiter("dead", 60))))
     plant("b", LockRecord(fence=1, holders=(holder,), waiters=(waiter("late", 150),)))
     level, detail = found(url, "dead_waiters", code=0)
     assert level == "warning"
-    assert "1 waiters have missed two signs of life (a: dead, its place ends in " in detail
+    assert "1 waiters have missed two polls (a: dead, kept for " in detail
 
 
 def test_many_of_a_kind_are_counted_and_only_some_named(url, plant):
@@ -303,7 +303,7 @@ def test_a_check_up_changes_nothing(path, url):
 
 
 @pytest.mark.parametrize("name", providers.names())
-def test_every_store_can_be_asked_and_names_each_check_once(name, tmp_path):
+def test_every_store_has_checks_and_names_each_check_once(name, tmp_path):
     store = open_store(providers.url(name, tmp_path), namespace="default")
     checks = [finding.check for finding in store.diagnose()]
     store.close()

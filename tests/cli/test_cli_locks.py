@@ -1,4 +1,4 @@
-"""`holdfast locks`: what people and machines are shown, and how a holder is put out."""
+"""`holdfast locks`: its text and its JSON, and the forced release of a lock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def test_the_document_of_a_list_has_this_shape(busy):
 def test_a_list_takes_a_prefix_and_says_when_there_is_nothing(busy):
     assert len(answer(holdfast("locks", "list", "invoice:", "--json", "--url", busy))["locks"]) == 1
     done = holdfast("locks", "list", "order:", "--url", busy)
-    assert (done.exit_code, done.stdout[:6]) == (0, "Nobody")
+    assert (done.exit_code, done.stdout.split(" in ")[0]) == (
+        0,
+        "No lock with the prefix 'order:' is held or waited for",
+    )
     assert answer(holdfast("locks", "list", "order:", "--json", "--url", busy)) == {"locks": []}
 
 
@@ -104,10 +107,13 @@ def test_a_held_key_is_shown_with_its_queue_and_ends_with_1(busy):
     done = holdfast("locks", "show", "invoice:42", "--url", busy)
     assert done.exit_code == 1
     assert done.stderr == ""
-    first, _, held, waiting = done.stdout.splitlines()
+    first, kind, held, waiting = done.stdout.splitlines()
+    token = str(answer(holdfast("locks", "show", "invoice:42", "--json", "--url", busy))["holders"][0]["token"])
+    assert kind == f"  kind mutex, last token …{token[-9:]}"
+    assert f"token …{token[-9:]}" in held
     assert first == "invoice:42 is held"
     assert "held by ann (" in held
-    assert "waiting at place 1: bob (" in waiting
+    assert "position 1 in the queue: bob (" in waiting
 
 
 def test_a_free_key_ends_with_0(url):
@@ -135,7 +141,7 @@ def test_a_place_without_an_end_has_no_time_left(url):
     document = answer(holdfast("locks", "show", "a", "--json", "--url", url))
     assert document["holders"][0]["time_left"] is None
     assert document["waiters"][0]["time_left"] is None
-    assert "no end left" in holdfast("locks", "show", "a", "--url", url).stdout
+    assert "without expiry" in holdfast("locks", "show", "a", "--url", url).stdout
 
 
 def test_a_record_that_cannot_be_read_is_listed_and_refused(url):
@@ -151,11 +157,11 @@ def test_a_record_that_cannot_be_read_is_listed_and_refused(url):
 # -- release ------------------------------------------------------------------------------------------------
 
 
-def test_a_release_puts_the_holder_out_and_is_remembered(busy):
+def test_a_release_removes_the_holder_and_is_recorded(busy):
     done = holdfast("locks", "release", "invoice:42", "--reason", "host 7 is gone", "--yes", "--url", busy)
     assert done.exit_code == 0
-    assert done.stdout.startswith("ann (")
-    assert "was put out of invoice:42" in done.stdout
+    assert done.stdout.startswith("invoice:42 was released: ann (")
+    assert "The process was not stopped." in done.stdout
     assert done.stderr == ""
     document = answer(holdfast("locks", "show", "invoice:42", "--json", "--url", busy))
     assert shape(document["forced"]) == FORCED
@@ -173,9 +179,9 @@ def test_the_document_of_a_release_has_this_shape(url):
     assert (again.exit_code, answer(again)) == (0, {"key": "a", "reason": "x", "released": []})
 
 
-def test_releasing_what_nobody_holds_changes_nothing(url):
+def test_releasing_a_free_lock_changes_nothing(url):
     done = holdfast("locks", "release", "a", "--reason", "x", "--yes", "--url", url)
-    assert (done.exit_code, done.stdout) == (0, "Nobody holds a: nothing was changed.\n")
+    assert (done.exit_code, done.stdout) == (0, "a has no holder: nothing was changed.\n")
 
 
 @pytest.mark.parametrize("more", [["--yes"], ["--yes", "--reason", "  "], ["--yes", "--reason", "x" * 1_001]])
@@ -190,13 +196,13 @@ def test_without_a_terminal_and_without_yes_a_release_is_refused(busy):
     assert answer(holdfast("locks", "show", "invoice:42", "--json", "--url", busy))["forced"] is None
 
 
-def test_on_a_terminal_a_release_asks_with_who_holds_and_since_when(busy):
+def test_on_a_terminal_a_release_shows_the_holder_and_asks(busy):
     with terminal("locks", "release", "invoice:42", "--reason", "x", "--url", busy) as screen:
         asked = screen.until("[y/N]")
         assert "held by ann (" in asked
         assert "UTC" in asked
         screen.type("y\n")
-        assert "was put out" in screen.until("was put out")
+        assert "was released" in screen.until("was released")
         assert screen.end() == 0
 
 
@@ -205,11 +211,11 @@ def test_a_release_that_is_declined_changes_nothing(busy):
         screen.until("[y/N]")
         screen.type("n\n")
         assert screen.end() == 1
-        assert "holdfast: Nobody was put out." in screen.seen
+        assert "holdfast: The release was declined. Nothing was changed." in screen.seen
     assert answer(holdfast("locks", "show", "invoice:42", "--json", "--url", busy))["forced"] is None
 
 
-def test_a_lock_that_changed_hands_during_the_question_is_left_alone(url):
+def test_a_lock_that_got_a_new_holder_before_the_answer_is_not_released(url):
     with Client(url) as hf:
         first = hf.lock("a", owner="first").acquire()
         with terminal("locks", "release", "a", "--reason", "x", "--url", url) as screen:
@@ -218,13 +224,13 @@ def test_a_lock_that_changed_hands_during_the_question_is_left_alone(url):
             with hf.lock("a", owner="second") as second:
                 screen.type("y\n")
                 assert screen.end() == 1
-                assert "changed hands" in screen.seen
+                assert "got a new holder" in screen.seen
                 second.renew()
 
 
-def test_on_a_terminal_nobody_is_asked_about_a_free_lock(url):
+def test_on_a_terminal_there_is_no_question_about_a_free_lock(url):
     with terminal("locks", "release", "a", "--reason", "x", "--url", url) as screen:
-        assert "Nobody holds a" in screen.until("Nobody holds a")
+        assert "a has no holder" in screen.until("a has no holder")
         assert screen.end() == 0
 
 
@@ -234,7 +240,7 @@ WATCH = [*COMMAND, "locks", "watch", "--every", "0.05"]
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
-def test_a_watch_tells_each_change_as_a_line_of_json_until_it_is_interrupted(url):
+def test_a_watch_prints_each_change_as_a_line_of_json_until_it_is_interrupted(url):
     with Client(url) as hf, started([*WATCH, "--json", "--url", url], **PIPES) as popen:
 
         def line():
@@ -307,7 +313,7 @@ def test_on_a_terminal_a_watch_ends_by_itself(busy):
         assert "invoice:42" in screen.seen
 
 
-# -- names that mean harm -----------------------------------------------------------------------------------
+# -- hostile names -------------------------------------------------------------------------------------------
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2066[bold red]x[/] :bomb:"
 SHOWN = r"\x1b[2J\x1b]0;owned\x07\r\u202e\u2066[bold red]x[/] :bomb:"
@@ -342,7 +348,7 @@ def evil(url):
         ["doctor"],
     ],
 )
-def test_names_from_the_store_do_nothing_to_a_terminal(evil, arguments):
+def test_names_from_the_store_do_not_control_a_terminal(evil, arguments):
     done = holdfast(*arguments, "--url", evil)
     assert SHOWN in done.stdout
     assert all(letter.isprintable() or letter == "\n" for letter in done.output)
@@ -366,7 +372,7 @@ def test_on_a_terminal_only_our_own_escape_codes_are_used(evil):
         assert "\x1b[2J" not in screen.seen
 
 
-def test_what_a_person_types_is_not_obeyed_either(url):
+def test_arguments_are_escaped_too(url):
     assert r"\x1b" in failure(holdfast("locks", "\x1b[2J", "--url", url), 2)
     done = holdfast("locks", "show", "a\u202e[bold]", "--url", url)
     assert (done.exit_code, done.stdout) == (0, "a\\u202e[bold] is free\n")

@@ -1,4 +1,4 @@
-"""`holdfast runs`: what people and machines are shown of runs, and how one is stopped or set going again."""
+"""`holdfast runs`: its text and its JSON, and how a run is cancelled, retried and restarted."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_list_goes_page_by_page(url, hf):
     after = answer(first)["next"]
     rest = answer(holdfast("runs", "list", "--limit", "2", "--after", after, "--json", "--url", url))
     assert ([run["id"] for run in rest["runs"]], rest["next"]) == (["r0"], None)
-    assert holdfast("runs", "list", "--limit", "2", "--url", url).stderr == f"There are more: --after {after}\n"
+    assert holdfast("runs", "list", "--limit", "2", "--url", url).stderr == f"There are more runs: --after {after}\n"
 
 
 def test_the_documents_have_these_shapes(failed, hf):
@@ -161,16 +161,34 @@ def test_the_documents_have_these_shapes(failed, hf):
     assert shown == {**RUN, "input": "NoneType", "history": [], "signals": [], "workers": []}
 
 
-def test_where_there_is_nothing_it_says_so(url, hf):
-    assert holdfast("runs", "list", "--url", url).stdout.startswith("There is no such run in ")
+def test_an_empty_list_is_explained(url, hf):
+    assert holdfast("runs", "list", "--url", url).stdout.startswith("There are no runs in ")
+    assert "matches these options" in holdfast("runs", "list", "--status", "failed", "--url", url).stdout
+
+
+def test_a_note_in_a_list_is_cut_on_a_terminal_only(url, hf):
+    @workflow
+    async def fails(ctx: Context) -> None:
+        raise ValueError("x" * 500)
+
+    with driving(url, workflows=[fails]):
+        with pytest.raises(WorkflowFailed):
+            hf.runs.result(hf.runs.start("fails"), timeout=PATIENCE)
+    (_, row) = holdfast("runs", "list", "--url", url).stdout.splitlines()
+    assert row.endswith(f"ValueError: {'x' * 500}")
+    with terminal("runs", "list", "--url", url) as screen:
+        assert screen.end() == 0
+        assert "…" in screen.seen
+        assert screen.seen.count("x") < 60
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["list", "--status", "sleeping"], "there is no status 'sleeping'"),
-        (["list", "--since", "2026-13-01"], "is no time"),
-        (["list", "--since", "soon"], "'soon'"),
+        (["list", "--since", "2026-13-01"], "is not a time"),
+        (["list", "--since", "yesterday"], "'yesterday' is not a time. Give a date or time in UTC (2026-11-16, "),
+        (["list", "--until", "soon"], 'or how long ago (seconds, or "30 minutes", "2 hours", "1 day").'),
         (["list", "--attribute", "customer"], "is not NAME=VALUE"),
         (["list", "--limit", "0"], "limit"),
         (["list", "--after", "x"], "page of runs"),
@@ -178,7 +196,7 @@ def test_where_there_is_nothing_it_says_so(url, hf):
         (["restart", "a"], "--yes"),
     ],
 )
-def test_what_is_not_understood_ends_with_2(url, hf, arguments, words):
+def test_a_usage_error_ends_with_2(url, hf, arguments, words):
     assert words in failure(holdfast("runs", *arguments, "--url", url), 2)
 
 
@@ -204,7 +222,7 @@ def test_a_run_is_shown_with_its_history_its_unread_signals_and_its_error(failed
     assert "\x1b" not in done.stdout
 
 
-def test_a_machine_gets_all_of_it(failed):
+def test_json_has_all_of_it(failed):
     document = answer(holdfast("runs", "show", "o", "--json", "--url", failed))
     assert [(one["kind"], one["name"]) for one in document["history"]] == [
         ("step", "reserve"), ("signal", "paid"), ("attempt", "ship"), ("failed", "ship"),
@@ -215,7 +233,7 @@ def test_a_machine_gets_all_of_it(failed):
     assert "in ship" in document["error"]["traceback"]
 
 
-def test_who_drives_a_run_and_until_when_it_sleeps_is_shown(url, hf):
+def test_the_worker_of_a_run_and_the_end_of_its_sleep_are_shown(url, hf):
     with driving(url, park_after=0.05):
         hf.runs.start("order", 1, id="o")
         hf.runs.start("parent", id="p")
@@ -226,7 +244,7 @@ def test_who_drives_a_run_and_until_when_it_sleeps_is_shown(url, hf):
     with driving(url):
         hf.runs.signal("p", "x")
         eventually(lambda: hf.runs.get("p").holder)
-        assert "  driven by smith, fence " in holdfast("runs", "show", "p", "--url", url).stdout
+        assert "  driven by smith, token …" in holdfast("runs", "show", "p", "--url", url).stdout
 
 
 def test_a_cancelled_child_and_a_timer_are_in_the_history(url, hf):
@@ -246,11 +264,67 @@ def test_a_cancelled_child_and_a_timer_are_in_the_history(url, hf):
     shown = answer(holdfast("runs", "show", "t", "--json", "--url", url))
     assert [(one["kind"], one["name"]) for one in shown["history"]] == [("timer", "1"), ("child", "t/naps")]
     child = answer(holdfast("runs", "show", "t/naps", "--json", "--url", url))
-    assert [(one["kind"], one["name"]) for one in child["history"]] == [("cancel", "asked for")]
+    assert [(one["kind"], one["name"]) for one in child["history"]] == [("cancel", "requested")]
+
+
+@workflow(retry=Retry(max_attempts=3, initial=600))
+async def flaky(ctx: Context) -> None:
+    raise ValueError("not now")
+
+
+def test_the_pause_between_two_attempts_is_shown_with_the_next_attempt(url, hf):
+    with driving(url, workflows=[flaky]):
+        hf.runs.start("flaky", id="f")
+        eventually(lambda: hf.runs.get("f").status == "suspended")
+    shown = holdfast("runs", "show", "f", "--url", url).stdout
+    assert "  pauses until " in shown
+    assert (
+        " UTC, then attempt 2 of the workflow begins; only a cancel or the workflow's timeout ends the pause earlier\n"
+        in shown
+    )
+    assert "sleeps" not in shown
+    assert state_of(url, "f") == (0, "sleeping")
+    resumed = holdfast("runs", "resume", "f", "--url", url).stdout
+    assert "f pauses until " in resumed
+    assert "a worker begins attempt 2 of the workflow; only a cancel" in resumed
+    assert holdfast("runs", "cancel", "f", "--url", url).exit_code == 0
+    assert "pauses" not in holdfast("runs", "show", "f", "--url", url).stdout
+
+
+@workflow
+async def cleans_up(ctx: Context) -> None:
+    try:
+        await ctx.sleep(3_600)
+    finally:
+        await ctx.wait_for_signal("cleaned")
+
+
+@workflow(retry=Retry(max_attempts=2, initial=0.01))
+async def leaves_a_child(ctx: Context) -> None:
+    await ctx.start_child(cleans_up, id="child")
+    await ctx.wait_for_signal("fail")
+    raise ValueError("not now")
+
+
+def test_a_pause_that_waits_for_the_children_of_the_failed_attempt_names_them(url, hf):
+    with driving(url, workflows=[leaves_a_child, cleans_up], park_after=0.05):
+        hf.runs.start("leaves_a_child", id="p")
+        eventually(lambda: hf.runs.list(prefix="child").runs and hf.runs.get("child").status == "suspended")
+        hf.runs.signal("p", "fail")
+        eventually(lambda: state_of(url, "p") == (0, "waiting"))
+        resumed = holdfast("runs", "resume", "p", "--url", url).stdout
+        shown = holdfast("runs", "show", "p", "--url", url).stdout
+        hf.runs.cancel("p")
+        hf.runs.signal("child", "cleaned")
+    assert resumed == (
+        "p waits for the end of the cancelled children child: attempt 2 of the workflow begins after that.\n"
+    )
+    assert "  the pause before attempt 2 ended at " in shown
+    assert "  attempt 2 does not begin before the cancelled children of the failed attempt have ended: child\n" in shown
 
 
 @pytest.mark.parametrize("command", ["show", "cancel", "resume", "retry", "restart"])
-def test_a_run_that_is_not_there_ends_with_1(url, hf, command):
+def test_a_run_that_does_not_exist_ends_with_1(url, hf, command):
     more = ["--yes"] if command == "restart" else []
     done = holdfast("runs", command, "nobody", *more, "--json", "--url", url)
     assert "there is no run with the id 'nobody'" in failure(done, 1)
@@ -273,11 +347,14 @@ def test_cancelling_stops_a_run_wherever_it_is(url, hf):
         eventually(lambda: hf.runs.get("driven").status == "cancelled")
         hf.runs.start("naps", id="parked")
         eventually(lambda: hf.runs.get("parked").holder)
-    assert "No living worker knows naps: start one." in holdfast("runs", "cancel", "parked", "--url", url).stdout
+    assert (
+        "No living worker has the workflow naps registered: start one."
+        in holdfast("runs", "cancel", "parked", "--url", url).stdout
+    )
     assert answer(holdfast("runs", "cancel", "early", "--json", "--url", url))["status"] == "cancelled", "again"
 
 
-def test_cancelling_what_has_ended_otherwise_ends_with_1(failed):
+def test_cancelling_a_run_that_has_ended_otherwise_ends_with_1(failed):
     done = holdfast("runs", "cancel", "o", "--json", "--url", failed)
     assert "has ended (failed)" in failure(done, 1)
     assert answer(done)["error"]["type"] == "RunEnded"
@@ -286,7 +363,10 @@ def test_cancelling_what_has_ended_otherwise_ends_with_1(failed):
 def test_a_failed_run_is_retried_from_where_it_failed(failed, hf):
     done = holdfast("runs", "retry", "o", "--url", failed)
     assert done.exit_code == 0
-    assert done.stdout == "o goes on after 3 entries of its history. No living worker knows order: start one.\n"
+    assert done.stdout == (
+        "o continues: 3 entries of its history are kept. "
+        "No living worker has the workflow order registered: start one.\n"
+    )
     broken[0] = False
     with driving(failed):
         assert hf.runs.result("o", timeout=PATIENCE) == "shipped"
@@ -295,9 +375,9 @@ def test_a_failed_run_is_retried_from_where_it_failed(failed, hf):
     assert answer(done)["error"]["type"] == "NotRetried"
 
 
-def test_a_restarted_run_begins_anew(failed, hf):
+def test_a_restarted_run_has_no_history(failed, hf):
     done = holdfast("runs", "restart", "o", "--yes", "--url", failed)
-    assert (done.exit_code, done.stdout[:14]) == (0, "o begins anew.")
+    assert (done.exit_code, done.stdout[:14]) == (0, "o is restarted")
     assert answer(holdfast("runs", "show", "o", "--json", "--url", failed))["history"] == []
 
 
@@ -310,7 +390,7 @@ def test_on_a_terminal_a_restart_asks(failed, hf):
         assert hf.runs.get("o").entries == entries
 
 
-def test_a_run_that_somebody_drives_is_not_restarted(url, hf):
+def test_a_run_that_a_worker_drives_is_not_restarted(url, hf):
     with driving(url):
         hf.runs.start("naps", id="n")
         eventually(lambda: hf.runs.get("n").holder)
@@ -323,20 +403,20 @@ def test_a_run_that_somebody_drives_is_not_restarted(url, hf):
 # -- resume -------------------------------------------------------------------------------------------------
 
 
-def test_what_a_run_waits_for_is_said(url, hf):
+def test_resume_says_what_a_run_waits_for(url, hf):
     hf.runs.start("order", 1, id="o")
     assert state_of(url, "o") == (1, "no_worker")
     words = holdfast("runs", "resume", "o", "--url", url)
     assert (words.exit_code, words.stderr) == (1, "")
-    assert "no living worker knows order in any version." in words.stdout
-    waits = "  no living worker knows order in any version: the run waits until one is started\n"
+    assert "no living worker has the workflow order in any version." in words.stdout
+    waits = "  no living worker has the workflow order in any version registered: the run waits until one is started\n"
     assert waits in holdfast("runs", "show", "o", "--url", url).stdout
     with driving(url, recover=False, workflows=[order]):
         assert state_of(url, "o") == (0, "in_line")
-        assert "smith can take it up" in holdfast("runs", "resume", "o", "--url", url).stdout
+        assert "smith can claim it" in holdfast("runs", "resume", "o", "--url", url).stdout
         assert "no living worker" not in holdfast("runs", "show", "o", "--url", url).stdout
         hf.runs.start("mail", 1, id="m")
-        assert state_of(url, "m") == (1, "no_worker"), "smith does not know it"
+        assert state_of(url, "m") == (1, "no_worker"), "smith does not have it"
     with driving(url, park_after=0.05):
         eventually(lambda: state_of(url, "o") == (0, "waiting"))
         hf.runs.start("naps", id="n")
@@ -351,7 +431,7 @@ def test_what_a_run_waits_for_is_said(url, hf):
     assert answer(done)["error"]["type"] == "RunEnded"
 
 
-def test_a_run_that_is_locked_from_outside_is_said_to_be(url, hf):
+def test_a_run_that_is_locked_from_outside_is_reported_as_locked(url, hf):
     hf.runs.start("order", 1, id="o")
     assert hf.run_locks.try_acquire("order", "o", ttl=timedelta(seconds=60))
     assert state_of(url, "o") == (1, "locked")
@@ -359,15 +439,15 @@ def test_a_run_that_is_locked_from_outside_is_said_to_be(url, hf):
 
 
 @workflow(concurrency=Concurrency(max=1, on_excess="queue"), rate=Rate(2, per="1 hour", on_excess="queue"))
-async def crowded(ctx: Context) -> None:
+async def limited(ctx: Context) -> None:
     await ctx.sleep(3_600)
 
 
-def test_a_run_that_waits_to_be_let_in_is_listed_and_told_of(url, hf):
+def test_a_run_that_is_queued_for_its_limits_is_listed_and_explained(url, hf):
     for run in ("first", "second", "third"):
-        hf.runs.start(crowded, id=run)
+        hf.runs.start(limited, id=run)
     assert state_of(url, "second") == (0, "queued")
-    assert "waits to be let in (concurrency, rate)" in holdfast("runs", "resume", "second", "--url", url).stdout
+    assert "is queued for its limits (concurrency, rate)" in holdfast("runs", "resume", "second", "--url", url).stdout
     listed = answer(holdfast("runs", "list", "--status", "queued", "--json", "--url", url))
     assert [run["id"] for run in listed["runs"]] == ["third", "second"]
     hf.runs.cancel("first")
@@ -376,7 +456,7 @@ def test_a_run_that_waits_to_be_let_in_is_listed_and_told_of(url, hf):
     assert state_of(url, "third") == (0, "sleeping"), "it may begin within the hour"
 
 
-def test_show_tells_which_locks_a_run_has_and_had(url):
+def test_show_lists_the_locks_that_a_run_has_and_had(url):
     @workflow(name="locking")
     async def locking(ctx, _none: None) -> None:
         async with ctx.mutex("first"):
@@ -394,10 +474,11 @@ def test_show_tells_which_locks_a_run_has_and_had(url):
     shown = holdfast("runs", "show", "r", "--url", url).stdout
     assert "has the lock workflow/locking/second" in shown
     assert "given     workflow/locking/first" in shown
+    assert "lock      workflow/locking/first  token …" in shown
     assert answer(holdfast("runs", "show", "r", "--json", "--url", url))["locks"] == ["workflow/locking/second"]
 
 
-def test_what_a_run_waits_for_is_told_by_name(url):
+def test_what_a_run_waits_for_is_named(url):
     @workflow(name="inner")
     async def inner(ctx, _none: None) -> None:
         async with ctx.mutex("a", scope="global"):

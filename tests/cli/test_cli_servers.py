@@ -1,4 +1,4 @@
-"""The command line on server stores: it looks without making anything, and says what is wrong with a server."""
+"""The command line on server stores: it reads without creating anything, and reports problems of a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast import Client, LeaseLost
 
 @pytest.fixture(params=["postgres", "valkey"])
 def address(request):
-    """A place on a real server that nobody has used yet; on PostgreSQL it is removed again."""
+    """A place on a real server that has not been used yet; on PostgreSQL it is removed again."""
     option, name = {"postgres": "schema", "valkey": "prefix"}[request.param], f"cli_{uuid.uuid4().hex}"
     server = real_servers.shared(request.param)
     yield f"{server.url}?{option}={name}"
@@ -23,7 +23,7 @@ def address(request):
             db.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
 
 
-def test_who_holds_is_seen_and_can_be_put_out(address):
+def test_the_holder_of_a_lock_is_shown_and_can_be_removed(address):
     with Client(address, name="billing") as hf:
         lease = hf.lock("invoice:42", ttl=60).acquire()
         (seen,) = answer(holdfast("locks", "list", "--json", "--url", address))["locks"]
@@ -35,7 +35,7 @@ def test_who_holds_is_seen_and_can_be_put_out(address):
             lease.release()
 
 
-def test_the_doctor_looks_at_the_server(address):
+def test_the_doctor_checks_the_server(address):
     with Client(address) as hf, hf.lock("k"):
         done = holdfast("doctor", "--json", "--url", address)
         checks = {finding["check"]: finding["level"] for finding in answer(done)["findings"]}
@@ -45,7 +45,7 @@ def test_the_doctor_looks_at_the_server(address):
 
 
 @pytest.mark.parametrize("command", [("locks", "list"), ("locks", "show", "k"), ("doctor",)])
-def test_looking_makes_no_schema(command):
+def test_reading_creates_no_schema(command):
     server, name = real_servers.shared("postgres"), f"cli_{uuid.uuid4().hex}"
     done = holdfast(*command, "--url", f"{server.url}?schema={name}")
     assert f"there is no schema '{name}'" in done.output
@@ -55,14 +55,14 @@ def test_looking_makes_no_schema(command):
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:hunter2@127.0.0.1:1/db", "redis://u:hunter2@127.0.0.1:1/0"])
-def test_a_server_that_is_not_there_is_said_in_one_line(url):
+def test_an_unreachable_server_is_reported_in_one_line(url):
     done = holdfast("locks", "list", "--url", url)
     assert "hunter2" not in failure(done, done.exit_code)
     assert done.exit_code == 1
 
 
 @pytest.mark.parametrize("command", [("locks", "list"), ("state", "get", "k"), ("doctor",)])
-def test_a_role_without_rights_is_told_so_in_plain_words(command):
+def test_a_role_without_rights_gets_a_message_that_says_so(command):
     server = real_servers.shared("postgres")
     with Client(server.url) as hf:
         hf.lock("k").acquire().release()
@@ -72,5 +72,41 @@ def test_a_role_without_rights_is_told_so_in_plain_words(command):
             done = holdfast(*command, "--url", f"postgresql://weak:x@127.0.0.1:{server.port}/postgres")
         finally:
             db.execute("DROP ROLE weak; DROP SCHEMA holdfast CASCADE")
-    assert "should not have happened" not in done.output
+    assert "internal error" not in done.output
     assert "rights" in done.output
+
+
+@pytest.fixture
+def schema_url():
+    """The address of a schema on a real PostgreSQL that does not exist yet, and the same for a role without rights."""
+    server, name, role = real_servers.shared("postgres"), f"cli_{uuid.uuid4().hex}", f"weak_{uuid.uuid4().hex}"
+    with psycopg.connect(server.url, autocommit=True) as db:
+        db.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+        yield f"{server.url}?schema={name}", f"postgresql://{role}:x@127.0.0.1:{server.port}/postgres?schema={name}"
+        db.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+        db.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("command", ["list", "prune"])
+def test_a_database_without_the_schema_is_reported_with_how_to_install_it(schema_url, command):
+    line = failure(holdfast("schema", command, "--url", schema_url[0]), 1)
+    assert "no client has used this store yet" in line
+    assert line.endswith("or create the schema: holdfast schema install.\n")
+
+
+def test_an_installation_without_rights_is_one_message(schema_url):
+    line = failure(holdfast("schema", "install", "--url", schema_url[1]), 1)
+    assert line.startswith("holdfast: this role may not create the tables and functions")
+    assert "permission denied" in line
+    assert "Nothing was changed." in line
+    assert line.count("docs/stores/postgresql.md") == 1
+    assert line.count("rights") == 0
+
+
+def test_a_pruning_says_why_functions_are_kept(schema_url):
+    done = holdfast("schema", "install", "--url", schema_url[0])
+    assert (done.exit_code, done.stdout.endswith(") are installed.\n")) == (0, True)
+    kept, last = holdfast("schema", "prune", "--url", schema_url[0]).stdout.splitlines()
+    assert kept.startswith("kept: ")
+    assert kept.endswith(": this release uses it")
+    assert last == "Nothing was removed."

@@ -1,4 +1,4 @@
-"""`holdfast worker`: a real process that drives runs, real signals, and what is said of targets that are none."""
+"""`holdfast worker`: a real process that drives runs, real signals, and the messages about unusable targets."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def hf(folder):
 
 @contextmanager
 def worker(folder, *arguments, target="flows:engine"):
-    """A worker that has said that it is ready."""
+    """A worker that has printed that it is ready."""
     command = [*COMMAND, "worker", target, *arguments]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
     with started(command, **options) as popen:
@@ -119,7 +119,7 @@ def worker(folder, *arguments, target="flows:engine"):
 
 
 def ended(popen):
-    """Its exit code, and the rest of what it said."""
+    """Its exit code, and the remaining output."""
     out, err = popen.communicate(timeout=PATIENCE)
     return popen.returncode, out, err
 
@@ -135,7 +135,7 @@ def test_it_drives_the_runs_of_an_engine_or_of_one_that_a_factory_makes(folder, 
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_gives_waiting_runs_back_at_once_and_finishes_what_is_under_way(folder, hf, which):
+def test_a_signal_releases_waiting_runs_at_once_and_finishes_the_steps_in_progress(folder, hf, which):
     waiting = hf.runs.start("waits")
     busy = hf.runs.start("slow", "file")
     with worker(folder) as popen:
@@ -150,7 +150,7 @@ def test_told_to_stop_it_gives_waiting_runs_back_at_once_and_finishes_what_is_un
     assert hf.runs.get(busy).status == "completed"
 
 
-def test_what_is_not_done_within_the_grace_is_for_another_worker_at_once(folder, hf):
+def test_a_run_that_is_not_done_within_the_grace_period_is_released_at_once(folder, hf):
     busy = hf.runs.start("slow", "file")
     with worker(folder, "--grace", "0.2") as popen:
         eventually((folder / "file.begun").exists)
@@ -169,7 +169,7 @@ def test_a_step_that_blocks_a_thread_does_not_keep_the_process(folder, hf):
         popen.terminate()
         code, out, err = ended(popen)
     assert (code, out.splitlines()[-1]) == (0, "stopped.")
-    assert "a step that blocks a thread was left" in err
+    assert "a step that blocks a thread was abandoned" in err
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -184,7 +184,7 @@ def test_a_second_signal_ends_it_at_once(folder, hf, second):
         popen.send_signal(second)
         code, out, err = ended(popen)
     assert (code, out) == (1, "")
-    assert "stopped at once" in err
+    assert "ended at once" in err
     assert not (folder / "ready").exists()
 
 
@@ -203,7 +203,7 @@ def test_the_same_signal_twice_in_a_moment_counts_once(folder, hf):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("", "has no workflows"), ("workflows=[hello], recover=False", "has recover=False, so it claims nothing")],
+    [("", "has no workflows"), ("workflows=[hello], recover=False", "has recover=False, so it claims no runs")],
 )
 def test_an_engine_that_would_drive_nothing_is_warned_about(folder, options, words):
     (folder / "idle.py").write_text(
@@ -217,10 +217,10 @@ def test_an_engine_that_would_drive_nothing_is_warned_about(folder, options, wor
 
 
 def test_its_help_does_not_offer_what_it_refuses():
-    told = holdfast("worker", "--help").stdout
-    assert "--url" not in told
-    assert "--namespace" not in told
-    assert "--json" in told
+    printed = holdfast("worker", "--help").stdout
+    assert "--url" not in printed
+    assert "--namespace" not in printed
+    assert "--json" in printed
     assert "--url" in holdfast("runs", "list", "--help").stdout
 
 
@@ -235,14 +235,14 @@ def test_killed_in_the_middle_of_a_step_another_worker_takes_over_when_the_lease
             assert hf.runs.result(busy, timeout=PATIENCE) == "file"
 
 
-def test_the_ready_file_is_there_while_it_is_ready_and_gone_when_it_drains(folder, hf):
+def test_the_ready_file_exists_while_it_is_ready_and_is_removed_when_it_drains(folder, hf):
     file = folder / "ready"
     file.write_text("1\n")
     hf.runs.start("slow", "file")
     with worker(folder, "--ready-file", str(file)) as popen:
         eventually(lambda: file.exists() and file.read_text() == f"{popen.pid}\n")
         done = holdfast("worker", "--check", str(file))
-        assert (done.exit_code, done.stdout) == (0, f"ready: the worker {popen.pid}.\n")
+        assert (done.exit_code, done.stdout) == (0, f"ready: worker process {popen.pid}.\n")
         assert answer(holdfast("worker", "--check", str(file), "--json")) == {"ready": True, "pid": popen.pid}
         eventually((folder / "file.begun").exists)
         popen.terminate()
@@ -253,13 +253,13 @@ def test_the_ready_file_is_there_while_it_is_ready_and_gone_when_it_drains(folde
         assert ended(popen)[0] == 0
 
 
-def test_a_ready_file_that_nobody_touches_any_more_is_not_ready(tmp_path):
+def test_a_ready_file_that_is_not_touched_any_more_is_not_ready(tmp_path):
     file = tmp_path / "ready"
     file.write_text("4711\n")
     os.utime(file, (time.time() - 60, time.time() - 60))
     assert "4711 has not touched" in failure(holdfast("worker", "--check", str(file)), 1)
     file.write_text("a letter to my aunt")
-    assert "no ready file" in failure(holdfast("worker", "--check", str(file)), 1)
+    assert "not the ready file" in failure(holdfast("worker", "--check", str(file)), 1)
 
 
 @pytest.fixture(params=["postgres", "valkey"])
@@ -279,7 +279,7 @@ def proxy(request, folder):
             db.execute(f"DROP SCHEMA {name} CASCADE")
 
 
-def test_while_the_store_does_not_answer_the_worker_is_not_ready_and_then_it_goes_on(folder, proxy):
+def test_while_the_store_does_not_answer_the_worker_is_not_ready_and_then_it_continues(folder, proxy):
     file = folder / "ready"
     with worker(folder, "--ready-file", str(file), target="far:engine") as popen:
         eventually(file.exists)
@@ -304,7 +304,7 @@ def test_with_json_each_change_is_a_document(folder):
 
 
 def run(folder, *arguments):
-    """A worker that does not get far."""
+    """A worker that ends at once."""
     return subprocess.run(
         [*COMMAND, "worker", *arguments],
         capture_output=True, text=True, cwd=folder, env=environment(), timeout=60, check=False,
@@ -316,25 +316,25 @@ def run(folder, *arguments):
     [
         (["flows"], 2, "'flows' is not MODULE:NAME"),
         (["flows.py:engine/x"], 2, "is not MODULE:NAME"),
-        (["nowhere:engine"], 2, "there is no module 'nowhere', seen from "),
+        (["nowhere:engine"], 2, "there is no module 'nowhere' in "),
         (["flows.inner:engine"], 2, "there is no module 'flows.inner'"),
         (["flows:engin"], 2, "there is no 'engin' in flows; its engines are: engine"),
         (["flows:number"], 2, "flows:number is a int, not an Engine"),
         (["flows:hello"], 2, "flows:hello is a Workflow, not an Engine"),
-        (["flows:make_nothing"], 2, "flows:make_nothing made a NoneType, not an Engine"),
+        (["flows:make_nothing"], 2, "flows:make_nothing returned a NoneType, not an Engine"),
         (["flows:make_async"], 2, "is async"),
         (["flows:make_trouble"], 1, "the factory flows:make_trouble failed: KeyError: 'nothing' ("),
         (["broken:engine"], 1, "the module broken failed: ZeroDivisionError: division by zero ("),
         (["lacks:engine"], 1, "the module lacks failed: ModuleNotFoundError: No module named 'stripey'"),
         (["leaves:engine"], 1, "the module leaves failed: SystemExit: 3"),
         ([], 2, "Missing argument 'TARGET'"),
-        (["flows:engine", "--url", "memory://"], 2, "the engine itself says where its store is"),
+        (["flows:engine", "--url", "memory://"], 2, "the engine determines its store"),
         (["flows:engine", "--grace", "soon"], 2, "'soon'"),
         (["flows:engine", "--ready-file", "no/such/folder/ready"], 2, "cannot be written"),
-        (["flows:engine", "--check", "x"], 2, "--check stands alone"),
+        (["flows:engine", "--check", "x"], 2, "--check takes no TARGET"),
     ],
 )
-def test_a_target_that_is_none_is_said_in_one_line(folder, arguments, code, words):
+def test_an_unusable_target_is_reported_in_one_line(folder, arguments, code, words):
     (folder / "broken.py").write_text("1 / 0\n")
     (folder / "lacks.py").write_text("import stripey\n")
     (folder / "leaves.py").write_text("import sys\nsys.exit(3)\n")
@@ -345,7 +345,7 @@ def test_a_target_that_is_none_is_said_in_one_line(folder, arguments, code, word
     assert words in done.stderr
 
 
-def test_a_store_that_is_not_there_ends_it_with_one_line_after_the_log(folder):
+def test_an_unreachable_store_ends_it_with_one_line_after_the_log(folder):
     (folder / "away.py").write_text("from holdfast import Engine\nengine = Engine('redis://u:hunter2@127.0.0.1:1/0')\n")
     done = run(folder, "away:engine", "--ready-file", "ready")
     assert (done.returncode, done.stdout) == (1, "")
@@ -355,7 +355,7 @@ def test_a_store_that_is_not_there_ends_it_with_one_line_after_the_log(folder):
     assert not (folder / "ready").exists()
 
 
-def test_what_ctx_log_says_is_on_stderr_unless_the_application_says_otherwise(folder, hf):
+def test_messages_of_ctx_log_are_on_stderr_unless_the_application_configures_logging(folder, hf):
     (folder / "talks.py").write_text(
         textwrap.dedent("""
         from flows import HERE

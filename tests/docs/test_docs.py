@@ -67,6 +67,30 @@ def test_a_program_of_a_page_runs_and_prints_what_the_page_says(page, name, tmp_
         assert said.partition(" ...")[0] in printed
 
 
+SHOWN = [
+    pytest.param(page.relative_to(ROOT).as_posix(), name, output, id=f"{page.relative_to(ROOT).as_posix()}:{name}")
+    for page in PAGES
+    for name, output in re.findall(
+        r"^```console\n\$ (?:\S*/)?python ([a-z_]+\.py)\n(.+?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+]
+
+
+def test_the_readme_shows_what_its_first_program_prints():
+    assert "README.md:first.py" in [case.id for case in SHOWN]
+
+
+@pytest.mark.parametrize(("page", "name", "output"), SHOWN)
+def test_a_page_shows_exactly_what_its_program_prints(page, name, output, tmp_path):
+    assert ran(page, tmp_path, name) == output
+
+
+def test_the_links_of_the_readme_have_the_titles_of_their_pages():
+    for text, path in re.findall(r"\[([^\]]+)\]\(((?:docs/)?[\w/-]+\.md)\)", (ROOT / "README.md").read_text()):
+        title = re.search(r"^# (.*)$", (ROOT / path).read_text(), re.MULTILINE)[1]
+        assert text == title, path
+
+
 def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
     (tmp_path / "trip.py").write_text(dict(FILES["README.md"])["trip.py"])
     claims = []

@@ -34,7 +34,7 @@ class TestAsyncpg(Guarding):
 
     def test_the_synchronous_guard_names_the_asynchronous_one(self, connect, database):
         writer = connect()
-        with pytest.raises(InvalidOption, match=r"is asynchronous.*await guard_async"):
+        with pytest.raises(InvalidOption, match=r"is async.*await guard_async"):
             guard(writer.raw, "counter", T0)
 
     def test_a_record_class_of_the_users_does_not_matter(self, connect, database):

@@ -170,7 +170,7 @@ def test_an_error_other_than_a_refusal_leaves_no_transaction_of_the_guards_behin
 
 def test_without_an_open_transaction_a_connection_that_commits_by_itself_is_refused(connect):
     db = connect(isolation_level=None)
-    with pytest.raises(InvalidOption, match='"BEGIN IMMEDIATE" first'):
+    with pytest.raises(InvalidOption, match="'BEGIN IMMEDIATE' first"):
         guard(db, "counter", 100)
     assert not db.in_transaction
 
@@ -237,7 +237,7 @@ def test_a_subclass_of_the_connection_is_known(path):
 
 @pytest.mark.parametrize("wrong", [object(), None, "user.db"])
 def test_an_unknown_connection_is_told_which_are_known(wrong):
-    with pytest.raises(InvalidOption, match=r"it knows: sqlite3\.Connection"):
+    with pytest.raises(InvalidOption, match=r"supported are: sqlite3\.Connection"):
         guard(wrong, "counter", 100)
 
 

@@ -29,7 +29,7 @@ def test_a_number_that_cannot_be_a_token_is_refused(wrong):
 
 @pytest.mark.parametrize("wrong", ["7", 7.0, None, object()])
 def test_what_is_neither_lease_nor_token_is_refused_and_told_what_is(wrong):
-    with pytest.raises(InvalidOption, match=r"the lease .* or its token"):
+    with pytest.raises(InvalidOption, match=r"a lease .* or its token"):
         checked_offer(wrong)
 
 

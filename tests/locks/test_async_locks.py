@@ -192,7 +192,7 @@ def test_blocking_the_loop_longer_than_max_stall_loses_the_lease_loudly(url):
         async with AsyncClient(url) as hf:
             seen = []
             hf.events.subscribe(lambda event: seen.append((event.name, event.fields.get("reason", ""))))
-            with pytest.raises(LeaseLost, match="stuck"):
+            with pytest.raises(LeaseLost, match="blocked"):
                 async with hf.lock("a", ttl=3, max_stall=1) as lease:
                     eventually(lambda: not lease.valid)  # blocks this loop until the lease is lost
                     await asyncio.sleep(60)
@@ -292,7 +292,7 @@ def give_up_at_the_gate(client, key):
 
 def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url, monkeypatch):
     """It never went to the store, so nothing of its client had to run until now."""
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 60.0)  # not because somebody looked around
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 60.0)  # not because somebody looked around
     client = AsyncClient(url)
     with Client(url) as holder:
         lease = holder.lock("a").acquire()
@@ -307,7 +307,7 @@ def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url, m
 
 
 def test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_gate_shut(url, monkeypatch):
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     client = AsyncClient(url)
     with Client(url) as holder:
         lease = holder.lock("a").acquire()
@@ -327,7 +327,7 @@ def test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_
 
 
 def test_a_caller_at_the_gate_hears_that_its_client_was_closed(url, monkeypatch):
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
 
     async def main():
         client = AsyncClient(url)
@@ -346,7 +346,7 @@ def test_a_release_whose_loop_ends_in_the_middle_opens_the_gate_although_its_cli
     client = AsyncClient(url)
     loop = asyncio.new_event_loop()
     lease = loop.run_until_complete(client.lock("a", ttl=1).acquire())
-    flow = lease._give()
+    flow = lease._release()
     next(flow)  # on its way to the store
     loop.close()
     run(client.close())

@@ -138,7 +138,7 @@ def test_what_only_returns_a_coroutine_is_refused_because_it_would_run_unprotect
     async def work():
         raise AssertionError
 
-    with pytest.raises(TypeError, match="free again"):
+    with pytest.raises(TypeError, match="after the lock was released"):
         hf.lock("a")(lambda: work())()
 
     class Callable:

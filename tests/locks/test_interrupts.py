@@ -36,7 +36,7 @@ STORM = """
         for key in "ab":
             hf.lock(key, wait=10).acquire().release()
         names = [thread.name for thread in __import__("threading").enumerate() if thread.is_alive()]
-        assert names.count("holdfast-keeper") == 1, names
+        assert names.count("holdfast-renewals") == 1, names
     print(interrupts, pairs)
 """
 

@@ -460,7 +460,7 @@ def test_an_on_change_that_nobody_could_call_is_refused(hf, url):
     async def later(_leader):
         pass
 
-    with Client(url) as client, pytest.raises(InvalidOption, match="asynchronous"):
+    with Client(url) as client, pytest.raises(InvalidOption, match="cannot be async"):
         client.leader("scheduler", on_change=later)
 
 

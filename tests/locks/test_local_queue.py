@@ -24,7 +24,7 @@ PERMITS = 3
 @pytest.fixture(autouse=True)
 def _nobody_looks_around(monkeypatch):
     """Callers are called. Those that look around by themselves would hide it if they were not."""
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 10 * PATIENCE)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 10 * PATIENCE)
 
 
 # -- how many wait in the store ---------------------------------------------------------------------

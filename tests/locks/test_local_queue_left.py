@@ -24,7 +24,7 @@ from holdfast.locks.process_queue import queues
 @pytest.fixture(autouse=True)
 def _nobody_looks_around(monkeypatch):
     """Callers are called. Those that look around by themselves would hide it if they were not."""
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 10 * PATIENCE)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 10 * PATIENCE)
 
 
 # -- leaving the queue ------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ async def test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind(ur
             errors = await asyncio.gather(*cancelled, *late, return_exceptions=True)
             assert {type(error) for error in errors[:10]} == {asyncio.CancelledError}
             assert {type(error) for error in errors[10:]} == {LockTimeout}
-            assert "at place 16 in the queue of its process" in str(errors[-1])
+            assert "at position 16 in the queue of its process" in str(errors[-1])
             assert errors[-1].position == 15
             assert queued_here(hf, "s", kind) == 0
         await eventually_async(lambda: waiters(hf, "s", 0))
@@ -55,7 +55,7 @@ async def test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind(ur
 
 
 def test_a_caller_in_the_local_queue_hears_that_its_client_was_closed(url, monkeypatch):
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     errors = []
     with Client(url) as holder, holder.semaphore("s", permits=1):
         client = Client(url)
@@ -85,7 +85,7 @@ def test_a_caller_whose_loop_ends_in_the_local_queue_does_not_stop_the_others(ur
         del task, tasks
         address = (client.runtime.store.identity, "s", "semaphore")
         # Some may still be on their way to the store; then a later collection finds them.
-        eventually(lambda: (gc.collect(), not queued_here(client, "s") and len(queues.in_the_way(address)) == 1)[1])
+        eventually(lambda: (gc.collect(), not queued_here(client, "s") and len(queues.blockers(address)) == 1)[1])
         lease.release()
         with holder.semaphore("s", permits=1, wait=PATIENCE):
             pass
@@ -94,7 +94,7 @@ def test_a_caller_whose_loop_ends_in_the_local_queue_does_not_stop_the_others(ur
 
 def test_a_caller_that_was_not_called_finds_out_by_itself(url, monkeypatch):
     """Whoever left was interrupted just before it could call the next one."""
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     served = []
     with Client(url) as hf:
         lease = hf.rwlock("doc").write().acquire()
@@ -187,7 +187,7 @@ class StuckLoop:
 @pytest.mark.parametrize("kind", ["mutex", "semaphore", "rw"])
 def test_callers_of_a_loop_that_stands_still_do_not_stop_the_others(url, kind, monkeypatch):
     """Those of them that wait in the store lose their place there; those that wait here are passed over."""
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     monkeypatch.setattr(taking, "WAITER_TTL", 500_000)
     makers = {
         "mutex": lambda hf: hf.lock("k"),
@@ -210,7 +210,7 @@ def test_callers_of_a_loop_that_stands_still_do_not_stop_the_others(url, kind, m
 
         with callers(3, work):
             address = (hf.runtime.store.identity, "k", kind)
-            eventually(lambda: len(queues.in_the_way(address)) + queues.waiting(address) == 1 + ask + 3)
+            eventually(lambda: len(queues.blockers(address)) + queues.waiting(address) == 1 + ask + 3)
             lease.release()
         assert sorted(served) == [0, 1, 2]
         assert stuck.served == 0
@@ -246,7 +246,7 @@ def test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take(ur
 
 def test_a_synchronous_caller_that_blocks_the_loop_of_those_before_it_is_served(url, monkeypatch):
     """It is a mistake to block a loop, and must not be the end: those before it cannot go on until it has."""
-    monkeypatch.setattr(taking, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     monkeypatch.setattr(taking, "WAITER_TTL", 500_000)
 
     async def main():

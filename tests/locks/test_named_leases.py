@@ -157,7 +157,7 @@ def test_a_lost_reply_changes_no_answer(plan, leases, colour):
 
 
 def test_a_key_that_is_a_lock_is_not_a_lease(leases, hf, colour):
-    with colour.block(hf.lock(KEY)), pytest.raises(KindMismatch, match="in use as a lock of kind 'mutex'"):
+    with colour.block(hf.lock(KEY)), pytest.raises(KindMismatch, match="used for a lock of kind 'mutex'"):
         colour.do(leases.acquire_lease(KEY, "run-1", 15))
 
 
@@ -191,7 +191,7 @@ def test_a_provider_is_known_by_its_five_methods_whatever_its_class(leases):
 def test_the_no_op_provider_lets_everybody_win_is_inert_and_warns_once(colour):
     provider = NoopLeaseProvider() if colour.name == "sync" else AsyncNoopLeaseProvider()
     assert is_lease_provider(provider)
-    with pytest.warns(RuntimeWarning, match="lets everybody win"):
+    with pytest.warns(RuntimeWarning, match="grants every lease to every caller"):
         first = colour.do(provider.acquire_lease(KEY, "run-1", 15))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -117,18 +117,18 @@ def test_an_answer_is_judged_by_the_ttl_that_was_sent_although_another_is_asked_
     colour.do(locks.try_acquire(*RUN, 60))
     heartbeats = hf.runtime.heartbeats
     (renewal,) = heartbeats._renewals.values()
-    judge, judged = heartbeats._judge, []
+    judge, judged = heartbeats._apply, []
 
     def meanwhile(*args):
         if not judged:
-            heartbeats._changes.append((renewal, 3_600_000_000, 1_200.0, Notifier()))
-            heartbeats._look_around()
+            heartbeats._ttl_changes.append((renewal, 3_600_000_000, 1_200.0, Notifier()))
+            heartbeats._check()
             judge(*args)
             judged.append(renewal.held.remaining())
         else:
             judge(*args)
 
-    monkeypatch.setattr(heartbeats, "_judge", meanwhile)
+    monkeypatch.setattr(heartbeats, "_apply", meanwhile)
     assert colour.do(locks.renew(*RUN)) is True
     eventually(lambda: judged)
     assert judged[0] <= 60

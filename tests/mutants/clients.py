@@ -23,8 +23,8 @@ ABOVE = [
     Mutant(
         "a cancelled submission is sent all the same",
         "runtime/batcher.py",
-        "questions = [question for question in outbox if question.wanted]",
-        "questions = list(outbox)",
+        "requests = [request for request in outbox if request.wanted]",
+        "requests = list(outbox)",
         (LANE + "test_a_cancelled_submission_that_was_not_sent_is_never_sent",),
     ),
     Mutant(
@@ -65,15 +65,15 @@ ABOVE = [
     Mutant(
         "the second in line does not look whether the first one missed its offer",
         "runtime/flows.py",
-        "    elif outcome.position == SECOND_IN_LINE:\n        pause = min(pause, offer)\n",
+        "    elif outcome.position == SECOND_IN_QUEUE:\n        pause = min(pause, offer)\n",
         "",
         (FLOWS + "test_the_second_in_line_looks_once_an_offer",),
     ),
     Mutant(
         "a waiter that gets no hints polls as often as it likes, however long the lock is held",
         "runtime/flows.py",
-        "    return max(SOONEST_POLL, held / MICROSECONDS * POLL_SHARE) * (outcome.position + 1)\n",
-        "    return SOONEST_POLL\n",
+        "    return max(MIN_POLL, held / MICROSECONDS * POLL_SHARE) * (outcome.position + 1)\n",
+        "    return MIN_POLL\n",
         (FLOWS + "test_a_waiter_that_gets_no_hints_polls_soon_while_a_lock_changes_hands_and_seldom_while_it_is_held",),
     ),
     Mutant(
@@ -86,8 +86,8 @@ ABOVE = [
     Mutant(
         "a cancelled acquire keeps what it got",
         "runtime/flows.py",
-        "        if trace and not never_arrived:\n            services.give_back(_abandon(command))",
-        "        if trace and not never_arrived:\n            pass",
+        "        if may_be_stored and not never_arrived:\n            services.give_back(_abandon(command))",
+        "        if may_be_stored and not never_arrived:\n            pass",
         (ASYNC + "test_cancelled_at_the_very_moment_of_the_grant_it_is_given_back",),
     ),
     Mutant(
@@ -129,14 +129,14 @@ ABOVE = [
     Mutant(
         "a lease that comes while the keeper looks around is forgotten",
         "runtime/heartbeats.py",
-        "                self._wake_at = math.inf  # whoever comes while it looks around must ring\n",
+        "                self._wake_at = math.inf  # a lease that is added during the check must wake the thread\n",
         "",
         (KEEPER + "test_a_lease_that_comes_while_the_keeper_looks_around_is_not_forgotten",),
     ),
     Mutant(
         "a renewal that comes after the release is taken for a loss",
         "runtime/heartbeats.py",
-        "        elif self._renewals.get(held.id) is not renewal:  # its holder is giving it back at this moment\n"
+        "        elif self._renewals.get(held.id) is not renewal:  # its holder is releasing it at this moment\n"
         "            return\n",
         "",
         (KEEPER + "test_a_renewal_that_arrives_after_the_release_is_not_a_loss",),
@@ -227,7 +227,7 @@ ABOVE = [
     ),
     Mutant(
         "a callback of the user's runs on the heartbeats' thread",
-        "runtime/heartbeats.py",
+        "runtime/callbacks.py",
         "        with self._lock:\n            self._calls.append(call)\n",
         "        call()\n        return\n        with self._lock:\n            self._calls.append(call)\n",
         (KEEPER + "test_a_callback_that_takes_long_costs_nobody_a_heartbeat",),
@@ -305,7 +305,7 @@ ABOVE = [
     Mutant(
         "a caller at the gate starts no keeper, and nobody sees to what it leaves",
         "runtime/heartbeats.py",
-        "        if not self._serving:\n            _orphaned_callbacks.append(callback)\n",
+        "        if not self._serving:\n            orphaned_callbacks.append(callback)\n",
         "",
         (KEEPER + "test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_caller",),
     ),
@@ -333,7 +333,7 @@ ABOVE = [
     Mutant(
         "a caller at the gate rests on being called",
         "locks/acquire.py",
-        "        if queues.look(turn):",
+        "        if queues.check(turn):",
         "        if False:",
         (LOCKS + "test_a_caller_at_the_gate_that_was_not_called_finds_out_by_itself",),
     ),
@@ -347,22 +347,22 @@ ABOVE = [
     Mutant(
         "a mistake in what is done with an answer ends the lane's thread",
         "runtime/requests.py",
-        "        except Exception:  # it must not end the lane's thread",
-        "        except GeneratorExit:  # it must not end the lane's thread",
+        "        except Exception:  # it must not end the batcher's thread",
+        "        except GeneratorExit:  # it must not end the batcher's thread",
         (LANE + "test_a_mistake_in_what_is_done_with_an_answer_stays_alone",),
     ),
     Mutant(
         "a mistake of one who is called back costs its neighbours their answers",
         "runtime/requests.py",
-        "        except Exception:  # it must not cost its neighbours",
-        "        except GeneratorExit:  # it must not cost its neighbours",
+        "        except Exception:  # it must not cost other requests",
+        "        except GeneratorExit:  # it must not cost other requests",
         (LANE + "test_a_loop_is_called_back_with_each_outcome_or_error",),
     ),
     Mutant(
         "where no thread can be had the callers wait for ever",
         "runtime/batcher.py",
-        "        stranded, self._queue = self._queue, []\n",
-        "        stranded: list[_Parcel] = []\n",
+        "        unsent, self._queue = self._queue, []\n",
+        "        unsent: list[_Parcel] = []\n",
         (LANE + "test_where_no_thread_can_be_started_everybody_is_told_and_the_lane_goes_on",),
     ),
     Mutant(
@@ -375,13 +375,13 @@ ABOVE = [
     Mutant(
         "a keeper that could not start never starts",
         "runtime/heartbeats.py",
-        "                start_thread(thread)  # interrupted within",
-        "                self._started = True\n                start_thread(thread)  # interrupted within",
+        "                start_thread(thread)  # if it is interrupted",
+        "                self._started = True\n                start_thread(thread)  # if it is interrupted",
         (KEEPER + "test_a_keeper_that_finds_no_thread_says_so_and_starts_when_there_is_one",),
     ),
     Mutant(
         "a callback that found no thread is the last one",
-        "runtime/heartbeats.py",
+        "runtime/callbacks.py",
         "                self._thread = None\n                _log",
         "                self._thread = threading.current_thread()\n                _log",
         (KEEPER + "test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one",),
@@ -420,7 +420,7 @@ ABOVE = [
     ),
     Mutant(
         "a client keeps the loops alive that it has seen",
-        "runtime/heartbeats.py",
+        "runtime/loop_probe.py",
         "        self._loop = weakref.ref(loop)",
         "        self._loop = lambda: loop",
         (ASYNC + "test_an_event_loop_is_not_kept_alive_by_the_client",),
@@ -428,8 +428,8 @@ ABOVE = [
     Mutant(
         "leaving an inner block gives back what was given back within it",
         "locks/lock.py",
-        "            run(lease._give(grip), lease._runtime.batchers)  # noqa: SLF001",
-        "            run(lease._give(), lease._runtime.batchers)  # noqa: SLF001",
+        "            run(lease._release(acquisition), lease._runtime.batchers)  # noqa: SLF001",
+        "            run(lease._release(), lease._runtime.batchers)  # noqa: SLF001",
         (LOCKS + "test_giving_back_within_a_reentrant_block_leaves_the_outer_block_its_lock",),
     ),
     Mutant(
@@ -442,22 +442,22 @@ ABOVE = [
     Mutant(
         "a finaliser starts a thread",
         "runtime/base.py",
-        "            runtime.heartbeats.soon(runtime.shut_soon)\n",
+        "            runtime.heartbeats.call_soon(runtime.shut_soon)\n",
         "            runtime.shut_soon()\n",
         (LOCKS + "test_a_forgotten_client_is_closed_by_another_thread_than_its_finalisers",),
     ),
     Mutant(
         "a finaliser takes the locks of a lease",
         "locks/lease.py",
-        "            runtime.heartbeats.soon(partial(_lose_track, runtime, held, to_id))\n",
-        "            _lose_track(runtime, held, to_id)\n",
+        "            runtime.heartbeats.call_soon(partial(_abandon_transfer, runtime, held, to_id))\n",
+        "            _abandon_transfer(runtime, held, to_id)\n",
         (KEEPER + "test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper",),
     ),
     Mutant(
         "whoever polls tells nobody",
         "stores/sqlite/hints.py",
-        "            if not _local_hints.tell(self._folder, channel, ids) and self._sends and",
-        "            if not _local_hints.tell(self._folder, channel, ids) and not self._poll and",
+        "            if not _local_hints.send(self._folder, channel, ids) and self._sends and",
+        "            if not _local_hints.send(self._folder, channel, ids) and not self._poll and",
         ("tests/stores/test_sqlite_hints.py::test_a_process_that_polls_tells_those_who_listen_on_a_socket",),
     ),
     Mutant(
@@ -470,7 +470,7 @@ ABOVE = [
     Mutant(
         "closing forgets the grants that the keeper does not have yet",
         "runtime/base.py",
-        "        under_way = self._taking | {",
+        "        under_way = self._acquiring | {",
         "        under_way = {",
         (LOCKS + "test_a_grant_that_comes_while_its_client_is_closed_is_given_back",),
     ),

@@ -66,7 +66,7 @@ GUARDS = [
     ),
     postgres(
         "two that make the table at once collide",
-        "    yield FenceStatement(TAKE_TURNS)\n",
+        "    yield FenceStatement(LOCK_CREATION)\n",
         "",
         "test_an_older_one_waits_for_the_newer_and_is_judged_by_what_became_of_it",
     ),
@@ -102,8 +102,8 @@ GUARDS = [
     ),
     psycopg(
         "a refused guard leaves its transaction open",
-        "        if opens:\n            with suppress(Exception):  # what",
-        "        if not opens:\n            with suppress(Exception):  # what",
+        "        if opens:\n            with suppress(Exception):  # the first",
+        "        if not opens:\n            with suppress(Exception):  # the first",
         "test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened",
     ),
     psycopg(
@@ -184,8 +184,8 @@ GUARDS = [
     ),
     redis(
         "a server that has forgotten the script is not given it again",
-        "        answer = client.eval(script.source, *request.words)",
-        "        answer = client.evalsha(script.digest, *request.words)",
+        "        answer = client.eval(script.source, *request.arguments)",
+        "        answer = client.evalsha(script.digest, *request.arguments)",
         "test_a_server_that_has_forgotten_its_scripts_is_given_them_again",
     ),
 ]

@@ -175,8 +175,8 @@ HELD = [
     Mutant(
         "a ttl is changed while a heartbeat is under way",
         "runtime/heartbeats.py",
-        "        if not self._renewing:\n            self._make_changes(now)\n",
-        "        self._make_changes(now)\n",
+        "        if not self._renewing:\n            self._change_ttls(now)\n",
+        "        self._change_ttls(now)\n",
         (RUNS + "test_a_longer_ttl_is_not_undone_by_a_heartbeat_that_was_under_way",),
     ),
     Mutant(
@@ -196,7 +196,7 @@ HELD = [
     Mutant(
         "a caller whose clock is late cuts the others' time",
         "state/durable_locks.py",
-        "        after, answer = decide(before, _not_back(before, moment))\n",
+        "        after, answer = decide(before, _monotonic(before, moment))\n",
         "        after, answer = decide(before, moment)\n",
         (DURABLE + "test_a_caller_whose_clock_is_late_cuts_nobodys_lease",),
     ),
@@ -238,8 +238,8 @@ HELD = [
     Mutant(
         "a leader that was dropped is kept alive by its keeper",
         "locks/leader.py",
-        "        self._options = replace(options, on_lost=lambda _term: _tell(me))\n",
-        "        self._options = replace(options, on_lost=lambda _term, _me=self: _tell(me))\n",
+        "        self._options = replace(options, on_lost=lambda _term: _notify(me))\n",
+        "        self._options = replace(options, on_lost=lambda _term, _me=self: _notify(me))\n",
         (LEADER + "test_a_leader_that_was_dropped_is_no_longer_renewed_and_that_is_told",),
     ),
     Mutant(
@@ -259,15 +259,15 @@ HELD = [
     Mutant(
         "a loss is told after the next term has begun",
         "locks/leader.py",
-        '        """Wait for one\'s turn to lead."""\n        self._tell()\n',
-        '        """Wait for one\'s turn to lead."""\n',
+        '        """Wait to become the leader."""\n        self._notify()\n',
+        '        """Wait to become the leader."""\n',
         (LEADER + "test_a_loss_is_told_before_the_next_beginning_whoever_notices_it_first",),
     ),
     Mutant(
         "who was told of a loss finds the gate still closed",
         "locks/process_queue.py",
-        "                queue.drop_over()  # who was told",
-        "                # who was told",
+        "                queue.drop_over()  # a caller that was notified",
+        "                # a caller that was notified",
         ("tests/locks/test_locks.py::test_who_is_told_of_a_loss_may_take_the_lock_again_at_once",),
     ),
     Mutant(
@@ -287,8 +287,8 @@ HELD = [
     Mutant(
         "the connection for queries stays open for ever",
         "runtime/batcher.py",
-        "            resting, self._connection = self._connection, None\n",
-        "            resting = None\n",
+        "            idle, self._connection = self._connection, None\n",
+        "            idle = None\n",
         (CONNECTIONS + "test_a_client_opens_connections_when_it_needs_them[valkey]",),
     ),
     Mutant(
@@ -301,8 +301,8 @@ HELD = [
     Mutant(
         "release of a lock gives back the taking of the block around it",
         "locks/lock.py",
-        "        lease, grip = self._last_taken()\n        run(lease._give(grip)",
-        "        lease, _ = self._last_taken()\n        run(lease._give()",
+        "        lease, acquisition = self._last_acquired()\n        run(lease._release(acquisition)",
+        "        lease, _ = self._last_acquired()\n        run(lease._release()",
         (
             "tests/locks/test_locks.py::test_release_of_a_reentrant_lock_within_a_block_gives_back_what_was_acquired_before_it[memory]",
         ),

@@ -111,7 +111,7 @@ LIMITS = [
     Mutant(
         "a child that was kept out once is kept out for ever",
         "workflow/replay.py",
-        "        self.taken.pop(new.id, None)  # it may be let in this time\n",
+        "        self.taken.pop(new.id, None)  # it may be admitted this time\n",
         "",
         (ENGINE + "test_a_child_that_was_kept_out_may_be_started_again_under_its_id[memory-False]",),
     ),

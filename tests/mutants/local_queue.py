@@ -37,27 +37,27 @@ LOCAL_QUEUE = [
     ),
     queue(
         "two of an exclusive lock's callers go to the store",
-        "            return not (self.called or self.asking or self.holding)\n",
-        "            return not (self.called or self.asking)\n",
+        "            return not (self.admitted or self.requesting or self.holding)\n",
+        "            return not (self.admitted or self.requesting)\n",
         "tests/locks/test_async_locks.py::test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut[memory]",
     ),
     gate(
         "nobody follows a grant",
-        "            queue.granted(turn)\n            called = queue.call()\n",
-        "            queue.granted(turn)\n            called: list[Turn] = []\n",
+        "            queue.granted(turn)\n            admitted = queue.admit()\n",
+        "            queue.granted(turn)\n            admitted: list[Turn] = []\n",
         TESTS + "test_300_readers_of_one_process_are_inside_together[memory]",
     ),
     queue(
         "a grant leaves its caller among those that ask",
-        "        self.holding.add(turn)\n        self.asking.discard(turn)\n",
+        "        self.holding.add(turn)\n        self.requesting.discard(turn)\n",
         "        self.holding.add(turn)\n",
         TESTS + "test_300_readers_of_one_process_are_inside_together[memory]",
     ),
     gate(
         "nobody is called when a turn is over",
-        "            queue.remove(turn)\n            called = queue.call()\n",
-        "            queue.remove(turn)\n            called: list[Turn] = []\n",
-        "tests/locks/test_async_locks.py::test_tasks_exclude_each_other_and_come_in_order[memory]",
+        "            queue.remove(turn)\n            admitted = queue.admit()\n",
+        "            queue.remove(turn)\n            admitted: list[Turn] = []\n",
+        "tests/locks/test_locks.py::test_the_gate_opens_when_a_lease_is_lost[memory]",
     ),
     queue(
         "who may go overtakes who may not",
@@ -73,7 +73,7 @@ LOCAL_QUEUE = [
     ),
     queue(
         "a newcomer overtakes a task that was called and has not run yet",
-        " and not (self.called and self._about_to_go(turn.loop()))\n",
+        " and not (self.admitted and self._pending_on(turn.loop()))\n",
         "\n",
         TESTS + "test_callers_of_one_loop_are_served_in_the_order_of_their_calls_newcomers_included[memory-6]",
     ),
@@ -91,33 +91,37 @@ LOCAL_QUEUE = [
     ),
     queue(
         "a caller that gave up stays among those that ask",
-        "        self.called.discard(turn)\n        self.asking.discard(turn)\n        self.holding.discard(turn)\n",
-        "        self.called.discard(turn)\n        self.holding.discard(turn)\n",
+        "        self.admitted.discard(turn)\n"
+        "        self.requesting.discard(turn)\n"
+        "        self.holding.discard(turn)\n",
+        "        self.admitted.discard(turn)\n        self.holding.discard(turn)\n",
         LEFT + "test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind[memory-semaphore]",
     ),
     queue(
         "a caller that gave up stays in the local queue",
-        "        self.waiting.pop(turn, None)\n        self.called.discard(turn)\n        self.asking.discard(turn)\n",
-        "        self.called.discard(turn)\n        self.asking.discard(turn)\n",
+        "        self.waiting.pop(turn, None)\n"
+        "        self.admitted.discard(turn)\n"
+        "        self.requesting.discard(turn)\n",
+        "        self.admitted.discard(turn)\n        self.requesting.discard(turn)\n",
         LEFT + "test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind[memory-rw]",
     ),
     queue(
         "a caller that was called and does not go keeps the others waiting",
-        "    if not turn.asked and now - turn.called_at > PASS_OVER:\n        return True\n",
-        "    if not turn.asked:\n        return False\n",
-        LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-item]",
+        "    if not turn.sent and now - turn.admitted_at > PASS_OVER:\n        return True\n",
+        "    if not turn.sent:\n        return False\n",
+        LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-mutex]",
     ),
     queue(
         "callers in the store whose loop stands still keep the others waiting",
-        "    return beat.stopped or beat.silent_for(now) > PASS_OVER\n",
-        "    return beat.stopped\n",
+        "    return loop_probe.stopped or loop_probe.silent_for(now) > PASS_OVER\n",
+        "    return loop_probe.stopped\n",
         LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-semaphore]",
     ),
     queue(
         "the other callers of a loop that stands still are called one after the other",
         "        return next((turn for turn in self.waiting if turn.loop not in stuck), None)\n",
         "        return next(iter(self.waiting), None) if stuck else None\n",
-        LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-item]",
+        LEFT + "test_callers_of_a_loop_that_stands_still_do_not_stop_the_others[memory-mutex]",
     ),
     gate(
         "the child of a fork queues behind its parent's callers",
@@ -128,13 +132,13 @@ LOCAL_QUEUE = [
     Mutant(
         "only who opens the watch looks once more",
         "runtime/base.py",
-        "                    self._unheard.update(list(self._waiting))",
-        "                    self._unheard.update(list(self._waiting)[:1])",
+        "                    self._unwatched.update(list(self._waiting))",
+        "                    self._unwatched.update(list(self._waiting)[:1])",
         ("tests/locks/test_locks.py::test_everyone_who_asked_before_hints_began_to_flow_looks_once_more[memory]",),
     ),
     gate(
         "a caller that tries once does not see that a loop is stuck",
-        "            if once:  # it will not look again\n                queue.pass_over(turn, self._probe)\n",
+        "            if once:  # it will not check again\n                queue.pass_over(turn, self._probe)\n",
         "",
         LEFT + "test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take[memory]",
     ),

@@ -50,7 +50,7 @@ DEAD_WAITERS = [
     ),
     work(
         "nobody is hinted after a missed offer",
-        "        self.hinted += [waiter.id for waiter in called[:OPEN_CALL]]\n",
+        "        self.hinted += [waiter.id for waiter in called[:HINTED_AFTER_A_MISS]]\n",
         "",
         DEAD + "test_the_next_waiters_are_hinted_together_and_the_first_that_asks_gets_the_permit",
     ),
@@ -160,21 +160,21 @@ OF_CLIENTS = [
     Mutant(
         "a client that leaves forgets the offers that its farewell makes",
         "runtime/base.py",
-        "            offers = {one.key for one, outcome in zip(farewell, said, strict=False) if outcome.woken}\n",
+        "            offers = {one.key for one, outcome in zip(commands, outcomes, strict=False) if outcome.woken}\n",
         "            offers = set()\n",
         (KEEPER + "test_a_client_that_is_closed_with_its_lock_leaves_the_offer_to_the_next_waiters[memory]",),
     ),
     Mutant(
         "an offer that an abandoned attempt hands on is not looked after",
-        "runtime/heartbeats.py",
-        "                if outcomes[0].woken:\n                    self.look_after(command.key)\n",
+        "runtime/give_back.py",
+        "                if outcomes[0].woken:\n                    self._offered(command.key)\n",
         "",
         (KEEPER + "test_an_offer_that_an_abandoned_attempt_hands_on_is_looked_after[memory]",),
     ),
     Mutant(
         "a caller that gives up does not look after the next offer",
         "runtime/flows.py",
-        "    if left.woken:  # it had been offered the lock at this moment, and the next waiter is now\n",
+        "    if left.woken:  # it had just been offered the lock, which is now offered to the next waiter\n",
         "    if False:\n",
         (
             FLOWS
@@ -183,16 +183,16 @@ OF_CLIENTS = [
     ),
     Mutant(
         "a longer offer is looked at once",
-        "runtime/heartbeats.py",
-        "                        self._look_in(key, outcome.offer_ends_in / MICROSECONDS)\n",
+        "runtime/give_back.py",
+        "                        self.add(key, outcome.offer_ends_in / MICROSECONDS)\n",
         "                        pass\n",
         (KEEPER + "test_an_offer_that_lasts_longer_than_the_first_is_looked_after_until_its_end[memory]",),
     ),
     Mutant(
         "one further back that polls may sleep through its offer",
         "runtime/flows.py",
-        "offer / LOOKS_PER_OFFER if outcome.position < NEAR else further_back)",
-        "offer / LOOKS_PER_OFFER if outcome.position < NEAR else pause)",
+        "offer / POLLS_PER_OFFER if outcome.position < NEAR else further_back\n",
+        "offer / POLLS_PER_OFFER if outcome.position < NEAR else pause\n",
         (FLOWS + "test_a_waiter_further_back_that_gets_no_hints_looks_before_an_offer_can_have_run_out",),
     ),
     Mutant(

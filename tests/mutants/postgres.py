@@ -20,8 +20,8 @@ POSTGRES = [
     Mutant(
         "a row that somebody else has counts as a failed renewal",
         "runtime/heartbeats.py",
-        "if renewal.asked or isinstance(trouble, StoreContended):",
-        "if renewal.asked:",
+        "if renewal.notifiers or isinstance(trouble, StoreContended):",
+        "if renewal.notifiers:",
         (STORE + "test_a_renewal_whose_row_is_taken_for_a_while_is_no_failure",),
     ),
     Mutant(
@@ -34,8 +34,8 @@ POSTGRES = [
     Mutant(
         "nobody is told that the anchor is lost",
         "stores/postgresql/advisory.py",
-        '                self._lost(f"the connection',
-        '                str(f"the connection',
+        '                self._lost(f"the session',
+        '                str(f"the session',
         (ADVISORY + "test_the_loss_of_the_connection_is_the_loss_of_the_lease_and_told_at_once",),
     ),
     Mutant(
@@ -83,8 +83,8 @@ POSTGRES = [
     Mutant(
         "a grant on its way when the anchor is lost is kept",
         "locks/acquire.py",
-        'if runtime.severings != severings and options.kind != "hold":',
-        'if runtime.severings < severings and options.kind != "hold":',
+        'if runtime.severed_count != severed_count and options.kind != "hold":',
+        'if runtime.severed_count < severed_count and options.kind != "hold":',
         (SESSIONS + "test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too",),
     ),
     Mutant(
@@ -97,7 +97,7 @@ POSTGRES = [
     Mutant(
         "nobody is told when the answer was lost",
         "stores/postgresql/store.py",
-        "                local_hints.tell(self._identity, channel, None)",
+        "                local_hints.send(self._identity, channel, None)",
         "                pass",
         (SESSIONS + "test_whoever_the_server_left_to_us_is_told_also_when_the_answer_is_lost",),
     ),
@@ -111,8 +111,8 @@ POSTGRES = [
     Mutant(
         "what never arrived is given back",
         "runtime/flows.py",
-        "if trace and not never_arrived:",
-        "if trace:",
+        "if may_be_stored and not never_arrived:",
+        "if may_be_stored:",
         ("tests/locks/test_on_servers.py::test_what_never_reached_a_server_is_not_given_back",),
     ),
     Mutant(
@@ -262,7 +262,7 @@ POSTGRES = [
     Mutant(
         "a row outside of those that were locked is written",
         "stores/postgresql/repository.py",
-        "        if writing.strange:",
+        "        if writing.unlocked:",
         "        if False:",
         (PROTOCOL + "test_a_row_that_was_not_locked_is_not_written",),
     ),
@@ -308,7 +308,7 @@ POSTGRES = [
     Mutant(
         "who is told directly is notified as well",
         "stores/postgresql/writing.py",
-        " and client_of(attempt) not in told:",
+        " and client_of(attempt) not in local_channels:",
         ":",
         (STORE + "test_only_who_waits_elsewhere_is_notified",),
     ),

@@ -94,7 +94,7 @@ POSTGRES_BELONGINGS = [
     Mutant(
         "an attempt of a run is notified as a client's is",
         "stores/postgresql/writing.py",
-        "        if not attempt.startswith(MARK) and",
+        "        if not attempt.startswith(RUN_PREFIX) and",
         "        if",
         (BELONGINGS + "test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else",),
     ),

@@ -115,7 +115,7 @@ OF_RECORDS = [
     Mutant(
         "bytes that are no text are taken for no record on Redis",
         "stores/redis/reading.py",
-        '        raise TypeError("it holds bytes that are no text in UTF-8")\n    return text\n',
+        '        raise TypeError("it contains bytes that are not valid UTF-8")\n    return text\n',
         "        return None\n    return text\n",
         (RECORDS + "TestRedis::test_what_is_no_record_in_its_place_is_refused_and_left_alone[valkey-set]",),
     ),

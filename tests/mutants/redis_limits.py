@@ -102,7 +102,7 @@ REDIS_LIMITS = [
     Mutant(
         "one who waits and cannot be read holds all others up",
         "rules/runs/admission.py",
-        "                with suppress(RecordUnreadable):  # one that is damaged must not hold the others up\n"
+        "                with suppress(RecordUnreadable):  # a damaged run must not block the others\n"
         "                    run = repo.run(name)\n",
         "                run = repo.run(name)\n",
         (LIMITS + "test_one_who_waits_and_cannot_be_read_holds_nobody_up[valkey]",),
@@ -110,7 +110,7 @@ REDIS_LIMITS = [
     Mutant(
         "a child that kills its workers ends by half where its parent cannot be read",
         "rules/runs/transitions.py",
-        "        look_at_the_end(repo, run)\n",
+        "        read_for_end(repo, run)\n",
         "        pass\n",
         (RUN_FAULTS + "test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half[valkey]",),
     ),

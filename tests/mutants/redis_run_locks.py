@@ -105,7 +105,7 @@ REDIS_BELONGINGS = [
     Mutant(
         "a worker that cannot be read keeps a run from being told",
         "rules/runs/helpers.py",
-        "    with suppress(RecordUnreadable):  # it is a hint: nobody is kept from what was decided\n        able +=",
+        "    with suppress(RecordUnreadable):  # only a hint: the decision does not depend on it\n        able +=",
         "    if True:\n        able +=",
         (RUN_FAULTS + "test_a_start_needs_no_worker_that_can_be_read[valkey]",),
     ),

@@ -14,7 +14,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.lock import MAX_TOMBSTONES, MAX_WAITERS, OFFER_LIFE, OPEN_CALL
+from holdfast.rules.lock import HINTED_AFTER_A_MISS, MAX_TOMBSTONES, MAX_WAITERS, OFFER_LIFE
 from holdfast.rules.lock_record import Holder, LockRecord, Tombstone, Waiter
 
 from .steps import Asked, Change, everyone, floor, identity_of, load, lowered, place_of
@@ -189,7 +189,7 @@ def _called_are_hinted_and_passed_over(c: Change) -> Iterator[str]:
     So are waiters that can no longer fit, if they do not ask again by themselves.
     """
     never_fit = [one.id for one in c.left if one.ttl is None and one.weight > c.after.permits and one.id not in c.named]
-    hinted = (*(waiter.id for waiter in c.called[:OPEN_CALL]), *never_fit)
+    hinted = (*(waiter.id for waiter in c.called[:HINTED_AFTER_A_MISS]), *never_fit)
     if c.answer.hinted != hinted:
         yield f"hinted are {c.answer.hinted}, and should be {hinted}"
     after = {waiter.id: waiter for waiter in c.after.waiters}

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from holdfast.rules import lock
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.lock import OPEN_CALL
+from holdfast.rules.lock import HINTED_AFTER_A_MISS
 from holdfast.rules.lock_record import Label, LockRecord, Overflow, Waiter
 
 from . import invariants
@@ -21,10 +21,10 @@ def test_a_waiter_that_missed_its_offer_keeps_its_place_and_is_passed_over():
 
 
 def test_the_next_waiters_are_hinted_together_and_the_first_that_asks_gets_the_permit():
-    desk = offered("dead", *(f"w{n}" for n in range(OPEN_CALL + 4)))
+    desk = offered("dead", *(f"w{n}" for n in range(HINTED_AFTER_A_MISS + 4)))
     answer = desk.later(OFFER).wait("newcomer", kind="hold")
     assert isinstance(answer, out.Mismatch)  # any command finds out, and says so
-    assert answer.hinted == tuple(f"w{n}" for n in range(OPEN_CALL))
+    assert answer.hinted == tuple(f"w{n}" for n in range(HINTED_AFTER_A_MISS))
     assert isinstance(desk.wait("w7"), out.Granted)
     assert desk.wait("w2").position == 0
 

@@ -157,12 +157,12 @@ def test_a_loop_is_called_back_with_each_outcome_or_error(batcher, heartbeats, c
     answers = []
 
     async def main():
-        batcher.ask(ask(1), answers.append)
-        batcher.ask(ask(2), lambda _answer: 1 / 0)
-        batcher.ask(BAD, answers.append)
+        batcher.submit_callback(ask(1), answers.append)
+        batcher.submit_callback(ask(2), lambda _answer: 1 / 0)
+        batcher.submit_callback(BAD, answers.append)
         await batcher.submit(ask(3))
         heartbeats.error = StoreUnavailable("away")
-        batcher.ask(ask(4), answers.append)
+        batcher.submit_callback(ask(4), answers.append)
         with pytest.raises(StoreUnavailable):
             await batcher.submit(ask(5))
 
@@ -171,7 +171,7 @@ def test_a_loop_is_called_back_with_each_outcome_or_error(batcher, heartbeats, c
     assert isinstance(answers[0], LockSeen)
     assert isinstance(answers[1], HoldfastError)
     assert isinstance(answers[2], StoreUnavailable)
-    assert "what was to be done with an answer failed" in caplog.text
+    assert "a callback for the outcome of a command failed" in caplog.text
 
 
 def test_what_a_loop_submits_in_one_turn_goes_out_together(batcher, heartbeats):

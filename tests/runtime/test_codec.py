@@ -139,13 +139,13 @@ REFUSED = [
     (Any, ["\ud800"], "$[0] is not valid Unicode text"),
     (Any, {"a": {"\ud800": 1}}, "of $.a is not valid Unicode text"),
     (Any, {"a": {1: 2}}, "$.a[1] has a key that is not text"),
-    (dict, {"a": {1: 2}}, "$.a[1] has a key that is not text, and comes back as text: say the type of the keys"),
+    (dict, {"a": {1: 2}}, "$.a[1] has a key that is not text and would be read back as text: give the type"),
     (dict[str, Any], {1: 2}, "such as dict[int, ...]"),
     (list[dict[str, int]], [{}, {7: 2}], "$[1][7] has a key that is not text"),
     (dict[tuple[int, int], int], {(1, 2): 3}, "$[(1, 2)] has a key that is not text"),
     (dict[bool, int], {True: 3}, "$[True] has a key that is not text"),
     (Any, itself(), "$[0][0][0]"),
-    (list, itself(), "levels deep, or holds itself"),
+    (list, itself(), "levels deep, or contains itself"),
     (Line | Other, Line("a"), "more than one dataclass"),
     (str | datetime, NOON, "more than one str-like type"),
     (complex, 1j, "it is of type complex"),
@@ -174,10 +174,10 @@ def test_a_message_is_written_by_what_it_is_and_keys_that_are_numbers_are_refuse
 @pytest.mark.parametrize("write", [encode_value, encode_message])
 def test_the_size_and_the_limit_are_told(write):
     write("x" * (MAX_BYTES - 2), what="it")
-    with pytest.raises(InvalidValue, match="it has 1,048,577 bytes and may have 1,048,576"):
+    with pytest.raises(InvalidValue, match="it has 1,048,577 bytes, and the limit is 1,048,576"):
         write("x" * (MAX_BYTES - 1), what="it")
     write("xx", what="it", max_bytes=4)
-    with pytest.raises(InvalidValue, match="it has 5 bytes and may have 4 "):
+    with pytest.raises(InvalidValue, match="it has 5 bytes, and the limit is 4 "):
         write("xxx", what="it", max_bytes=4)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.commands import Abandon, Acquire, Release
+from holdfast.commands import Abandon, Acquire, Release, Settle
 from holdfast.errors import LockTimeout, QueueFull, StoreContended
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock import OFFER_LIFE
@@ -143,9 +143,13 @@ def test_a_record_that_others_have_is_asked_for_as_long_as_the_caller_waits(give
     assert given_up_after(flows.acquire(Desk(hints=True), ASK, wait)) == pytest.approx(expected, abs=0.5)
 
 
-def test_a_release_of_a_record_that_others_have_is_given_up_sooner(given_up_after):
+def test_a_release_of_a_record_that_others_have_is_sent_again_for_as_long(given_up_after):
     flow = flows.release(Desk(hints=True), Release(key="k", id="a.1", token=7))
-    assert given_up_after(flow) == pytest.approx(flows.RESEND_FOR, abs=0.5)
+    assert given_up_after(flow) == pytest.approx(flows.CONTENDED_FOR, abs=0.5)
+
+
+def test_any_other_command_about_a_record_that_others_have_is_given_up_sooner(given_up_after):
+    assert given_up_after(flows.send(Settle(key="k"))) == pytest.approx(flows.RESEND_FOR, abs=0.5)
 
 
 def test_a_full_queue_is_an_error_that_says_so_and_leaves_nothing_behind():
@@ -172,7 +176,7 @@ def test_who_offers_a_lock_to_a_waiter_looks_at_it_again(outcome, looks):
 def test_a_waiter_further_back_that_gets_no_hints_looks_before_an_offer_can_have_run_out():
     """A lock that was held for long is handed over quickly from then on: its turn may come within an offer."""
     for position in (4, 9, 40, 200):
-        soonest = position * flows.SOONEST_HAND_OVER
+        soonest = position * flows.MIN_HAND_OVER
         assert pause_at(position, hints=False, held_for=60) < soonest + OFFER
 
 

@@ -54,7 +54,7 @@ def test_with_on_something_asynchronous_says_async_with():
         async with AsyncClient("memory://") as hf, Engine("memory://", workflows=[locking]) as engine:
             locks = (hf.lock("a"), hf.semaphore("s", permits=2), hf.rwlock("rw").read(), hf.leader("l"))
             for thing in (hf, engine, *locks):
-                with pytest.raises(TypeError, match=f"{type(thing).__name__} is asynchronous: write `async with`"):
+                with pytest.raises(TypeError, match=f"{type(thing).__name__} is async: write `async with`"):
                     with thing:
                         pass
             assert await (await engine.start(locking)).result() == "told twice"
@@ -77,7 +77,7 @@ def test_async_with_on_something_synchronous_says_with():
     async def main():
         with Client("memory://") as hf:
             for thing in (hf, hf.lock("a"), hf.rwlock("rw").write()):
-                with pytest.raises(TypeError, match=r"is synchronous and would block.*use AsyncClient"):
+                with pytest.raises(TypeError, match=r"is sync and would block.*use AsyncClient"):
                     async with thing:
                         pass
 

@@ -19,17 +19,17 @@ def test_a_key_of_1_to_512_bytes_is_returned_as_it_is(key):
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("", "may not be empty"),
-        ("x" * 513, "has 513 bytes and may have 512"),
+        ("", "must not be empty"),
+        ("x" * 513, "has 513 bytes, more than 512"),
         ("é" * 257, "has 514 bytes"),
         ("a\nb", r"control character '\\n'"),
         ("a\x00", r"control character '\\x00'"),
         ("\x7f", "control character"),
         ("\x85", "control character"),
         ("\ud800", "lone surrogate"),
-        (b"bytes", "is text, not bytes"),
-        (None, "is text, not NoneType"),
-        (42, "is text, not int"),
+        (b"bytes", "must be text, not bytes"),
+        (None, "must be text, not NoneType"),
+        (42, "must be text, not int"),
     ],
 )
 def test_another_key_is_refused_with_the_reason(key, reason):

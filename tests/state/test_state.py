@@ -163,7 +163,7 @@ def test_a_value_of_another_kind_is_refused_and_left_as_it_is(hf, colour, call, 
 def test_a_truth_is_not_a_number(hf, colour):
     with pytest.raises(InvalidValue, match="holds bool"):
         colour.do(hf.state("s", initial=True).increment())
-    with pytest.raises(InvalidOption, match="by a number"):
+    with pytest.raises(InvalidOption, match="take a number"):
         colour.do(hf.state("n").increment("1"))
     with pytest.raises(InvalidOption, match="a dictionary"):
         colour.do(hf.state("n").merge([1]))
@@ -177,7 +177,7 @@ def test_a_truth_is_not_a_number(hf, colour):
         ({1: "x"}, "key that is not text"),
         ({"a": {"b": object()}}, r"a\.b is of type object"),
         (b"bytes", "is of type bytes"),
-        (datetime(2026, 1, 1, tzinfo=UTC), "is of type datetime, .* or say type="),
+        (datetime(2026, 1, 1, tzinfo=UTC), "is of type datetime, .* or pass its type"),
         ({1, 2}, "is of type set"),
         (2**64, "beyond 64 bits"),
         ("\ud800", "lone surrogate"),
@@ -196,7 +196,7 @@ def test_what_json_cannot_hold_is_refused_at_the_call_with_its_place(n, colour, 
 def test_a_value_that_holds_itself_is_refused(n, colour):
     knot = []
     knot.append(knot)
-    with pytest.raises(InvalidValue, match="holds itself"):
+    with pytest.raises(InvalidValue, match="contains itself"):
         colour.do(n.set(knot))
 
 
@@ -227,7 +227,7 @@ def test_an_asynchronous_function_is_refused(n, colour):
     async def fetch(value):
         return value
 
-    with pytest.raises(InvalidOption, match="plain function"):
+    with pytest.raises(InvalidOption, match="sync function"):
         colour.do(n.update(fetch))
 
 
@@ -332,7 +332,7 @@ def test_a_lost_reply_whose_write_is_forgotten_is_said_to_be_unknown(plan, hf, c
                 other.state("n").increment()
 
         flood(plan, many_clients)
-        with pytest.raises(StoreUnavailable, match="cannot be known") as caught:
+        with pytest.raises(StoreUnavailable, match="is not known") as caught:
             colour.do(state.increment())
         assert caught.value.ambiguous
         assert colour.do(state.get()) == WRITERS + 1

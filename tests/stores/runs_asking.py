@@ -15,8 +15,8 @@ def lease(worker="w.1", seconds=60):
 
 
 def hire(connection, worker="w.1", *types, seconds=60):
-    enlist = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
-    assert isinstance(connection.execute([lease(worker, seconds), enlist])[1], WorkerRegistered)
+    register_worker = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
+    assert isinstance(connection.execute([lease(worker, seconds), register_worker])[1], WorkerRegistered)
     return worker
 
 

@@ -539,7 +539,7 @@ def test_a_schema_of_a_newer_version_is_refused(server, schema, opened, admin):
     address = f"{server.url}?schema={postgres_url_quoted(schema)}"
     opened(address).connect()
     admin.execute(sql.SQL("UPDATE {}.about SET version = 99, oldest_client = 98").format(sql.Identifier(schema)))
-    with pytest.raises(StoreUnusable, match=r"newer Holdfast \(version 99, for clients that know version 98"):
+    with pytest.raises(StoreUnusable, match=r"newer Holdfast \(version 99; it requires clients of version 98"):
         opened(address).connect()
 
 
@@ -547,7 +547,7 @@ def test_a_schema_of_a_newer_version_is_refused(server, schema, opened, admin):
 def test_somebody_elses_schema_is_left_alone(server, schema, opened, admin, column):
     made = sql.SQL("CREATE SCHEMA {0}; CREATE TABLE {0}.about ({1} text)")
     admin.execute(made.format(sql.Identifier(schema), sql.Identifier(column)))
-    with pytest.raises(StoreUnusable, match="not a schema of Holdfast's"):
+    with pytest.raises(StoreUnusable, match="does not belong to Holdfast"):
         opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
     tables = admin.execute("SELECT count(*) FROM information_schema.tables WHERE table_schema = %s", (schema,))
     assert tables.fetchone() == (1,)
@@ -600,7 +600,7 @@ def test_a_role_that_may_only_read_sees_and_changes_nothing(roles, schema, opene
 
 
 def test_a_role_that_may_not_make_the_schema_is_told_who_can(roles, opened):
-    with pytest.raises(StoreUnusable, match="may not make them"):
+    with pytest.raises(StoreUnusable, match="may not create them"):
         opened(f"{roles['holdfast_app']}?schema=elsewhere").connect()
 
 
@@ -666,7 +666,7 @@ def test_a_standby_is_refused(opened):
         ("?colour=red", "colour"),
         ("?schema=public", "neither public"),
         ("?schema=pg_x", "neither public"),
-        ("?schema=", "schema may not be empty"),
+        ("?schema=", "schema must not be empty"),
         ("?timeout=0", "timeout"),
         ("?timeout=soon", "timeout"),
         ("?wakeup=never", "wakeup"),

@@ -16,7 +16,7 @@ from holdfast import Client, LeaseLost
 from holdfast import commands as c
 from holdfast.errors import StoreUnavailable
 from holdfast.rules import lock_outcomes as out
-from holdfast.stores.postgresql import advisory as postgres_anchor
+from holdfast.stores.postgresql import advisory
 from holdfast.testing.builders import acquire, renew, wait
 from holdfast.testing.processes import running
 
@@ -82,7 +82,7 @@ def test_a_holder_whose_process_lives_keeps_it(url):
 def test_the_loss_of_the_connection_is_the_loss_of_the_lease_and_told_at_once(url, admin):
     told = threading.Event()
     with Client(url, name="cut off") as hf, Client(url) as other:
-        with pytest.raises(LeaseLost, match="connection to which it was tied"):
+        with pytest.raises(LeaseLost, match="session that it was tied to was lost"):
             with hf.lock("k", ttl=3600, on_lost=lambda _lease: told.set()) as lease:
                 admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
                 assert told.wait(20)
@@ -165,12 +165,12 @@ def test_the_lock_delay_counts_after_a_severed_session(url, opened, admin):
 def test_two_of_one_number_delay_each_other_and_never_share(url, opened, clock, admin, monkeypatch):
     """A stranger's advisory lock of the same number, as a collision would be."""
     numbers = iter([7, 7, 8])
-    monkeypatch.setattr(postgres_anchor.secrets, "randbits", lambda _bits: next(numbers))
+    monkeypatch.setattr(advisory.secrets, "randbits", lambda _bits: next(numbers))
     first, second = opened(url, clock=clock), opened(url, clock=clock)
     (held,) = first.connect().execute([acquire(ttl=30)])
     other = second.connect()
     assert isinstance(other.execute([acquire(id="b.1")])[0], out.Busy), "the second of the number took another one"
-    first._anchor.close()
+    first._advisory.close()
     with psycopg.connect(real_servers.shared("postgres").url, autocommit=True) as stranger:
         eventually(lambda: stranger.execute("SELECT pg_try_advisory_lock(7)").fetchone()[0])
         assert isinstance(other.execute([acquire(id="b.2")])[0], out.Busy), "it looks alive: a delay"
@@ -182,7 +182,7 @@ def test_two_of_one_number_delay_each_other_and_never_share(url, opened, clock, 
 def test_a_session_that_was_lost_in_the_middle_makes_the_outcome_ambiguous(url, opened, monkeypatch):
     store = opened(url)
     connection = store.connect()
-    monkeypatch.setattr(store._anchor, "holds", lambda _number: False)
+    monkeypatch.setattr(store._advisory, "holds", lambda _number: False)
     with pytest.raises(StoreUnavailable, match="lost meanwhile") as caught:
         connection.execute([acquire()])
     assert caught.value.ambiguous

@@ -100,7 +100,7 @@ def test_a_busy_limit_delays_its_own_starts_alone(url, opened, trips, place):
     for failure in failures:
         assert isinstance(failure.error, StoreContended)
         assert not failure.error.ambiguous
-        assert "the limit 'tenant' for busy of the workflow 'order' is kept locked" in str(failure.error)
+        assert "the limit 'tenant' for busy of the workflow 'order' is locked" in str(failure.error)
     assert "by process" in str(failures[0].error)
     assert names(connection.execute(commands[place : place + 2])) == ["Started", "Started"]
 
@@ -111,7 +111,7 @@ def test_the_error_of_a_lone_start_names_the_limit(url, opened):
     publish(connection)
     with busy_limit(store):
         (failure,) = connection.execute([start("r1", "busy")])
-    assert "the limit 'tenant' for busy of the workflow 'order' is kept locked by process" in str(failure.error)
+    assert "the limit 'tenant' for busy of the workflow 'order' is locked by process" in str(failure.error)
 
 
 def test_the_error_of_an_end_names_the_limit_and_not_the_run(url, opened):
@@ -138,7 +138,7 @@ def test_a_change_of_limits_delays_the_starts_that_they_count_alone(url, opened)
         store.join(mine).execute([r.PublishLimits(workflow="order", terms=BOTH)])
         outcomes = connection.execute([start("r1"), acquire("k"), r.ReadLimits(workflow="order")])
         assert names(outcomes) == ["Failed", "Granted", "LimitsDiffer"]
-        assert "the limits of the workflow 'order' are kept locked by process" in str(outcomes[0].error)
+        assert "the limits of the workflow 'order' are locked by process" in str(outcomes[0].error)
 
 
 def test_nothing_is_counted_without_its_lock(url, opened, admin):
@@ -208,7 +208,7 @@ def test_keys_that_another_transaction_inserts_delay_their_own_commands_alone(ur
         failed = [place for place, one in enumerate(outcomes) if isinstance(one, c.Failed)]
         assert failed == [19, 39, 59, 79, 99]
         for place in failed:
-            assert f"the row of 'new{place // 20}' is kept locked" in str(outcomes[place].error)
+            assert f"the row of 'new{place // 20}' is locked" in str(outcomes[place].error)
     waited = [trip for trip in trips if any(b"INSERT INTO" in statement.text for statement in trip)]
     hasty = [trip for trip in trips if Statement(PATIENCE.encode(), (HASTE,)) in trip]
     assert len(waited) - len(hasty) <= 3, "only the whole batch waits for long"
@@ -280,7 +280,7 @@ def test_a_list_that_meets_a_locked_table_fails_alone_and_leaves_nothing_behind(
         other.execute("LOCK TABLE tests.runs IN ACCESS EXCLUSIVE MODE")
         counted, granted = connection.execute([r.CountRuns(), acquire("k2")])
         assert isinstance(counted.error, StoreContended)
-        assert "the table 'runs' is kept locked as a whole by process" in str(counted.error)
+        assert "the table 'runs' is locked as a whole by process" in str(counted.error)
         assert isinstance(granted, out.Granted)
         (counted,) = connection.execute([r.CountRuns()])
         assert isinstance(counted, c.Failed)
@@ -322,4 +322,4 @@ def test_commands_on_a_locked_table_fail_with_its_name_and_others_go_on(url, ope
         *refused, granted = connection.execute([*swaps, acquire("k2")])
         assert isinstance(granted, out.Granted)
         for one in (*refused, *connection.execute(swaps[:1])):
-            assert "the table 'slots' is kept locked as a whole by process" in str(one.error)
+            assert "the table 'slots' is locked as a whole by process" in str(one.error)

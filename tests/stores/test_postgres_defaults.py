@@ -154,7 +154,7 @@ def test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_
     assert isinstance(late.error, StoreContended)
     assert not late.error.ambiguous
     assert f"your transaction is {level.name.replace('_', ' ')}" in str(late.error)
-    assert "kept locked" not in str(late.error)
+    assert "is locked" not in str(late.error)
     assert not isinstance(fine, c.Failed)
     assert isinstance(seen, RunSeen)
 

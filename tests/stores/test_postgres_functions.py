@@ -150,7 +150,7 @@ def test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_ther
     new = releases(later)
     assert new.asked("work 1") == {"done": 1}
     for refused in (old.asked("work 1"), releases("this").first):
-        assert "newer Holdfast (version 2, for clients that know version 2 at least" in refused["refused"]
+        assert "newer Holdfast (version 2; it requires clients of version 2 at least" in refused["refused"]
     assert digests_in(admin, schema) == {new.first["ready"]}
     assert not rows_of(admin, schema, old.first["ready"])
     assert new.asked("work 1") == {"done": 1}
@@ -267,7 +267,7 @@ def test_a_role_that_may_not_make_the_functions_is_told_who_can_and_may_then_cal
     connection.execute([acquire("k")])
     drop_functions(admin, schema)
     for call in (lambda: connection.execute([wait("k")]), opened(role).connect):
-        with pytest.raises(StoreUnusable, match=r"may not make them .*'holdfast schema install'"):
+        with pytest.raises(StoreUnusable, match=r"may not create them .*'holdfast schema install'"):
             call()
     opened(url).connect()
     assert isinstance(connection.execute([wait("k")])[0], out.Queued)

@@ -31,7 +31,7 @@ MOST = 1_100
 START = 1_700_000_000_000_000
 
 OTHERS = {
-    "columns": "worker, fence, length, posted, lives, deaths, last, key, parent, watchers, plain, rest",
+    "columns": "worker, fence, length, posted, claims, crashes, last, key, parent, watchers, plain, rest",
     "values": """'', 0, 1, 0, 0, 0, '', '', '', '{}', true, '{"request":"q","root":"x"}'""",
 }
 ENDED = """

@@ -51,7 +51,7 @@ def changed(url, statement):
 
 
 SHARED = {"kind": "semaphore", "permits": 5}
-RUN = "UPDATE tests.runs SET deaths = deaths WHERE id = '{}'"
+RUN = "UPDATE tests.runs SET crashes = crashes WHERE id = '{}'"
 LOCK = "UPDATE tests.locks SET due_at = due_at WHERE key = '{}'"
 MAKING = "INSERT INTO tests.locks VALUES ('default', '{}', '{{\"fence\": 7, \"version\": 1}}', NULL)"
 
@@ -382,7 +382,7 @@ def test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_othe
         [record(run, lock_requests=(take(1),)), record(heir, lock_requests=(take(1),), then=Park(None)), start("c")]
     )
     connection.execute([record(run, at=1, seen=0, request="park", then=Park(0))])
-    admin.execute("UPDATE tests.runs SET deaths = 5 WHERE id = 'r'")
+    admin.execute("UPDATE tests.runs SET crashes = 5 WHERE id = 'r'")
     with changed(url, statement):
         assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["c"]
         assert (look(connection).run.status, holders(connection)) == ("suspended", ["run:1:r"])

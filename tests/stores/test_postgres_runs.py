@@ -132,7 +132,7 @@ def persist(connection, commands):
 def changed_row(url, run):
     """Somebody has changed this run's row by hand, and left the transaction open."""
     with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
-        db.execute("UPDATE tests.runs SET deaths = deaths WHERE id = %s", (run,))
+        db.execute("UPDATE tests.runs SET crashes = crashes WHERE id = %s", (run,))
         yield db
         db.rollback()
 
@@ -668,7 +668,7 @@ def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, open
     hire(connection)
     publish(connection)
     connection.execute([limited("a"), limited("b"), start("c", parent="somebody")])
-    admin.execute("UPDATE tests.runs SET deaths = 5 WHERE id = 'a'")
+    admin.execute("UPDATE tests.runs SET crashes = 5 WHERE id = 'a'")
     with changed_row(url, "b"):
         assert [run.id for run in claim(connection)] == ["c"]
         assert statuses(connection, "a", "b") == ["pending", "queued"]
@@ -888,7 +888,7 @@ def changed_slot(url, statement="UPDATE tests.slots SET version = version"):
         db.rollback()
 
 
-MAKING = "INSERT INTO tests.slots VALUES ('default', 'shared', '', 'k', 1, '7', '{\"last\": \"x.1\"}')"
+MAKING = "INSERT INTO tests.slots VALUES ('default', 'global', '', 'k', 1, '7', '{\"last\": \"x.1\"}')"
 
 
 @pytest.mark.parametrize(
@@ -1116,5 +1116,5 @@ def test_a_worker_whose_session_has_ended_is_dead(url, opened):
     hire(yours, "v.1")
     mine.execute([start(worker="w.1")])
     assert claim(yours, "v.1") == []
-    tied._anchor.close()
+    tied._advisory.close()
     eventually(lambda: [run.id for run in claim(yours, "v.1")] == ["r"])

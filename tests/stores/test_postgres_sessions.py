@@ -247,7 +247,7 @@ def test_with_more_open_files_than_select_can_name_hints_and_anchors_live(url, a
         other = stack.enter_context(closing(plain.connect("commands")))
         for _ in range(3):
             assert isinstance(other.execute([acquire(id="c.1")])[0], out.Busy)
-        assert store._anchor.holds(store._anchor.number())
+        assert store._advisory.holds(store._advisory.number())
         assert isinstance(connection.execute([renew(token=granted.token)])[0], out.Renewed)
 
 
@@ -256,7 +256,7 @@ def test_an_anchor_in_another_database_is_refused(url, opened, server, admin):
     try:
         listen = f"postgresql%3A//{server.user}%3A{server.password}%40127.0.0.1%3A{server.port}/elsewhere"
         store = opened(f"{url}&advisory=true&listen={listen}")
-        with pytest.raises(StoreUnusable, match="leads to another one"):
+        with pytest.raises(StoreUnusable, match="is the address of another one"):
             store.connect().execute([acquire()])
         store.close()
     finally:
@@ -278,7 +278,7 @@ def test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too(url, monkeypatch
 
         def severed_just_before(kept):
             hf.runtime._severed("cut")
-            hf.runtime.heartbeats._mail.put(None)
+            hf.runtime.heartbeats._queue.put(None)
             keep(kept)
 
         monkeypatch.setattr(hf.runtime.heartbeats, "keep", severed_just_before)

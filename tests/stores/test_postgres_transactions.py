@@ -92,7 +92,7 @@ def test_what_is_committed_is_there_with_the_users_own_writes(store, server):
         assert [type(one).__name__ for one in outcomes] == ["Started", "Granted", "Swapped", "RunSeen"]
         assert there(store, server) == (False, 0)
         joined.close()
-        with pytest.raises(StoreUnusable, match="join the transaction again"):
+        with pytest.raises(StoreUnusable, match="Join the transaction again"):
             joined.execute([start()])
     assert there(store, server) == (True, 1)
 

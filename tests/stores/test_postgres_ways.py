@@ -290,13 +290,13 @@ def test_behind_pgbouncer_without_a_direct_way_waiters_look_and_it_is_said(serve
         waiting.join()
         findings = {finding.check: finding for finding in hf.runtime.store.diagnose()}
         assert findings["wake-ups"].level == "warning"
-        assert "cannot pass a connection pooler" in caplog.text
+        assert "does not work through a connection pooler" in caplog.text
 
 
 def test_behind_pgbouncer_advisory_is_refused_unless_there_is_a_direct_way(server, pooled):
     store = open_store(f"{pooled}?schema=tests&advisory=true", namespace="default")
     connection = store.connect("commands")
-    with pytest.raises(StoreUnusable, match="needs a session of its own"):
+    with pytest.raises(StoreUnusable, match="needs a direct session"):
         connection.execute([acquire()])
     connection.close()
     store.close()
@@ -312,6 +312,6 @@ def test_behind_pgbouncer_a_role_with_another_default_is_refused_with_what_to_ch
         tempfile.TemporaryDirectory(dir="/tmp") as folder,
         pgbouncer(server, Path(folder)) as url,
         closing(open_store(f"{url}?schema=tests", namespace="default")) as store,
-        pytest.raises(StoreUnusable, match=rf"by default.*A pooler is in between.*SET {other_default[0]}"),
+        pytest.raises(StoreUnusable, match=rf"by default.*goes through a pooler.*SET {other_default[0]}"),
     ):
         store.connect("commands")

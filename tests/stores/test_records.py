@@ -71,7 +71,7 @@ class TestPostgres:
             assert kinds(outcomes) == ["Failed", "Counted", "Failed"]
             assert isinstance(outcomes[0].error, StoreContended)
             (alone,) = connection.execute([add(key="yours", request="r")])
-            assert "'yours' is kept locked by process" in str(alone.error)
+            assert "'yours' is locked by process" in str(alone.error)
             assert "forgotten" in str(alone.error)
             (seen,) = connection.execute([SeeTally(key="yours")])
             assert (seen.tally.total, len(connection.execute([c.ListRecords(kind="tally")])[0].items)) == (1, 2)
@@ -201,7 +201,7 @@ class TestRedis:
         server.set(layout.record_keys("tally"), "mine")
         (refused,) = store.connect().execute([add()])
         assert isinstance(refused.error, StoreUnusable)
-        assert "stands in the place of" in str(refused.error)
+        assert "holds data of another program" in str(refused.error)
         (listed,) = store.connect().execute([c.ListRecords(kind="tally")])
         assert isinstance(listed.error, RecordUnreadable)
         assert server.keys(layout.record("tally", "*")) == []

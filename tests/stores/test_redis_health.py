@@ -70,7 +70,7 @@ def test_a_server_that_may_evict_locks_is_reported_once(*, own, operator, opened
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
-    [("appendfsync", "everysec", "loss of power"), ("appendonly", "no", "since the last snapshot")],
+    [("appendfsync", "everysec", "in a power failure"), ("appendonly", "no", "since the last snapshot")],
     ids=["everysec", "no"],
 )
 def test_a_persistence_that_is_weaker_than_the_promise_is_reported_once(
@@ -105,7 +105,7 @@ def test_what_may_not_be_looked_at_is_said(own, operator, opened, caplog):
     assert all(finding.advice for finding in store.diagnose() if finding.level != "ok")
     assert not store.capabilities.durable
     store.connect("commands").execute([acquire()])
-    assert caplog.text.count("does not tell") == 2
+    assert caplog.text.count("does not report") == 2
 
 
 def test_a_server_that_cannot_be_reached_is_a_finding(opened):

@@ -227,7 +227,7 @@ def test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on(valkey, namespac
         try:
             connection.execute([acquire("other")])
         except StoreUnusable as error:
-            refused = "open a new client" in str(error)
+            refused = "Open a new client" in str(error)
         connection.close()
         mine = store.reopen().connect("commands")
         busy, granted = mine.execute([acquire(id="b.1"), acquire("child", "b.2", ttl=None)])

@@ -204,7 +204,7 @@ def test_without_a_thread_there_are_no_hints_and_no_error(url, opened, caplog):
         watch = opened(url).watch("b", print)
     watch.expect("b.1", eager=True)
     watch.close()
-    assert "waiting takes longer" in caplog.text
+    assert "waiters poll" in caplog.text
 
 
 def test_a_child_of_a_fork_leaves_its_parents_subscription_alone(url, opened, watching, heard):

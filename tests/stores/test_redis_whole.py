@@ -165,7 +165,7 @@ def test_a_wrong_type_in_the_place_of_an_index_leaves_nothing_half_done(operator
         if not stage.equals(rules, commands):
             wrong.add(name)
     assert wrong == set()
-    assert all("stands in the place of" in str(error) for error in told)
+    assert all("holds data of another program" in str(error) for error in told)
     assert not any("HALFWAY" in str(error) or error.ambiguous for error in told)
 
 

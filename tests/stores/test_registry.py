@@ -23,7 +23,7 @@ def test_an_unknown_scheme_says_what_is_known_and_how_to_write_it():
 
 @pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv", "dynamodb", "mssql", "MongoDB"])
 def test_a_scheme_that_no_store_has_is_refused_with_those_that_are_known(scheme):
-    with pytest.raises(StoreNotInstalled, match=r"is not known\. Known here are .*sqlite") as caught:
+    with pytest.raises(StoreNotInstalled, match=r"is not known\. Known schemes are .*sqlite") as caught:
         open_store(f"{scheme}://user:{SECRET}@host/db", namespace="default")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
@@ -132,7 +132,7 @@ def test_a_store_of_ours_whose_driver_is_missing_says_what_to_install(url, drive
 
 def test_what_no_store_can_be_made_from_is_refused():
     for thing in (object(), b"redis://host", 7):
-        with pytest.raises(InvalidOption, match=rf"opened by its URL, or from one of .*{type(thing).__name__}"):
+        with pytest.raises(InvalidOption, match=rf"opened from a URL, or from one of .*{type(thing).__name__}"):
             open_store(thing, namespace="default")
 
 

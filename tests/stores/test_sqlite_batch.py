@@ -13,6 +13,7 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.outcomes import Recorded
 from holdfast.rules.runs.record import NewRun
 from holdfast.stores.sqlite import limits as sqlite_limits
 from holdfast.stores.sqlite import runs as sqlite_runs
@@ -54,9 +55,9 @@ def test_a_slot_that_cannot_be_read_is_refused_by_name_and_left_alone(url, opene
 def test_a_run_that_cannot_be_read_keeps_no_other_from_being_claimed(url, opened):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-    enlist = r.RegisterWorker(worker="w.1", name="w", types=("order",))
+    register_worker = r.RegisterWorker(worker="w.1", name="w", types=("order",))
     starts = [r.StartRun(new=NewRun(id=name, type="order", input="1", request=name)) for name in "ab"]
-    connection.execute([lease, enlist, *starts])
+    connection.execute([lease, register_worker, *starts])
     with closing(sqlite3.connect(sqlite_path(url))) as db, db:
         db.execute("UPDATE runs SET record = '{' WHERE id = 'a'")
     claimed, seen = connection.execute([r.ClaimRuns(worker="w.1", types=(("order", "order"),)), r.ReadRun(run="a")])
@@ -93,3 +94,47 @@ def test_what_a_worker_asks_all_the_time_looks_at_no_row_of_others(url, opened, 
         ).fetchall()
     assert len(plan) == 1
     assert re.search(r"SEARCH \w+ USING .*\(namespace=\? AND ", plan[0][3]), plan
+
+
+@pytest.fixture
+def traced(url, opened):
+    """A connection with a worker and its run, and the statements that it sends from then on."""
+    connection = opened(url).connect("commands")
+    lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
+    register = r.RegisterWorker(worker="w.1", name="w", types=("order",))
+    start = r.StartRun(new=NewRun(id="r", type="order", input="1", request="r"), worker="w.1")
+    *_, started = connection.execute([lease, register, start])
+    statements = []
+    connection._handle.ready().set_trace_callback(statements.append)
+    return connection, started.run, statements
+
+
+def record(run, *entries, request="1"):
+    return r.RecordRun(run=run.id, fence=run.fence, at=1, request=request, entries=entries, seen=0)
+
+
+def test_a_record_by_itself_is_one_transaction_without_a_savepoint_or_a_look_at_locks(traced):
+    connection, run, statements = traced
+    (recorded,) = connection.execute([record(run, '"a"')])
+    assert isinstance(recorded, Recorded)
+    words = [statement.split()[0] for statement in statements]
+    assert (words[0], words[-1], words.count("SAVEPOINT")) == ("BEGIN", "COMMIT", 0)
+    assert not [statement for statement in statements if re.search(r"\b(FROM|INTO|UPDATE) locks\b", statement)]
+
+
+def test_a_record_by_itself_that_cannot_be_written_leaves_nothing_behind(traced):
+    connection, run, statements = traced
+    for bad in ("\ud800", object()):
+        (failed,) = connection.execute([record(run, '"a"', bad)])
+        assert isinstance(failed, c.Failed)
+        assert statements[-1] == "ROLLBACK"
+    (recorded,) = connection.execute([record(run, '"b"')])
+    assert isinstance(recorded, Recorded)
+    (seen,) = connection.execute([r.ReadRun(run="r", history=True)])
+    assert seen.claim.entries == ("1", '"b"')
+
+
+def test_of_records_in_one_batch_only_those_that_cannot_be_written_fail(traced):
+    connection, run, _ = traced
+    bad, good = connection.execute([record(run, "\ud800"), record(run, '"b"', request="2")])
+    assert (type(bad), type(good)) == (c.Failed, Recorded)

@@ -142,9 +142,9 @@ def tell(event):
         say(event.name)
 
 async def main():
-    async with AsyncClient(sys.argv[1]) as hf:
+    async with AsyncClient(sys.argv[1], name=sys.argv[2]) as hf:
         hf.events.subscribe(tell)
-        async with Engine(hf, workflows=[flow], worker_ttl=3, name=sys.argv[2]) as engine:
+        async with Engine(hf, workflows=[flow], worker_ttl=3) as engine:
             for _ in range(5):
                 await (await engine.start(flow)).result()
                 say("returned")

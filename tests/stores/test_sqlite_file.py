@@ -139,9 +139,9 @@ def without_table(path):
     [
         (corrupt, "damaged or not a SQLite database.*Restore"),
         (text, "not a SQLite database.*move it away"),
-        (foreign, "another application.*file of its own"),
-        (foreign_in_wal, "another application.*file of its own"),
-        (another_id, "another application.*file of its own"),
+        (foreign, "another application.*separate file"),
+        (foreign_in_wal, "another application.*separate file"),
+        (another_id, "another application.*separate file"),
         (newer, "newer version of Holdfast.*Upgrade"),
         (of_development, "earlier development version.*Move it away"),
         (without_table, "damaged.*Restore"),
@@ -369,7 +369,7 @@ def test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on(url, opened):
         try:
             connection.execute([acquire("other")])
         except StoreUnusable as error:
-            refused = "open a new client" in str(error)
+            refused = "Open a new client" in str(error)
         own = store.reopen()
         mine = own.connect("commands")
         busy, granted = mine.execute([acquire(id="b.1"), acquire("child", "b.2", ttl=None)])

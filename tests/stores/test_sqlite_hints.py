@@ -196,7 +196,7 @@ def test_a_full_or_missing_receiver_does_not_hurt_the_sender(tmp_path, opened):
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as deaf:
         deaf.bind(str(folder / "b"))
         for n in range(600):
-            store._post.tell({"b": [f"b.{n}"], "nobody": ["nobody.1"]})
+            store._sender.send({"b": [f"b.{n}"], "nobody": ["nobody.1"]})
         (held,) = connection.execute([acquire(), wait()])[:1]
         assert type(connection.execute([release(token=held.token)])[0]).__name__ == "Released"
 
@@ -205,7 +205,7 @@ def test_many_hints_at_once_become_one_that_says_look_for_yourself(tmp_path, ope
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     watch = watching(store)
     wakeup._local_hints.forget()  # as another process sees it
-    store._post.tell({"b": [f"b.{n:0500}" for n in range(100)]})
+    store._sender.send({"b": [f"b.{n:0500}" for n in range(100)]})
     assert eventually(lambda: heard) == [None]
     watch.close()
 

@@ -130,9 +130,9 @@ def test_whatever_the_filter_the_pages_are_those_of_the_rule(url, opened, monkey
 def test_runs_are_listed_by_the_attributes_that_they_have_now(url, opened):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-    enlist = r.RegisterWorker(worker="w.1", name="w", types=("order",))
+    register_worker = r.RegisterWorker(worker="w.1", name="w", types=("order",))
     new = NewRun(id="r", type="order", input="1", request="a", attributes={"who": "ann", "n": 1})
-    run = connection.execute([lease, enlist, r.StartRun(new=new, worker="w.1")])[2].run
+    run = connection.execute([lease, register_worker, r.StartRun(new=new, worker="w.1")])[2].run
 
     def listed(**attributes):
         (page,) = connection.execute([r.ListRuns(wanted=RunFilter(attributes=attributes))])
@@ -243,9 +243,9 @@ def test_what_engines_ask_all_the_time_does_not_grow_with_parked_runs(url, opene
 def test_one_more_entry_costs_the_same_however_long_the_history_is(url, opened, length):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
-    enlist = r.RegisterWorker(worker="w.1", name="w", types=("order",))
+    register_worker = r.RegisterWorker(worker="w.1", name="w", types=("order",))
     new = NewRun(id="r", type="order", input="1", request="a")
-    run = connection.execute([lease, enlist, r.StartRun(new=new, worker="w.1")])[2].run
+    run = connection.execute([lease, register_worker, r.StartRun(new=new, worker="w.1")])[2].run
 
     def record(at, entries, request):
         return r.RecordRun(run="r", fence=run.fence, at=at, entries=entries, request=request)

@@ -138,9 +138,9 @@ class MemorySource:
             repo.put_terms(workflow, terms)
         for name, worker in changes.workers.items():
             if worker is None:
-                repo.dismiss(name)
+                repo.unregister_worker(name)
             else:
-                repo.enlist(worker)
+                repo.register_worker(worker)
         for start in changes.starts:
             repo.note_start(start.group, start.at, start.run, start.limit, start.now)
         return True

@@ -79,6 +79,8 @@ async def parent(ctx: Context, order: Order) -> str:
     """Everything that a context has."""
     assert_type(await charge(order, twice=True), Receipt)
     await charge(order.id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await count(order), int)
+    await count(order.id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await charge(order, thrice=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     assert_type(await ctx.step("charge", charge, order), Receipt)
     assert_type(await ctx.step("count", count, order, timeout=5), int)
@@ -111,6 +113,12 @@ async def parent(ctx: Context, order: Order) -> str:
     assert_type(ctx.uuid4(), UUID)
     assert_type(current_step(), StepInfo)
     return "done"
+
+
+def outside(order: Order) -> int:
+    """A plain step outside a workflow is the function itself: its result fits where the function's would."""
+    total: int = count(order)
+    return total
 
 
 async def engine_code(engine: Engine) -> None:

@@ -11,7 +11,7 @@ from waiting import eventually_async
 from holdfast import Retry, WorkflowFailed, workflow
 from holdfast.errors import StoreUnusable
 from holdfast.testing import TestEngine
-from holdfast.workflow import worker as worker_module
+from holdfast.workflow import worker_host
 
 LONG = Retry(max_attempts=4, initial="1 hour", jitter=False, max_delay="1 hour")
 SHORT = Retry(max_attempts=4, initial="10 ms")
@@ -520,7 +520,7 @@ def test_a_run_that_spins_cancels_nobody_elses_run(url, played, engine_on):
     async def story():
         async with engine_on(url, [above, victim]) as engine:
             theirs = await engine.start(victim, id="victim")
-            with pytest.raises(WorkflowFailed, match="spins"):
+            with pytest.raises(WorkflowFailed, match="endless loop"):
                 await (await engine.start(above)).result(timeout=20)
             await theirs.signal("go", "alive")
             assert await theirs.result(timeout=20) == "alive"
@@ -551,8 +551,8 @@ def test_a_child_that_cannot_be_looked_up_does_not_fail_the_run(url, played, eng
             raise error
         return (yield from original(*args))
 
-    original = worker_module.reclaim
-    monkeypatch.setattr(worker_module, "reclaim", lookup)
+    original = worker_host.reclaim
+    monkeypatch.setattr(worker_host, "reclaim", lookup)
 
     async def story():
         async with engine_on(url, [above, below]) as engine:

@@ -244,7 +244,7 @@ def test_a_poll_is_not_over_before_the_store_was_asked(url, played, engine_on):
 
     async def story():
         async with engine_on(url, [polling]) as engine:
-            engine._worker._hinted = lambda runs: None  # as if every hint were late
+            engine._worker._notified = lambda runs: None  # as if every hint were late
             engines.append(engine)
             held = HeldRecords(engine)
             handle = await engine.start(polling)

@@ -21,7 +21,7 @@ async def tidy(what: str) -> str:
 
 async def history(engine, run):
     """The entries of a journal, as text."""
-    seen = await engine._worker.ask(ReadRun(run=run, history=True))
+    seen = await engine._worker.execute(ReadRun(run=run, history=True))
     return seen.claim.entries
 
 
@@ -247,7 +247,7 @@ def test_after_half_a_minute_the_run_is_ended_whatever_its_code_does():
             await engine.advance(0.2)
             for handle in (slow, stubborn):
                 error = await ends(handle)
-                assert error.detail == "it did not end in the time after its cancellation."
+                assert error.detail == "the workflow did not end within the time that it has after its cancellation."
             assert not engine._worker.drivers
             return [await history(engine, handle.id) for handle in (slow, stubborn)]
 
@@ -295,7 +295,7 @@ def test_a_parked_run_is_ended_after_its_half_a_minute_too(played, engine_on, mo
             handle = await engine.start(lingers, 3_600)
             await handle.cancel()
             error = await ends(handle)
-            assert error.detail == "it did not end in the time after its cancellation."
+            assert error.detail == "the workflow did not end within the time that it has after its cancellation."
             return (await handle.info()).entries
 
     assert played(story) == 2

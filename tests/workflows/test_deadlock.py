@@ -66,7 +66,7 @@ def circle(runs, locks, first="x"):
     """Who is in the circle that is told to the youngest of it."""
     store = Store(runs, locks)
     asyncio.run(resolve(store, first))
-    return sorted(set(re.findall("([a-z]) has [^;]* waits for", "".join(payload for *_, payload in store.posted))))
+    return sorted(set(re.findall("([a-z]) holds [^;]* waits for", "".join(payload for *_, payload in store.posted))))
 
 
 def test_two_who_wait_for_each_other():
@@ -126,7 +126,7 @@ def test_the_youngest_is_told_of_what_it_waits_for_once():
     assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=True, again=["x"])
     ((*told, payload),) = store.posted
     assert told == ["y", "deadlock", "2"]
-    assert payload == "\"x has 'a' and waits for 'b'; y has 'b' and waits for 'a'\""
+    assert payload == "\"x holds 'a' and waits for 'b'; y holds 'b' and waits for 'a'\""
     assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=False, again=["x"])
 
 
@@ -153,7 +153,7 @@ def test_a_parent_that_waits_for_a_child_is_in_its_way():
     store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
     assert asyncio.run(resolve(store, "p")) == CycleFound("c", fresh=True, again=["p"])
     ((*_, payload),) = store.posted
-    assert payload == "\"c waits for 'a'; p has 'a' and waits for the child c\""
+    assert payload == "\"c waits for 'a'; p holds 'a' and waits for the child c\""
 
 
 def test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock():
@@ -219,6 +219,6 @@ def test_of_a_large_circle_the_message_tells_whom_it_is_for_and_who_is_in_the_wa
     asyncio.run(resolve(store, "p"))
     ((told, *_, payload),) = store.posted
     assert told == "c299"
-    assert "c299 waits for 'a'; p has 'a' and waits for the child c" in payload
+    assert "c299 waits for 'a'; p holds 'a' and waits for the child c" in payload
     assert "and 590 more such waits" in payload
     assert len(payload) < 1_000

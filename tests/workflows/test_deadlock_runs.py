@@ -50,8 +50,8 @@ def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, p
                 await handle.signal("go")
             results = [await handle.result() for handle in handles]
         assert results[0] == "both"
-        assert results[1].startswith("a: waiting for 'a'")
-        assert "one has 'a' and waits for 'b'; two has 'b' and waits for 'a'" in results[1]
+        assert results[1].startswith("a: deadlock: this run waits for 'a'")
+        assert "one holds 'a' and waits for 'b'; two holds 'b' and waits for 'a'" in results[1]
         assert "deadlock_detected" in events
 
     played(told)
@@ -314,7 +314,7 @@ def test_a_child_that_wants_what_its_parent_holds_is_told(url, engine_on, played
         async with engine_on(url, [outer, inner]) as engine:
             message = await (await engine.start(outer, id="out")).result()
         key = "'execution/out/a'"
-        assert f"out has {key} and waits for the child out/inner; out/inner waits for {key}" in message
+        assert f"out holds {key} and waits for the child out/inner; out/inner waits for {key}" in message
 
     played(told)
 

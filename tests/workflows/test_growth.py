@@ -65,7 +65,7 @@ class Counted:
     def __init__(self, engine, monkeypatch):
         self.kinds, self.carried, self.decoded = [], 0, 0
         batcher = engine._client.runtime.batchers["commands"]
-        submit, ask, decode = batcher.submit, batcher.ask, j.decode_entry
+        submit, ask, decode = batcher.submit, batcher.submit_callback, j.decode_entry
 
         def counted(outcome):
             claims = (
@@ -92,7 +92,7 @@ class Counted:
             return decode(text)
 
         monkeypatch.setattr(batcher, "submit", submitted)
-        monkeypatch.setattr(batcher, "ask", asked)
+        monkeypatch.setattr(batcher, "submit_callback", asked)
         monkeypatch.setattr(j, "decode_entry", decoding)
 
 

@@ -16,7 +16,7 @@ from holdfast.commands.runs import ClaimRuns, PostEvent, ReadNextDue, ReadRun, W
 from holdfast.rules.runs.record import WATCHERS, RunEvent
 from holdfast.runtime.flows import Wait
 from holdfast.workflow import worker as worker_module
-from holdfast.workflow.queries import SELDOM_SECONDS, RunQueries
+from holdfast.workflow.queries import MAX_POLL_SECONDS, RunQueries
 
 BURST = """
 import sys
@@ -27,7 +27,7 @@ from holdfast.commands.runs import StartRun
 with Client(sys.argv[1]) as client:
     ids = [f"{'burst' * 10}-{n}" for n in range(400)]
     starts = [StartRun(new=NewRun(id=id, type="quick", input="null", request=id)) for id in ids]
-    client.works.lanes["commands"].call(starts)
+    client.runtime.batchers["commands"].call(starts)
     print(*ids)
 """
 
@@ -67,16 +67,16 @@ def test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once(
         return await ctx.wait_for_signal("word")
 
     class Interrupted(worker_module.Worker):
-        async def ask(self, command):
-            outcome = await super().ask(command)
+        async def execute(self, command):
+            outcome = await super().execute(command)
             if isinstance(command, ClaimRuns) and outcome.claims:
                 self.heard = asyncio.Event()
-                await super().ask(PostEvent(run=outcome.claims[0].run.id, event=WORD))
+                await super().execute(PostEvent(run=outcome.claims[0].run.id, event=WORD))
                 await self.heard.wait()
             return outcome
 
-        def _hinted(self, runs):
-            super()._hinted(runs)
+        def _notified(self, runs):
+            super()._notified(runs)
             if runs and not self.drivers:
                 self.heard.set()
 
@@ -106,7 +106,7 @@ def test_a_hint_that_names_nobody_makes_a_worker_look_for_runs(url, played, engi
         async with engine_on(url, [quick], worker_ttl=60) as engine:
             await eventually_async(lambda: rests(engine))
             looks = counted(engine, monkeypatch, ReadNextDue)
-            engine._worker._hinted(None)
+            engine._worker._notified(None)
             await eventually_async(lambda: found(looks))
 
     async def found(looks):
@@ -162,7 +162,7 @@ def test_who_waits_for_a_result_looks_seldom_where_a_hint_will_come(url):
     with Client(url) as client:
         run = client.runs.start("waiting")
         eventually(lambda: not client.runtime.watched().polls)  # until it is subscribed it looks every second
-        assert waits_of(client, run, 6) == [1, 2, 4, 8, SELDOM_SECONDS, SELDOM_SECONDS]
+        assert waits_of(client, run, 6) == [1, 2, 4, 8, MAX_POLL_SECONDS, MAX_POLL_SECONDS]
 
 
 def test_who_waits_for_a_result_beside_too_many_others_looks_every_second():

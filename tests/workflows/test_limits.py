@@ -377,9 +377,9 @@ def test_a_child_that_is_too_many_fails_where_it_is_awaited_and_is_not_started_l
         (lambda: Concurrency(max=1, name="a/b"), "letters, digits"),
         (lambda: Concurrency(max=1, version=-1), "version"),
         (lambda: Concurrency(max=1, max_queue=0), "max_queue"),
-        (lambda: Concurrency(max=1, max_queue=3), "nobody waits"),
-        (lambda: Rate(1, per=0), "span"),
-        (lambda: Rate(1, per="1 minute", on_excess="skip"), "reject or queue"),
+        (lambda: Concurrency(max=1, max_queue=3), "no run waits"),
+        (lambda: Rate(1, per=0), "longer than 0"),
+        (lambda: Rate(1, per="1 minute", on_excess="skip"), "not one of reject, queue"),
         (lambda: waiting(concurrency=3), "Concurrency"),
         (lambda: waiting(concurrency=Rate(1, per=1)), "Concurrency"),
         (lambda: waiting(concurrency=[Concurrency(max=1), Concurrency(max=2)]), "another name"),
@@ -402,7 +402,7 @@ def test_every_such_error_is_one_kind():
 
 @pytest.mark.parametrize("on_excess", ["skip", "cancel_newest"])
 def test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody(url, played, engine_on, on_excess):
-    told = "another run is there" if on_excess == "skip" else "recorded as cancelled"
+    told = "another run is kept" if on_excess == "skip" else "recorded as cancelled"
 
     @workflow(name="talk", concurrency=Concurrency(max=1, on_excess=on_excess))
     async def talk(ctx, who: str) -> str:

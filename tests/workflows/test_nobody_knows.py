@@ -29,13 +29,13 @@ def test_a_result_that_does_not_come_says_that_no_worker_knows_the_workflow(url,
     async def story():
         async with engine_on(url, [waiting]) as engine:
             handle = await engine.start("strange")
-            with pytest.raises(RunResultTimeout, match=r"No living worker knows the workflow 'strange'.*is kept"):
+            with pytest.raises(RunResultTimeout, match=r"No running worker knows the workflow 'strange'.*is kept"):
                 await handle.result(timeout=0.05)
             mine = await engine.start(waiting)
-            with pytest.raises(RunResultTimeout, match="The run goes on"):
+            with pytest.raises(RunResultTimeout, match="The run continues"):
                 await mine.result(timeout=0.05)
             async with AsyncClient(url) as client:
-                with pytest.raises(RunResultTimeout, match="The run goes on"):
+                with pytest.raises(RunResultTimeout, match="The run continues"):
                     await client.runs.result(mine.id, timeout=0)
 
     played(story)
@@ -60,7 +60,7 @@ def joined(request, tmp_path):
     """The address of a store, and how to connect to its database."""
     if request.param == "sqlite":
         file = tmp_path / "own.db"
-        return f"sqlite:///{file}", lambda: sqlite3.connect(file, isolation_level=None)
+        return f"sqlite:///{file}", lambda: sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     url = PROVIDERS["postgres"].url(tmp_path)
     return url, lambda: psycopg.connect(real_servers.shared("postgres").url, autocommit=True)
 

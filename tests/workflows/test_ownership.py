@@ -58,7 +58,7 @@ def waiting(crowd):
 async def put_out(engine):
     """An operator puts the worker's lease out: as if its time were over, while the process lives on."""
     worker = engine._worker
-    await worker.ask(ForceRelease(key=worker_key(worker.id), by="test", reason="test"))
+    await worker.execute(ForceRelease(key=worker_key(worker.id), by="test", reason="test"))
 
 
 def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, played, engine_on):
@@ -71,7 +71,7 @@ def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, 
             await first.start(flow, None, id="r")
             await eventually_async(lambda: crowd.bodies == 1)
             before = (await first.get("r")).holder
-            first._worker._hinted_elsewhere = lambda ids: None
+            first._worker._notified_elsewhere = lambda ids: None
             async with engine_on(url, [flow], name="second", worker_ttl=60) as second:
                 driver = first._worker.drivers["r"]
                 await put_out(first)
@@ -113,7 +113,7 @@ def test_a_driver_that_is_refused_begins_nothing_more(url, played, engine_on):
         async with engine_on(url, [one], name="first", worker_ttl=60) as first:
             await first.start(one, id="r")
             await eventually_async(lambda: "r" in first._worker.drivers)
-            first._worker._look = nothing  # it would find out too, within a second
+            first._worker._poll = nothing  # it would find out too, within a second
             async with engine_on(url, [other], name="second", worker_ttl=60) as second:
                 driver = first._worker.drivers["r"]
                 await put_out(first)
@@ -224,7 +224,7 @@ def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on)
 
     async def story():
         async with engine_on(url, [listens], park_after=0.1) as engine, AsyncClient(url) as client:
-            engine._worker._deafen()
+            engine._worker._unsubscribe()
             driven = await engine.start(listens, None)
             await client.runs.signal(driven.id, "word", "driven")
             assert await driven.result() == "driven"
@@ -243,7 +243,7 @@ def test_a_signal_without_a_hint_reaches_a_run_that_is_in_memory(url, played, en
 
     async def story():
         async with engine_on(url, [listens], park_after=600) as engine, AsyncClient(url) as client:
-            engine._worker._deafen()
+            engine._worker._unsubscribe()
             driven = await engine.start(listens, None)
             await client.runs.signal(driven.id, "word", "driven")
             return await driven.result(20)
@@ -342,7 +342,7 @@ async def nothing(ctx: Context, _: None) -> str:
 def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(file, played, engine_on):
     async def story():
         async with engine_on(f"sqlite:///{file}", [nothing]) as engine:
-            with closing(sqlite3.connect(file, isolation_level=None)) as db:
+            with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as db:
                 for end in ("ROLLBACK", "COMMIT"):
                     db.execute("BEGIN IMMEDIATE")
                     db.execute("INSERT INTO payments VALUES (1)")
@@ -357,11 +357,11 @@ def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(file, played
             assert await handle.result(5) == "done"
             with pytest.raises(UnknownRun):
                 await engine.get("ROLLBACK")
-            with closing(sqlite3.connect(":memory:")) as db:
+            with closing(sqlite3.connect(":memory:", check_same_thread=False)) as db:
                 db.execute("BEGIN")
                 with pytest.raises(InvalidOption, match="in memory"):
                     await engine.start(nothing, None, connection=db)
-            with pytest.raises(InvalidOption, match=r"closed database\. Give an open one"):
+            with pytest.raises(InvalidOption, match=r"closed database\. Pass an open connection"):
                 await engine.start(nothing, None, connection=db)
 
     played(story)
@@ -555,7 +555,7 @@ def test_two_engines_of_one_client_both_hear_and_one_that_goes_takes_nobody_alon
         async with AsyncClient(url) as client:
             heard = []
             async with engine_on(client, [waits]) as staying:
-                staying._worker._hinted = heard.append
+                staying._worker._notified = heard.append
                 staying._worker._wake.clear()
                 async with engine_on(client, [], recover=False):
                     pass

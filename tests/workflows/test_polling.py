@@ -109,7 +109,7 @@ def test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none(url, p
     async def story():
         async with engine_on(url, [polling]) as engine:
             engines.append(engine)
-            engine._worker._hinted = lambda runs: None
+            engine._worker._notified = lambda runs: None
             handle = await engine.start(polling)
             assert await handle.result(timeout=20) == ["one", "two", "nothing"]
 

@@ -140,7 +140,7 @@ async def crash(engine) -> None:
     worker = engine._worker
     lease = worker._lease
     if lease is not None and worker.id:
-        await worker.ask(ForceRelease(key=worker_key(worker.id), by="test", reason="crash"))
+        await worker.execute(ForceRelease(key=worker_key(worker.id), by="test", reason="crash"))
         worker._loop.call_soon(worker._lost, lease)
 
 
@@ -160,7 +160,7 @@ async def play(engine, op: list, name: str, chance: random.Random | None) -> obj
 
 async def replayed(engine, name: str) -> tuple[object, object]:
     """What was stored, and what the history leads to."""
-    seen = await engine._worker.ask(ReadRun(run=name, history=True))
+    seen = await engine._worker.execute(ReadRun(run=name, history=True))
     assert isinstance(seen, RunSeen)
     claim = seen.claim
     code = Replay(claim.run, interpreter, Nobody(), max_bytes=2**20, transactional=False)

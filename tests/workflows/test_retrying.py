@@ -255,7 +255,7 @@ def test_a_run_is_not_revived_while_a_child_that_was_cancelled_with_it_still_cle
             await handle.cancel()
             with pytest.raises(WorkflowFailed, match="cancelled"):
                 await handle.result()
-            with pytest.raises(RunLocked, match=r"'child' of the run .* is still cleaning up: nothing was done"):
+            with pytest.raises(RunLocked, match=r"'child' of the run .* is still cleaning up. Nothing was changed"):
                 await getattr(engine, how)(handle.id)
             assert (await handle.info()).status == "cancelled"
             await engine.handle("child").signal("cleaned up")

@@ -25,8 +25,8 @@ async def plain(ctx: Context, customer: str) -> None:
 
 
 @asynccontextmanager
-async def sync_client(heartbeats, url, folder):
-    del heartbeats, folder
+async def sync_client(opened, url, folder):
+    del opened, folder
     with Client(url) as client:
 
         async def start(*given, **options):
@@ -36,28 +36,28 @@ async def sync_client(heartbeats, url, folder):
 
 
 @asynccontextmanager
-async def async_client(heartbeats, url, folder):
-    del heartbeats, folder
+async def async_client(opened, url, folder):
+    del opened, folder
     async with AsyncClient(url) as client:
         yield client.events, client.runs.start
 
 
 @asynccontextmanager
-async def engine(heartbeats, url, folder):
+async def engine(opened, url, folder):
     del url, folder
 
     async def start(*given, **options):
-        return (await heartbeats.start(*given, **options)).id
+        return (await opened.start(*given, **options)).id
 
-    yield heartbeats.events, start
+    yield opened.events, start
 
 
 def within_transactions(way):
     """The same, each start in a transaction of its own; one that is refused leaves the transaction as it was."""
 
     @asynccontextmanager
-    async def made(heartbeats, url, folder):
-        async with way(heartbeats, url, folder) as (events, start):
+    async def made(opened, url, folder):
+        async with way(opened, url, folder) as (events, start):
             with closing(connected(url, folder)) as db:
 
                 async def start_within(*given, **options):
@@ -75,12 +75,12 @@ def within_transactions(way):
 
 def connected(url, folder):
     if url.startswith("sqlite"):
-        return sqlite3.connect(folder / "own.db", isolation_level=None)
+        return sqlite3.connect(folder / "own.db", isolation_level=None, check_same_thread=False)
     return psycopg.connect(real_servers.shared("postgres").url, autocommit=True)
 
 
 WAYS = [sync_client, async_client, engine]
-JOINING = [within_transactions(sync_client), within_transactions(engine)]
+JOINING = [within_transactions(way) for way in WAYS]
 CASES = [(store, way) for store in ("memory", "sqlite", "postgres", "valkey") for way in WAYS]
 CASES += [(store, way) for store in ("sqlite", "postgres") for way in JOINING]
 
@@ -93,10 +93,10 @@ def starting(request, tmp_path, engine_on):
 
     @asynccontextmanager
     async def made():
-        async with engine_on(url, []) as heartbeats, way(heartbeats, url, tmp_path) as (events, start):
+        async with engine_on(url, []) as opened, way(opened, url, tmp_path) as (events, start):
             told = []
             events.subscribe(lambda event: told.append((event.name, event.fields)))
-            yield heartbeats, told, start
+            yield opened, told, start
 
     return url, made
 
@@ -105,10 +105,10 @@ def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(starting, p
     url, made = starting
 
     async def story():
-        async with made() as (heartbeats, told, start):
+        async with made() as (opened, told, start):
             with pytest.raises(WorkflowDefinitionRequired, match="Nothing was started"):
                 await start("limited", "ann", require_definition=True)
-            assert (await heartbeats.list()).runs == ()
+            assert (await opened.list()).runs == ()
             assert "definition_unknown" not in [name for name, _ in told]
             for name in ("limited", "plain"):
                 run = await start(name, "ann")
@@ -117,7 +117,7 @@ def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(starting, p
                 told.clear()
                 for name in ("limited", "plain"):
                     run = await start(name, "bob", require_definition=True)
-                    assert (await heartbeats.get(run)).workflow == name
+                    assert (await opened.get(run)).workflow == name
             assert "definition_unknown" not in [name for name, _ in told]
 
     played(story)

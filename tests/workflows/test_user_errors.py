@@ -230,7 +230,9 @@ def test_ctx_in_the_body_of_a_step_is_refused(played, engine_on, what):
 
     async def story():
         async with engine_on("memory://", [nests, other]) as engine:
-            with pytest.raises(WorkflowFailed, match=r"NotInWorkflow.*ctx is for the code of its workflow"):
+            with pytest.raises(
+                WorkflowFailed, match=r"NotInWorkflow.*ctx can be used only in the code of its workflow"
+            ):
                 await (await engine.start(nests)).result(10)
 
     played(story)
@@ -314,13 +316,13 @@ def test_a_workflow_that_begins_again_soon_is_not_waited_for_longer(played, engi
     async def story():
         async with engine_on("memory://", [fails]) as engine:
             looks = []
-            look = engine._worker._look
+            look = engine._worker._poll
 
             async def counted():
                 looks.append(1)
                 return min(await look(), 3_600.0) if len(tries) >= 4 else max(await look(), 3_600.0)
 
-            engine._worker._look = counted  # it looks when it is woken, and else not for an hour
+            engine._worker._poll = counted  # it looks when it is woken, and else not for an hour
             with pytest.raises(WorkflowFailed, match="again"):
                 await (await engine.start(fails)).result(20)
 
@@ -390,7 +392,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_a_worker_that_drives_nothing_
 
     async def story():
         async with engine_on(url, [quick]) as engine, AsyncClient(url) as hf:
-            ask, lost = engine._worker.ask, []
+            ask, lost = engine._worker.execute, []
 
             async def losing(command):
                 outcome = await ask(command)
@@ -399,7 +401,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_a_worker_that_drives_nothing_
                     raise StoreUnavailable("the answer was lost", ambiguous=True)
                 return outcome
 
-            engine._worker.ask = losing
+            engine._worker.execute = losing
             run = await hf.runs.start("quick")
             assert await hf.runs.result(run, timeout=20) == 1
             assert lost

@@ -142,7 +142,7 @@ def test_every_kind_of_value_comes_back_as_what_it_was_also_in_another_life(url,
             for name in KINDS:
                 await eventually_async(lambda name=name: _has_entries(hf, name, 3))
             worker = first._worker
-            await worker.ask(ForceRelease(key=worker_key(worker.id), by="test", reason="it dies"))
+            await worker.execute(ForceRelease(key=worker_key(worker.id), by="test", reason="it dies"))
             await first.close(0)
             async with engine_on(url, known, worker_ttl=60) as second:
                 for name, (_, value) in KINDS.items():
@@ -187,7 +187,7 @@ def test_what_cannot_be_written_is_refused_at_the_call_with_its_place_and_change
             for signal in (handle.signal, _to(engine.signal, handle.id), _to(hf.runs.signal, handle.id)):
                 with pytest.raises(InvalidValue, match=rf"^the signal 'order' cannot hold this value: {PLACE}"):
                     await signal("order", UNFIT)
-            seen = await engine._worker.ask(ReadRun(run=handle.id, history=True))
+            seen = await engine._worker.execute(ReadRun(run=handle.id, history=True))
             assert (seen.claim.events, len(seen.claim.entries)) == ((), 1)
             await handle.signal("order", ORDER)
             assert await handle.result() == ORDER
@@ -295,10 +295,10 @@ def test_the_limit_is_a_mebibyte_and_can_be_set(url, played, engine_on):
 
     async def story():
         async with engine_on(url, [echo]) as engine, AsyncClient(url, max_bytes=2_000_000) as hf:
-            with pytest.raises(InvalidValue, match="it has 1,500,002 bytes and may have 1,048,576 "):
+            with pytest.raises(InvalidValue, match="it has 1,500,002 bytes, and the limit is 1,048,576 "):
                 await engine.start(echo, large)
             run = await hf.runs.start(echo, "small")
-            with pytest.raises(InvalidValue, match=r"the signal 'text'.*1,500,002 bytes and may have 1,048,576 "):
+            with pytest.raises(InvalidValue, match=r"the signal 'text'.*1,500,002 bytes, and the limit is 1,048,576 "):
                 await engine.signal(run, "text", large)
             await engine.signal(run, "text", "small")
             assert await engine.handle(run).result(10) == "small"
@@ -333,18 +333,18 @@ def test_what_a_workflow_makes_is_limited_too(played, engine_on, what):
 
     error = played(story)
     assert error.kind == "holdfast.errors.InvalidValue"
-    assert "bytes and may have 1,000 (max_bytes)" in error.detail
+    assert "bytes, and the limit is 1,000 (max_bytes)" in error.detail
 
 
 def test_the_limit_of_a_client_holds_for_its_states_and_for_an_engine_on_it(played, engine_on):
     with Client("memory://", max_bytes=10) as hf:
         hf.state("s").set("x" * 8)
-        with pytest.raises(InvalidValue, match="11 bytes and may have 10 "):
+        with pytest.raises(InvalidValue, match="11 bytes, and the limit is 10 "):
             hf.state("s").set("x" * 9)
 
         async def story():
             async with engine_on(hf, [orders]) as engine:
-                with pytest.raises(InvalidValue, match="and may have 10 "):
+                with pytest.raises(InvalidValue, match="and the limit is 10 "):
                     await engine.start(orders, ORDER)
             async with engine_on(hf, [orders], max_bytes=1_000) as engine:
                 await engine.start(orders, ORDER)
@@ -454,4 +454,4 @@ def test_an_exception_that_cannot_say_what_it_is_does_no_harm(url, played, engin
         async with engine_on(url, [flow]) as engine:
             return await (await engine.start(flow)).result(10)
 
-    assert played(story) == "MuteError: (it cannot say what: LookupError)"
+    assert played(story) == "MuteError: (its message cannot be read: LookupError)"

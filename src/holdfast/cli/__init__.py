@@ -1,4 +1,4 @@
-"""The command line. It needs the extra `cli`; without it, it says so."""
+"""The command line. It needs the packages of the extra `cli`, and names that extra if they are missing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what to install."""
+    """Run the command line, or print what to install."""
     try:
         from .app import app  # noqa: PLC0415  (its libraries are an extra)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
-        sys.exit("The command line needs two more packages: pip install 'holdfast[cli]'")
+        sys.exit("The command line needs the packages click and rich: pip install 'holdfast[cli]'")
     app(prog_name="holdfast")

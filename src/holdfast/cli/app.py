@@ -1,4 +1,4 @@
-"""The commands of `holdfast`, put together."""
+"""The command group `holdfast` with all its commands."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from .worker import worker
 def app() -> None:
     """Durable concurrency for Python.
 
-    Exit codes: 0 fine, 1 held or failed, 2 not understood.
+    Exit codes: 0 success, 1 held or failed, 2 usage error.
     """
 
 
 @app.command()
-@click.option("--ttl", default=2.0, show_default=True, help="The lease in seconds: how soon a dead worker is replaced.")
+@click.option(
+    "--ttl", default=2.0, show_default=True, help="The lease in seconds: how soon a killed worker is replaced."
+)
 @pass_settings
 def demo(settings: Settings, ttl: float) -> None:
-    """Real worker processes on one SQLite file: turns, a kill -9, a pause, and a write that is refused."""
+    """Real processes on a SQLite file: a queue, a kill -9, a pause with a refused write, a workflow that survives."""
     if settings.json:
-        raise click.UsageError("The demo is for people: it has no --json.", click.get_current_context())
+        raise click.UsageError("The demo prints text for people; it has no --json.", click.get_current_context())
     console = Console(highlight=False)
     sys.exit(0 if Demo(console, ttl).run() else 1)
 

@@ -1,8 +1,8 @@
-"""One worker of the demo, a process of its own: it takes the lock, does its job, and tells what it does.
+"""One worker process of the demo: it takes the lock, does its job, and prints an event for each thing that it does.
 
-The job is one line in a shared ledger, which must be there exactly once. Told to `stall`, it stops between
-reading and writing, so that it can be killed or paused just there; afterwards it writes without asking
-whether it still holds the lease. Only the fence can stop it then.
+The job is one entry in a shared ledger, which must be there exactly once. With `stall` the worker stops between reading
+and writing, so that it can be killed or paused at that point; afterwards it writes without checking whether it still
+holds the lease. Only the fence can refuse that write.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from ..fencing import fenced_read, fenced_replace
 KEY = "ledger"
 
 
-def tell(event: str, **what: object) -> None:
-    """One line to whoever started this worker."""
-    sys.stdout.write(json.dumps({"event": event, **what}) + "\n")
+def emit(event: str, **fields: object) -> None:
+    """Print one event for the process that started this worker."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
 
 def work(url: str, ledger: Path, name: str, job: str, ttl: float, *, stall: bool) -> None:
     """Do one job under the lock."""
     with Client(url, name=name) as hf:
-        tell("asks")
+        emit("requests")
         try:
             with hf.lock(KEY, ttl=ttl, owner=name) as lease:
-                tell("got", token=lease.token)
+                emit("acquired", token=lease.token)
                 entries = json.loads(fenced_read(ledger, lease))
                 if stall:
-                    tell("stalls")
+                    emit("stalls")
                     sys.stdin.readline()
                 if any(entry["job"] == job for entry in entries):
-                    tell("found", job=job)
+                    emit("found", job=job)
                     return
-                time.sleep(0.15)  # so that a person can watch
+                time.sleep(0.15)  # so that a person can follow
                 entries.append({"job": job, "worker": name, "token": lease.token})
                 try:
                     fenced_replace(ledger, json.dumps(entries), lease)
                 except StaleToken as error:
-                    tell("refused", offered=error.offered, highest=error.highest)
+                    emit("refused", offered=error.offered, highest=error.highest)
                 else:
-                    tell("wrote", job=job)
+                    emit("wrote", job=job)
         except LeaseLost as error:
-            tell("lost", reason=error.reason)
+            emit("lost", reason=error.reason)
         else:
-            tell("released")
+            emit("released")
 
 
 if __name__ == "__main__":
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # it tells everything itself
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # the events are its output
     url, ledger, name, job, ttl, stall = sys.argv[1:]
     work(url, Path(ledger), name, job, float(ttl), stall=stall == "stall")

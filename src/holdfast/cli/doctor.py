@@ -1,8 +1,7 @@
-"""`holdfast doctor`: whether the store is in order, and what to do where it is not.
+"""`holdfast doctor`: checks the store, and prints how to fix each problem.
 
-It looks and changes nothing. What only the store can know it asks the store (`Store.diagnose`); what can be
-seen in the records (a clock that was set back, waiters that are dead, records that nobody can read) is
-checked here.
+It reads the store and changes nothing. The checks of one kind of store are in that store (`Store.diagnose`). The checks
+that need only the records (a clock that was set back, waiters that do not poll, records that cannot be read) are here.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import click
-from rich.table import Table
+from rich.text import Text
 
 from .. import Client
 from ..commands import ListedLock, ListLocks, LockPage
@@ -23,19 +22,24 @@ from ..stores import redacted
 from ..stores.contract import Finding, Level
 from ..validation import MICROSECONDS
 from .exit_codes import FAILED
-from .options import Settings, common, opened, pass_settings
-from .output import console, length, say, shown, tell
+from .options import Settings, common, open_client, pass_settings
+from .output import escaped_text, format_duration, print_json, print_line, print_rows
 
 EARLIEST = 1_735_689_600 * MICROSECONDS
-"""The first of January 2025: a clock that shows less was never set."""
+"""1 January 2025: a clock that shows an earlier time was never set."""
 TOLERANCE = 1 * MICROSECONDS
-"""Between the reading of the clock and of the records others go on; tokens may run ahead by a little, too."""
-APART = 5 * MICROSECONDS
-"""How far the store's clock and this host's may be apart before it is worth a word."""
-NAMED = 5
-"""How many are named in one finding."""
+"""Other clients write between the reading of the clock and of the records; tokens may be slightly ahead, too."""
+MAX_DIFFERENCE = 5 * MICROSECONDS
+"""A larger difference between the store's clock and this host's is reported."""
+MAX_NAMED = 5
+"""How many names one finding lists."""
 
 _STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_SUMMARIES: dict[Level, str] = {
+    "ok": "No problems found.",
+    "warning": "The store works; read the warnings.",
+    "problem": "There is a problem.",
+}
 
 
 @click.command()
@@ -44,35 +48,35 @@ _STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "problem": "bol
 @click.pass_context
 def doctor(context: click.Context, settings: Settings) -> None:
     """Check the store: schema, clock, waiters, durability. Exits with 1 if there is a problem."""
-    findings = tuple(_examined(settings))
+    findings = tuple(_findings(settings))
     worst = _worst(findings)
     if settings.json:
         url = redacted(settings.address)
-        tell({"url": url, "namespace": settings.namespace, "level": worst, "findings": findings})
+        print_json({"url": url, "namespace": settings.namespace, "level": worst, "findings": findings})
     else:
         _show(findings, worst)
     context.exit(FAILED if worst == "problem" else 0)
 
 
-def _examined(settings: Settings) -> Iterator[Finding]:
-    """Every finding; a store that cannot be looked at is one of them."""
+def _findings(settings: Settings) -> Iterator[Finding]:
+    """Every finding; that a store cannot be read is one of them."""
     try:
-        with opened(settings) as hf:
+        with open_client(settings) as hf:
             yield Finding(check="store", level="ok", detail=f"{hf.url}, namespace {hf.namespace}")
             yield from hf.runtime.store.diagnose()
-            page = run(_everything(), hf.runtime.batchers)
+            page = run(_all_records(), hf.runtime.batchers)
             for check in _CHECKS:
                 yield check(hf, page)
     except StoreNotInstalled:
         raise
     except StoreError as error:
         yield Finding(
-            check="store", level="problem", detail=str(error), advice="Without the store nothing more can be checked."
+            check="store", level="problem", detail=str(error), advice="The other checks need the store: fix this first."
         )
 
 
-def _everything() -> Flow[LockPage]:
-    """All records of the namespace, idle ones too, as of the time of the last page."""
+def _all_records() -> Flow[LockPage]:
+    """All records of the namespace, unused ones too, with the time of the last page."""
     items: list[ListedLock] = []
     after: str | None = ""
     while True:
@@ -85,31 +89,31 @@ def _everything() -> Flow[LockPage]:
 
 
 def _clock(hf: Client, page: LockPage) -> Finding:
-    """Whether the store's clock can be believed."""
-    host = host_clock()
+    """Whether the store's clock was set, and agrees with this host's."""
+    difference = abs(page.now - host_clock())
     if page.now < EARLIEST:
         return Finding(
             check="clock",
             level="problem",
             detail=f"the store's clock was never set: it shows {page.now / MICROSECONDS:.0f} seconds since 1970",
-            advice="Set it (NTP) before locks are used: tokens follow the clock.",
+            advice="Set the clock (NTP) before locks are used: tokens follow it.",
         )
     if not hf.runtime.store.capabilities.server_clock:
         return Finding(
-            check="clock", level="ok", detail="the store's clock is this host's clock; there is no other to compare"
+            check="clock", level="ok", detail="the store's clock is this host's clock: there is nothing to compare"
         )
-    if abs(page.now - host) > APART:
+    if difference > MAX_DIFFERENCE:
         return Finding(
             check="clock",
             level="warning",
-            detail=f"the store's clock and this host's are {length(abs(page.now - host) / MICROSECONDS)} apart",
-            advice="Leases do not rest on it, but times in logs do not match. Set both by NTP.",
+            detail=f"the store's clock and this host's differ by {format_duration(difference / MICROSECONDS)}",
+            advice="Leases do not depend on it, but times in logs do not match. Set both clocks by NTP.",
         )
     return Finding(check="clock", level="ok", detail="the store's clock and this host's agree")
 
 
 def _clock_set_back(_hf: Client, page: LockPage) -> Finding:
-    """Whether something in the records happened in the clock's future."""
+    """Whether a record has a time in the future."""
     ahead = {
         item.key: _newest(item.record) - page.now
         for item in page.items
@@ -120,15 +124,15 @@ def _clock_set_back(_hf: Client, page: LockPage) -> Finding:
     return Finding(
         check="clock_set_back",
         level="problem",
-        detail=f"the clock was set back by {length(max(ahead.values()) / MICROSECONDS)} or more: "
+        detail=f"the clock was set back by {format_duration(max(ahead.values()) / MICROSECONDS)} or more: "
         f"{len(ahead)} records are ahead of it ({_some(sorted(ahead))})",
-        advice="Tokens of these keys go on rising, but a key whose record is gone may issue lower ones than before, "
-        "which its fences refuse. Set the clock right (NTP).",
+        advice="Tokens of these keys still increase. A key whose record was removed may get lower tokens than before, "
+        "and fences refuse those. Correct the clock (NTP).",
     )
 
 
 def _newest(record: LockRecord) -> int:
-    """The latest moment that the record knows of. A token is one, too: it never is behind the clock."""
+    """The latest time in the record. A token is a time, too: it is never behind the clock."""
     return max(
         record.fence,
         *(holder.since for holder in record.holders),
@@ -138,9 +142,9 @@ def _newest(record: LockRecord) -> int:
 
 
 def _dead_waiters(_hf: Client, page: LockPage) -> Finding:
-    """Who has missed two signs of life: with three within the time of a place, less than a third of it is left."""
+    """Waiters that have missed two of the three polls within the time for which a position is kept."""
     silent = [
-        f"{item.key}: {waiter.label}, its place ends in {length((waiter.expires_at - page.now) / MICROSECONDS)}"
+        f"{item.key}: {waiter.label}, kept for {format_duration((waiter.expires_at - page.now) / MICROSECONDS)} more"
         for item in page.items
         if item.record is not None
         for waiter in item.record.waiters
@@ -150,18 +154,18 @@ def _dead_waiters(_hf: Client, page: LockPage) -> Finding:
     ]
     if not silent:
         waiting = sum(item.record.waiting for item in page.items if item.record is not None)
-        return Finding(check="dead_waiters", level="ok", detail=f"{waiting} waiting, all of them show signs of life")
+        return Finding(check="dead_waiters", level="ok", detail=f"{waiting} waiting, and all of them poll")
     return Finding(
         check="dead_waiters",
         level="warning",
-        detail=f"{len(silent)} waiters have missed two signs of life ({_some(silent)})",
-        advice="A dead one loses its place by itself. One that is seen here again and again is starved or stopped: "
-        "look at its process.",
+        detail=f"{len(silent)} waiters have missed two polls ({_some(silent)})",
+        advice="A crashed waiter loses its position automatically. A waiter that is reported repeatedly is stopped or "
+        "gets no CPU time: inspect its process.",
     )
 
 
 def _unreadable(_hf: Client, page: LockPage) -> Finding:
-    """Which records this version cannot read."""
+    """Records that this version cannot read."""
     broken = [item.key for item in page.items if item.error]
     if not broken:
         return Finding(check="records", level="ok", detail=f"all {len(page.items)} can be read")
@@ -169,7 +173,7 @@ def _unreadable(_hf: Client, page: LockPage) -> Finding:
         check="records",
         level="problem",
         detail=f"{len(broken)} of {len(page.items)} cannot be read ({_some(broken)}): these locks are refused",
-        advice="They come from a newer version, or are damaged. Upgrade Holdfast, or see 'holdfast locks list'.",
+        advice="A newer version wrote them, or they are damaged. Upgrade Holdfast, or see 'holdfast locks list'.",
     )
 
 
@@ -177,8 +181,8 @@ _CHECKS: tuple[Callable[[Client, LockPage], Finding], ...] = (_clock, _clock_set
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return "; ".join(names[:NAMED]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return "; ".join(names[:MAX_NAMED]) + more
 
 
 def _worst(findings: Sequence[Finding]) -> Level:
@@ -187,14 +191,11 @@ def _worst(findings: Sequence[Finding]) -> Level:
 
 
 def _show(findings: Sequence[Finding], worst: Level) -> None:
-    table = Table.grid(padding=(0, 2))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    rows = []
     for finding in findings:
-        table.add_row(shown(finding.level, _STYLES[finding.level]), shown(finding.check), shown(finding.detail))
+        level = escaped_text(finding.level, _STYLES[finding.level])
+        rows.append([level, escaped_text(finding.check), escaped_text(finding.detail)])
         if finding.advice:
-            table.add_row("", "", shown(f"-> {finding.advice}", "italic"))
-    console().print(table)
-    words = {"ok": "All is well.", "warning": "It works, but look at the warnings.", "problem": "There is a problem."}
-    say(words[worst])
+            rows.append([Text(), Text(), escaped_text(f"-> {finding.advice}", "italic")])
+    print_rows(rows, unfolded=2)
+    print_line(_SUMMARIES[worst])

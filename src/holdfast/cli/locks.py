@@ -1,4 +1,4 @@
-"""`holdfast locks`: who holds what, who waits, and how to put a holder out."""
+"""`holdfast locks`: the holders and the queue of each lock, and the forced release of a lock."""
 
 from __future__ import annotations
 
@@ -10,23 +10,35 @@ from .. import Client, HoldfastError
 from ..locks import LockInfo
 from ..locks.admin import MAX_REASON
 from .exit_codes import FAILED
-from .options import Settings, as_seconds, common, opened, pass_settings
-from .output import console, left, length, lock_document, lock_table, moment, say, shown, tell, who
+from .options import Settings, as_seconds, common, open_client, pass_settings
+from .output import (
+    LOCK_COLUMNS,
+    escaped_text,
+    format_caller,
+    format_duration,
+    format_time,
+    format_token,
+    lock_document,
+    lock_rows,
+    print_json,
+    print_line,
+    print_rows,
+)
 from .watch import watch_changes, watch_screen
 
 
 class ReleaseDeclined(HoldfastError):
-    """Nobody was put out."""
+    """The release was declined. Nothing was changed."""
 
 
 class ChangedHands(HoldfastError):
-    """The lock changed hands while you were asked. Nobody was put out: look again, then decide again."""
+    """The lock got a new holder before the answer. Nothing was released: inspect the lock and decide again."""
 
 
 @click.group()
 @common
 def locks() -> None:
-    """Who holds what, who waits, and how to put a holder out."""
+    """Show who holds each lock and who waits, and release a lock by force."""
 
 
 @locks.command("list")
@@ -34,15 +46,16 @@ def locks() -> None:
 @common
 @pass_settings
 def list_(settings: Settings, prefix: str) -> None:
-    """Every lock that is held or waited for, those whose key begins with PREFIX."""
-    with opened(settings) as hf:
+    """List every lock that is held or waited for and whose key begins with PREFIX."""
+    with open_client(settings) as hf:
         found = hf.locks.list(prefix)
         if settings.json:
-            tell({"locks": [lock_document(info) for info in found]})
+            print_json({"locks": [lock_document(info) for info in found]})
         elif found:
-            console().print(lock_table(found))
+            print_rows(lock_rows(found), LOCK_COLUMNS)
         else:
-            say(f"Nobody holds or waits for anything in {hf.url}, namespace {hf.namespace}.")
+            beginning = f" with the prefix {prefix!r}" if prefix else ""
+            print_line(f"No lock{beginning} is held or waited for in {hf.url}, namespace {hf.namespace}.")
 
 
 @locks.command()
@@ -51,51 +64,59 @@ def list_(settings: Settings, prefix: str) -> None:
 @pass_settings
 @click.pass_context
 def show(context: click.Context, settings: Settings, key: str) -> None:
-    """One lock: its holders, its waiters in order. Exits with 0 if nobody holds it, with 1 if somebody does."""
-    with opened(settings) as hf:
+    """Show one lock: its holders, and its queue in order. Exits with 0 if the lock is free, with 1 if it is held."""
+    with open_client(settings) as hf:
         info = hf.locks.inspect(key)
     if settings.json:
-        tell(lock_document(info))
+        print_json(lock_document(info))
     else:
         _show(info)
     context.exit(FAILED if info.held else 0)
 
 
 def _show(info: LockInfo) -> None:
-    say(shown(info.key, "bold").append(" is held" if info.held else " is free", "yellow" if info.held else "green"))
+    status, style = (" is held", "yellow") if info.held else (" is free", "green")
+    print_line(escaped_text(info.key, "bold").append(status, style))
     if info.fence:
         permits = f", {info.permits} permits" if info.permits > 1 else ""
-        say(f"  kind {info.kind}{permits}, last token {info.fence}")
+        print_line(f"  kind {info.kind}{permits}, last token {format_token(info.fence)}")
     for holder in info.holders:
         offered = ", offered and not confirmed yet" if holder.offered else ""
         weight = f", {holder.weight} permits" if holder.weight > 1 else ""
-        say(
-            f"  held by {who(holder)} for {length(holder.age)}, since {moment(holder.since)}, "
-            f"{left(holder.time_left)} left, token {holder.token}{weight}{offered}"
+        expiry = "without expiry" if holder.time_left is None else f"expires in {format_duration(holder.time_left)}"
+        print_line(
+            f"  held by {format_caller(holder)} for {format_duration(holder.age)}, since {format_time(holder.since)}, "
+            f"{expiry}, token {format_token(holder.token)}{weight}{offered}"
         )
     for waiter in info.waiters:
-        kept = "" if waiter.time_left is None else f", its place is kept for {length(waiter.time_left)}"
-        say(f"  waiting at place {waiter.position + 1}: {who(waiter)} for {length(waiter.age)}{kept}")
+        kept = "" if waiter.time_left is None else f", position kept for {format_duration(waiter.time_left)}"
+        waited = format_duration(waiter.age)
+        print_line(
+            f"  position {waiter.position + 1} in the queue: {format_caller(waiter)}, waiting for {waited}{kept}"
+        )
     if info.waiting > len(info.waiters):
-        say(f"  and {info.waiting - len(info.waiters)} more runs are waiting")
+        print_line(f"  {info.waiting - len(info.waiters)} more runs wait")
     if info.forced is not None:
-        put_out = ", ".join(info.forced.holders)
-        say(f"  last put out: {put_out} at {moment(info.forced.at)} by {info.forced.by}, because: {info.forced.reason}")
+        removed, forced = ", ".join(info.forced.holders), info.forced
+        print_line(
+            f"  last forced release: {removed} removed by {forced.by} at {format_time(forced.at)}, "
+            f"because: {forced.reason}"
+        )
 
 
 @locks.command()
 @click.argument("prefix", default="")
-@click.option("--every", callback=as_seconds, default="1", show_default=True, help="Seconds between two looks.")
+@click.option("--every", callback=as_seconds, default="1", show_default=True, help="Seconds between two queries.")
 @click.option("--for", "lasting", callback=as_seconds, help="Seconds after which to end.  [until Ctrl-C]")
 @common
 @pass_settings
 def watch(settings: Settings, prefix: str, every: float, lasting: float | None) -> None:
-    """The locks whose key begins with PREFIX, looked at again and again. Ctrl-C ends it.
+    """Show the locks whose key begins with PREFIX, repeatedly. Ctrl-C ends it.
 
-    With --json, or where the output is no terminal, it is one line for each change.
+    With --json, or if the output is not a terminal, print one line for each change.
     """
     try:
-        with opened(settings) as hf:
+        with open_client(settings) as hf:
             if settings.json or not sys.stdout.isatty():
                 watch_changes(hf, prefix, every, lasting, as_json=settings.json)
             else:
@@ -106,50 +127,65 @@ def watch(settings: Settings, prefix: str, every: float, lasting: float | None) 
 
 def _checked_reason(_context: click.Context, _option: click.Parameter, value: str) -> str:
     if not value.strip() or len(value) > MAX_REASON:
-        raise click.BadParameter(f"say in at most {MAX_REASON} characters why: it is kept with the lock.")
+        raise click.BadParameter(f"give the reason in at most {MAX_REASON} characters: it is stored with the lock.")
     return value
 
 
 @locks.command()
 @click.argument("key")
-@click.option("--reason", required=True, callback=_checked_reason, help="Why: kept with the lock for who asks later.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--reason", required=True, callback=_checked_reason, help="The reason: stored with the lock, and shown.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common
 @pass_settings
 def release(settings: Settings, key: str, reason: str, *, yes: bool) -> None:
-    """Put every holder of KEY out. The holder is not stopped by this; the fence refuses its late writes."""
+    """Release a lock by force: remove every holder of KEY.
+
+    The holder's process is not stopped. A fence refuses its late writes; writes without a fence are not refused.
+    """
     if not yes and (sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty()):
         raise click.UsageError(
-            "There is no terminal to ask on: look with 'holdfast locks show', then say --yes.",
+            "There is no terminal to ask for confirmation on: check with 'holdfast locks show', then use --yes.",
             click.get_current_context(),
         )
-    with opened(settings) as hf:
-        asked = yes or _confirmed(hf, key)
-        put_out = hf.locks.force_release(key, reason=reason) if asked else ()
+    with open_client(settings) as hf:
+        confirmed = yes or _confirmed(hf, key)
+        removed = hf.locks.force_release(key, reason=reason) if confirmed else ()
     if settings.json:
-        tell({"key": key, "reason": reason, "released": put_out})
+        print_json({"key": key, "reason": reason, "released": removed})
         return
-    if not put_out:
-        say(f"Nobody holds {key}: nothing was changed.")
+    if not removed:
+        print_line(f"{key} has no holder: nothing was changed.")
         return
-    for holder in put_out:
-        say(f"{who(holder)} was put out of {key} after {length(holder.age)} (token {holder.token}).")
-    say("It learns of it with its next renewal, a run by a message, and works until then.")
+    for holder in removed:
+        print_line(
+            f"{key} was released: {format_caller(holder)} is not its holder any more, after "
+            f"{format_duration(holder.age)} (token {format_token(holder.token)})."
+        )
+    print_line(
+        "The process was not stopped. It is notified with its next renewal (a workflow run: by an event) and works "
+        "until then."
+    )
 
 
 def _confirmed(hf: Client, key: str) -> bool:
-    """Ask on the terminal, with who would be put out. False: nobody is.
+    """Show the holders and ask for confirmation. False: the lock has no holder.
 
-    If others hold it when the answer comes, nobody is put out. Between that look and the release lie milliseconds
-    in which it may still change hands.
+    If the lock has a new holder after the answer, nothing is released. Between that check and the release there are
+    milliseconds in which the holder may still change.
     """
     before = hf.locks.inspect(key)
     if not before.held:
         return False
     for holder in before.holders:
-        say(f"{key} is held by {who(holder)} for {length(holder.age)}, since {moment(holder.since)}.", err=True)
-    say("The process itself is not stopped: writes without a fence go on until it hears of it.", err=True)
-    if not click.confirm("Put it out?", err=True):
+        print_line(
+            f"{key} is held by {format_caller(holder)} for {format_duration(holder.age)}, "
+            f"since {format_time(holder.since)}.",
+            err=True,
+        )
+    print_line(
+        "The process is not stopped: until it is notified, its writes without a fence are not refused.", err=True
+    )
+    if not click.confirm("Release the lock by force?", err=True):
         raise ReleaseDeclined
     now = hf.locks.inspect(key)
     if {holder.token for holder in now.holders} - {holder.token for holder in before.holders}:

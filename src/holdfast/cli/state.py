@@ -1,7 +1,7 @@
 """`holdfast state`: durable values under a key, as JSON.
 
-`get` shows the value as it is now; `set` replaces it, whatever was there. Setting is the one command that may
-make a store's file.
+`get` prints the current value; `set` replaces it, whatever it was. `set` is the only command that may create a store's
+file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import click
 from .. import HoldfastError
 from ..errors import InvalidValue
 from ..runtime.codec import encode_value
-from .options import Settings, common, opened, pass_settings
-from .output import say, tell
+from .options import Settings, common, open_client, pass_settings
+from .output import print_json, print_line
 
 
-class NothingThere(HoldfastError):
+class NoValue(HoldfastError):
     """There is no value under this key."""
 
 
@@ -34,17 +34,17 @@ def state() -> None:
 @common
 @pass_settings
 def get(settings: Settings, key: str) -> None:
-    """Show the value under KEY as JSON. Exits with 1 if there is none; with --json that is null."""
-    with opened(settings) as hf:
+    """Print the value under KEY as JSON. Exits with 1 if there is none; with --json, prints null and exits with 0."""
+    with open_client(settings) as hf:
         value = hf.state(key).get()
         where = f"{hf.url}, namespace {hf.namespace}"
     if settings.json:
-        tell(value)
+        print_json(value)
         return
     if value is None:
-        raise NothingThere(f"there is no value under {key} in {where}.")
+        raise NoValue(f"there is no value under {key} in {where}.")
     for line in json.dumps(value, indent=2, ensure_ascii=False).splitlines():
-        say(line)
+        print_line(line)
 
 
 # A negative number is a value, not an option.
@@ -54,23 +54,23 @@ def get(settings: Settings, key: str) -> None:
 @common
 @pass_settings
 def set_(settings: Settings, key: str, value: str) -> None:
-    """Replace the value under KEY by JSON ('-': read it from standard input)."""
+    """Replace the value under KEY by JSON ('-': read the JSON from standard input)."""
     parsed = _parsed(value)
-    with opened(settings, make=True) as hf:
+    with open_client(settings, create=True) as hf:
         if not hf.runtime.store.capabilities.shared:
             raise click.UsageError(
-                f"{hf.url} ends with this command, and the value with it: give the address of a store that stays.",
+                f"{hf.url} ends with this command, and so would the value: give the address of a persistent store.",
                 click.get_current_context(),
             )
         hf.state(key).set(parsed)
     if settings.json:
-        tell({"key": key, "value": parsed})
+        print_json({"key": key, "value": parsed})
     else:
-        say(f"{key} is set.")
+        print_line(f"{key} is set.")
 
 
 def _parsed(text: str) -> Any:
-    """The value, checked before the store is opened: what is wrong later is the store's and not the argument's."""
+    """The value, checked before the store is opened: so a later error is the store's, not the argument's."""
     try:
         value = json.loads(_standard_input() if text == "-" else text, parse_constant=_no_constant)
         encode_value(value, what="a state")
@@ -91,7 +91,7 @@ def _standard_input() -> str:
         except OSError as error:
             why = f"cannot be read ({error.strerror or error})"
     raise click.BadParameter(
-        f"standard input {why}: give the value in the place of '-', or let it come from a file or a pipe.",
+        f"standard input {why}: give the value instead of '-', or redirect standard input from a file or a pipe.",
         param_hint="JSON",
     )
 

@@ -1,7 +1,7 @@
-"""What a store can be asked, and what it answers.
+"""Commands that stores execute, and their outcomes.
 
-A command is a frozen value. Its docstring is its specification: what must hold before, what the answers are, and
-what sending it again after a lost reply does. Commands about runs are in `commands.runs`.
+A command is a frozen value. Its docstring is its specification: what must hold before, what the outcomes are, and what
+sending it again after a lost reply does ("Again: ..."). Commands about runs are in `commands.runs`.
 """
 
 from __future__ import annotations
@@ -72,4 +72,4 @@ __all__ = [
 ]
 
 READS: tuple[type[Command], ...] = (Inspect, ListLocks, ReadSlot, RecordQuery, ListRecords, ListDueRecords)
-"""Commands that never write: a store may answer them without waiting for a writer's turn."""
+"""Commands that never write: a store may answer them without waiting for the write lock."""

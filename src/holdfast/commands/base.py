@@ -11,10 +11,10 @@ PAGE = 100
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """The root of everything that a store can be asked."""
+    """The base class of all commands."""
 
 
 class Failed(out.Outcome, frozen=True, kw_only=True):
-    """This command alone failed; its neighbours did not. The error is to be raised at the caller's."""
+    """This command failed; the others of its batch did not. The error is raised in the caller."""
 
     error: HoldfastError

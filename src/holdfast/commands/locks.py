@@ -19,7 +19,7 @@ from .base import PAGE, Command
 
 
 class LockCommand(Command, frozen=True, kw_only=True):
-    """A command about the record of one key. Atomic by itself and independent of its neighbours.
+    """A command about the record of one key. Atomic by itself and independent of the others in its batch.
 
     It defines `decide`, or else `apply`: each of the two is made from the other.
     """
@@ -30,11 +30,11 @@ class LockCommand(Command, frozen=True, kw_only=True):
         """Decide on a record in its working form."""
         record, outcome = self.apply(lock.record(), lock.now)
         lock.read(record)
-        lock.hand_over()  # to those whom the stored form does not list, too
+        lock.hand_over()  # also to waiters that the stored record does not list
         return outcome
 
     def apply(self, record: LockRecord, now: int) -> Step:
-        """Decide, without doing anything."""
+        """Decide; a pure function."""
         lock = LockState(record, now)
         outcome = lock.answer(self.decide)
         return lock.record(), outcome
@@ -46,7 +46,7 @@ def decide_all(
     """Decide on commands about one key, in their order and at one moment, with one pass over its record.
 
     The outcomes, and the record but for its version, are those of the same commands one by one. Raises what a command
-    raises, and then nothing has been decided. `more` brings the runs that the record does not list (`rules.overflow`).
+    raises, and then nothing has been decided. `more` reads the runs that the record does not list.
     """
     lock = LockState(record, now, more=more)
     outcomes = [lock.answer(command.decide) for command in commands]
@@ -56,12 +56,12 @@ def decide_all(
 class Acquire(LockCommand, frozen=True, kw_only=True):
     """Take `weight` of the `permits` of a key for `ttl` microseconds (None: until released).
 
-    Answers `Granted`; with `queue`, `Queued` while others are in the way, else `Busy`; `Mismatch` when the
+    Answers `Granted`; with `queue`, `Queued` while it must wait, otherwise `Busy`; `Mismatch` when the
     key is in use as another kind; `TooHeavy` when it can never fit; `Gone` when the attempt was abandoned;
-    `TooManyWaiters` when as many as may wait are waiting. Again: the same attempt (`id`) gets the same grant and token
-    with its full ttl, or keeps its place. A waiter must ask again within three fifths of `waiter_ttl`, and confirms an
-    offer by asking again. Asking again within two fifths of it changes nothing, so a waiter may look often. It
-    `listens` if hints for its id are received by a process.
+    `TooManyWaiters` when the queue is full. Again: the same attempt (`id`) gets the same grant and token
+    with its full ttl, or keeps its position. A waiter must send it again within three fifths of `waiter_ttl`, which
+    also confirms an offer. Within two fifths of it that changes nothing, so a waiter may poll often. It `listens` if a
+    process receives hints for its id.
     """
 
     id: str
@@ -92,7 +92,7 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
 
 
 class Renew(LockCommand, frozen=True, kw_only=True):
-    """Prolong a living grant to `ttl` microseconds from now. Answers `Renewed` or `NotHolder`.
+    """Prolong a grant to `ttl` microseconds from now. Answers `Renewed` or `NotHolder`.
 
     Needs id and token; a `lease` may be renewed by its owner's id alone (`token=None`). Again: prolongs again.
     """
@@ -122,10 +122,10 @@ class Release(LockCommand, frozen=True, kw_only=True):
 
 
 class PassOver(LockCommand, frozen=True, kw_only=True):
-    """End an offer that nobody can receive, before its time runs out. Answers `PassedOver` or `NotHolder`.
+    """End an offer that nobody can receive, before it expires. Answers `PassedOver` or `NotHolder`.
 
-    Acts only on an offer to the attempt `id` under `token` that is not confirmed yet and can run out. The waiter goes
-    back to its place in the queue and is passed over until it asks again. Again: `NotHolder`, and nothing changes.
+    Acts only on an offer to the attempt `id` under `token` that is not confirmed yet and can expire. The waiter goes
+    back to its position in the queue and is passed over until it sends its command again. Again: `NotHolder`.
     """
 
     id: str
@@ -137,7 +137,7 @@ class PassOver(LockCommand, frozen=True, kw_only=True):
 
 
 class Abandon(LockCommand, frozen=True, kw_only=True):
-    """Remove an attempt by its id, be it holder, waiter or not yet arrived. Answers `Abandoned`.
+    """Remove an attempt by its id, whether it holds, waits or has not arrived yet. Answers `Abandoned`.
 
     An `Acquire` of this attempt that arrives within `ttl` microseconds afterwards is refused with `Gone`.
     Again: answers `Abandoned` with "nothing".
@@ -152,7 +152,7 @@ class Abandon(LockCommand, frozen=True, kw_only=True):
 
 
 class Transfer(LockCommand, frozen=True, kw_only=True):
-    """Give a living grant to the attempt `to_id`, in one step. Answers `Transferred`, `NotHolder`, `TargetHolds`.
+    """Transfer a grant to the attempt `to_id`, in one step. Answers `Transferred`, `NotHolder`, `TargetHolds`.
 
     Again: the same answer, as long as the target holds.
     """
@@ -169,10 +169,9 @@ class Transfer(LockCommand, frozen=True, kw_only=True):
 
 
 class ForceRelease(LockCommand, frozen=True, kw_only=True):
-    """Put every holder of a key out; who and why is kept in the record. Answers `ForceReleased`.
+    """Remove every holder of a key; the record keeps by whom and why. Answers `ForceReleased`.
 
-    Holders that are offers to a waiter count as holders. Again: puts out whoever holds by then, so a flow
-    does not send it again on its own.
+    Offers count as holders. Again: removes the holders of that time, so a flow does not send it again on its own.
     """
 
     by: str
@@ -184,10 +183,10 @@ class ForceRelease(LockCommand, frozen=True, kw_only=True):
 
 
 class Settle(LockCommand, frozen=True, kw_only=True):
-    """End what time has ended on one key and hand over what became free. Answers `Settled`. Again: harmless.
+    """Remove what has expired on one key and offer what became free. Answers `Settled`. Again: harmless.
 
-    A client that made an offer looks at the lock when the offer has run out. One that is `leaving` cannot: the next
-    waiters are hinted, and do it instead.
+    A client whose command made an offer sends this when the offer has expired. A client that is `leaving` cannot do so:
+    the next waiters are hinted, and do it instead.
     """
 
     leaving: bool = False
@@ -198,7 +197,7 @@ class Settle(LockCommand, frozen=True, kw_only=True):
 
 
 class Inspect(LockCommand, frozen=True, kw_only=True):
-    """Look at one key without changing it. Answers `LockSeen`. Again: looks again."""
+    """Read one key without changing it. Answers `LockSeen`. Again: reads again."""
 
     def decide(self, lock: LockState) -> out.Outcome:
         """Decide by `LockState.inspect`."""
@@ -206,7 +205,7 @@ class Inspect(LockCommand, frozen=True, kw_only=True):
 
 
 class ListLocks(Command, frozen=True, kw_only=True):
-    """Look at a page of keys in order, those with the prefix and after `after`. Answers `LockPage`. A read."""
+    """Read a page of keys in order, those with the prefix and after `after`. Answers `LockPage`. A read."""
 
     prefix: str = ""
     after: str = ""
@@ -214,15 +213,15 @@ class ListLocks(Command, frozen=True, kw_only=True):
 
 
 class SettleDue(Command, frozen=True, kw_only=True):
-    """Settle up to `limit` records that have waiters and whose time has come. Answers `Swept`. Again: harmless."""
+    """Settle up to `limit` records that have waiters and that are due. Answers `Swept`. Again: harmless."""
 
     limit: int = PAGE
 
 
 class Cleanup(Command, frozen=True, kw_only=True):
-    """Look at up to `limit` records after the key `after`, remove those that may be forgotten. Answers `Swept`.
+    """Read up to `limit` records after the key `after`, and remove those that may be removed. Answers `Swept`.
 
-    Removed is only what `rules.lock.removable` allows for this retention (microseconds). Again: harmless.
+    It removes only what `rules.lock.removable` allows for this retention (microseconds). Again: harmless.
     """
 
     after: str = ""
@@ -239,7 +238,7 @@ class ListedLock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockPage(out.Outcome, frozen=True, kw_only=True):
-    """A page of keys, and the `after` of the next one (None: that was all)."""
+    """A page of keys, and the `after` of the next one (None: there is none)."""
 
     items: tuple[ListedLock, ...]
     next: str | None
@@ -247,7 +246,7 @@ class LockPage(out.Outcome, frozen=True, kw_only=True):
 
 
 class Swept(out.Outcome, frozen=True, kw_only=True):
-    """How many records were looked at and changed or removed, and where to go on (None: that was all)."""
+    """How many records were read and changed or removed, and where to continue (None: there is none)."""
 
     seen: int
     changed: int

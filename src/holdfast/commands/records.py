@@ -12,9 +12,9 @@ from .base import PAGE, Command
 
 
 class RecordCommand(Command, frozen=True, kw_only=True):
-    """A command about one record of a `RecordType`. Atomic by itself and independent of its neighbours.
+    """A command about one record of a `RecordType`. Atomic by itself and independent of the others in its batch.
 
-    A subclass names its type, adds what is asked, and defines `apply`; every store carries it out. The attempts in the
+    A subclass names its type, adds its fields, and defines `apply`; every store executes it. The attempts in the
     outcome's `woken` and `hinted` are sent hints, as with locks.
     """
 
@@ -22,18 +22,18 @@ class RecordCommand(Command, frozen=True, kw_only=True):
     key: str
 
     def apply(self, record: Any, now: int) -> tuple[Any, out.Outcome]:
-        """Decide, without doing anything. None is no record: before, there is none; afterwards, it is removed.
+        """Decide; a pure function. None as a record: there is none before, or it is removed afterwards.
 
-        Return the record itself where nothing changes; then nothing is written.
+        Where nothing changes, return the record itself; then nothing is written.
         """
         raise NotImplementedError
 
 
 class RecordQuery(RecordCommand, frozen=True, kw_only=True):
-    """A command that looks at one record and never changes it. Its outcome wakes nobody."""
+    """A command that reads one record and never changes it. Its outcome sends no hints."""
 
     def look(self, record: Any, now: int) -> out.Outcome:
-        """What there is to say. None: there is no record."""
+        """The outcome. The record is None where there is none."""
         raise NotImplementedError
 
     def apply(self, record: Any, now: int) -> tuple[Any, out.Outcome]:
@@ -42,7 +42,7 @@ class RecordQuery(RecordCommand, frozen=True, kw_only=True):
 
 
 class ListRecords(Command, frozen=True, kw_only=True):
-    """Look at a page of the records of a type, in the order of their keys: those with the prefix and after `after`.
+    """Read a page of the records of a type, in the order of their keys: those with the prefix and after `after`.
 
     Answers `RecordPage`. A read.
     """
@@ -54,10 +54,10 @@ class ListRecords(Command, frozen=True, kw_only=True):
 
 
 class ListDueRecords(Command, frozen=True, kw_only=True):
-    """Look which records of a type are due, the earliest first. Answers `RecordsDue`. A read.
+    """Read which records of a type are due, the earliest first. Answers `RecordsDue`. A read.
 
-    What is due is settled by the type's own commands, one a key. A record that cannot be read is left out, because it
-    stays due and would hide the others; `ListRecords` shows it.
+    Due records are changed by the type's own commands, one for each key. A record that cannot be read is left out,
+    because it stays due and would hide the others; `ListRecords` shows it.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class ListedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordPage(out.Outcome, frozen=True, kw_only=True):
-    """A page of records, and the `after` of the next one (None: that was all)."""
+    """A page of records, and the `after` of the next one (None: there is none)."""
 
     items: tuple[ListedRecord, ...]
     next: str | None
@@ -81,7 +81,7 @@ class RecordPage(out.Outcome, frozen=True, kw_only=True):
 
 
 class RecordsDue(out.Outcome, frozen=True, kw_only=True):
-    """The records that are due, and whether there are more than were asked for."""
+    """The records that are due, and whether there are more than `limit`."""
 
     items: tuple[ListedRecord, ...]
     more: bool

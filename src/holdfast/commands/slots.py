@@ -8,17 +8,17 @@ from .base import Command
 
 
 class SlotCommand(Command, frozen=True, kw_only=True):
-    """A command about one state slot. Atomic by itself and independent of its neighbours."""
+    """A command about one state slot. Atomic by itself and independent of the others in its batch."""
 
     address: Address
 
     def apply(self, before: slot.Slot, now: int) -> slot.Step:
-        """Decide, without doing anything."""
+        """Decide; a pure function."""
         raise NotImplementedError
 
 
 class ReadSlot(SlotCommand, frozen=True, kw_only=True):
-    """Look at a slot. Answers `SlotSeen`; one that was never written has version 0. Again: looks again."""
+    """Read a slot. Answers `SlotSeen`; one that was never written has version 0. Again: reads again."""
 
     def apply(self, before: slot.Slot, now: int) -> slot.Step:  # noqa: ARG002  (no time passes for a value)
         """Decide by `rules.slot.read`."""
@@ -28,8 +28,8 @@ class ReadSlot(SlotCommand, frozen=True, kw_only=True):
 class SwapSlot(SlotCommand, frozen=True, kw_only=True):
     """Write `value` (JSON text; None removes it) if the last write is still `expected`, of version `version`.
 
-    `request` is `<client>.<number>`; of what its client numbered below `acked` nothing will be sent again. Answers
-    `Swapped`, or `Conflict` with what is there now. A loser may `reserve` the next write for so many microseconds.
+    `request` is `<client>.<number>`; writes of its client below `acked` are not sent again. Answers
+    `Swapped`, or `Conflict` with the present value. A write that lost may `reserve` the next one.
     Again: answered `Swapped` and not made again; where the slot has forgotten this client's writes of that time, a
     `Conflict` that is not `decided`.
     """

@@ -1,11 +1,11 @@
-"""The fence: the place that is written to refuses whoever has been overtaken.
+"""The fence: the resource that is written to refuses writers that a newer holder has replaced.
 
-A lock keeps others out for a time; a process that was paused past its lease does not know that its time is
-over. Its token tells. `guard` (and `guard_async`) checks it within the database transaction that writes,
-`fenced_replace` in the same step as a file is replaced, `fenced_set` and `FencedScript` in the same step on Redis:
-what is at or above the highest floor that was ever seen there is let through, and everything older raises `StaleToken`
-before anything is written. What is read in order to be changed is read behind the fence, too: after `guard` in the
-same transaction, with `fenced_read`, or by a fenced script.
+A lock excludes others for a time; a process that was paused past the end of its lease does not know that. Its token
+shows it. `guard` (and `guard_async`) checks the token within the database transaction that writes, `fenced_replace` in
+the same step in which a file is replaced, `fenced_set` and `FencedScript` in one atomic step on Redis: a token at or
+above the highest floor that was ever seen there is accepted, and every older token raises `StaleToken` before anything
+is written. Values that are read in order to be changed must be read behind the fence, too: after `guard` in the same
+transaction, with `fenced_read`, or by a fenced script.
 """
 
 from .files import fenced_read, fenced_replace

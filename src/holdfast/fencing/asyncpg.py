@@ -1,10 +1,10 @@
-"""The fence for connections of asyncpg, on their own or from its pool."""
+"""The fence for connections of asyncpg, with or without its pool."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from asyncpg import Record  # type: ignore[import-untyped]  # it carries no types
+from asyncpg import Record  # type: ignore[import-untyped]  # it has no types
 
 from ..errors import InvalidOption
 from .postgres import FenceStatement, Rows, judge, run_async
@@ -12,7 +12,7 @@ from .tokens import Offer
 
 
 class AsyncpgConnection(Protocol):
-    """What the guard needs of `asyncpg.Connection` and of what its pool hands out; asyncpg carries no types."""
+    """The methods of `asyncpg.Connection` and of its pool's connections that the guard needs; asyncpg has no types."""
 
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open."""
@@ -22,18 +22,18 @@ class AsyncpgConnection(Protocol):
 
 
 async def guard_async(connection: AsyncpgConnection, resource: str, offer: Offer) -> None:
-    """Check and remember within the connection's transaction."""
+    """Check the token and store the floor within the connection's transaction."""
     if not connection.is_in_transaction():
         raise InvalidOption(
             "guard_async needs an open transaction: outside of one, asyncpg commits each statement by itself, so the "
-            "check and your writes would be apart and protect nothing. Call it and write within "
-            "`async with connection.transaction():`."
+            "check and your writes would be separate and protect nothing. Nothing was checked. Call it and write "
+            "within `async with connection.transaction():`."
         )
 
-    async def rows(ask: FenceStatement) -> Rows:
-        order = list(ask.values)
-        text = ask.text(lambda name: f"${order.index(name) + 1}")
-        found: Rows = await connection.fetch(text, *ask.values.values(), record_class=Record)  # not the user's own
+    async def rows(statement: FenceStatement) -> Rows:
+        order = list(statement.values)
+        text = statement.text(lambda name: f"${order.index(name) + 1}")
+        found: Rows = await connection.fetch(text, *statement.values.values(), record_class=Record)  # not the user's
         return found
 
     await run_async(judge(resource, offer), rows)

@@ -1,9 +1,8 @@
--- The table that holdfast.fencing.guard keeps in your PostgreSQL database: for every resource the highest floor
--- that was ever let through. The guard makes it by itself when it is first needed. Where the application's role may
--- not create tables, run this file once as the owner of the schema, and grant the role what the last line shows.
--- It is found by the search_path, so put it into the schema that your application works in. It must be neither
--- temporary nor unlogged: a fence that forgets lets stale writes in.
-
+-- The table that holdfast.fencing.guard uses in your PostgreSQL database: for every resource the highest floor
+-- that was ever accepted. The guard creates it when it is first needed. Where the application's role may not
+-- create tables, run this file once as the owner of the schema, and grant the role what the last line shows.
+-- The table is found by the search_path, so create it in the schema that your application uses. It must be neither
+-- temporary nor unlogged: a fence that loses its rows accepts stale writes.
 CREATE TABLE IF NOT EXISTS holdfast_fences (
     resource text COLLATE "C" PRIMARY KEY,
     floor bigint NOT NULL CHECK (floor > 0)

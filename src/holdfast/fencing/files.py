@@ -1,10 +1,10 @@
-"""The fence around one file: check, memory and rename under one file lock.
+"""The fence around one file: the check, the stored floor and the rename happen under one file lock.
 
-Beside `data.json` lie `data.json.fence` (the highest floor), `data.json.fence.lock` (held for the moment of
-a replacement) and, while one is under way, `data.json.fence.tmp` and `data.json.fence.new`. The floor is
-durable before the new content can be seen: a writer that dies in between leaves the old content, whole, and
-a fence that already refuses older tokens. What a dead writer left over is removed by the next one. Only
-writers that go through `fenced_replace` are fenced, and the sidecar files must not be deleted.
+Beside `data.json` are `data.json.fence` (the highest floor), `data.json.fence.lock` (held for the moment of a
+replacement) and, while one is in progress, `data.json.fence.tmp` and `data.json.fence.new`. The floor is durable before
+the new content is visible: a writer that is killed in between leaves the complete old content and a fence that already
+refuses older tokens. Files that a killed writer left are removed by the next one. Only writers that use
+`fenced_replace` are fenced, and these files must not be deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _held: set[FileLock] = set()
 
 
 class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `<name>.fence` holds. Being JSON, a truncated one cannot be mistaken for a lower floor."""
+    """The content of `<name>.fence`. As it is JSON, a truncated file cannot be mistaken for a lower floor."""
 
     holdfast_fence: int
     floor: int
@@ -45,16 +45,16 @@ def fenced_replace(
     *,
     wait: Duration = LOCK_WAIT_SECONDS,
 ) -> None:
-    """Replace the content of a file (text as UTF-8), unless somebody newer has done so.
+    """Replace the content of a file (text as UTF-8), unless a newer holder has replaced it.
 
-    A token at or above the highest floor seen for the file is accepted, and its floor is remembered; a
-    lower one raises `StaleToken`, and nothing was written. When the call returns, the content is on disk.
-    Whenever it is interrupted, by kill -9 too, the file holds the old or the new content, whole, and no
-    older token is accepted afterwards. An existing file keeps its mode; a symbolic link is followed.
+    A token at or above the highest floor seen for the file is accepted, and its floor is stored; a lower one raises
+    `StaleToken`, and nothing was written. When the call returns, the content is on disk. If it is interrupted, also by
+    kill -9, the file holds the complete old or new content, and no older token is accepted afterwards. An existing file
+    keeps its mode; a symbolic link is followed.
 
-    Give the lease; a bare token is right for exclusive locks only. Other writers of the file are waited
-    for, at most `wait` seconds; then `StoreUnavailable` (retryable, not ambiguous) says that one of them
-    hangs. An `OSError` of the file system comes through as it is, and the old content is in place.
+    Pass the lease; a bare token is correct for exclusive locks only. The call waits for other writers of the file, at
+    most `wait` seconds; then `StoreUnavailable` (retryable, not ambiguous) reports that one of them hangs. An `OSError`
+    of the file system is raised unchanged, and the old content is in place.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -79,12 +79,12 @@ def fenced_replace(
 def fenced_read(
     path: str | os.PathLike[str], lease_or_token: Fenced | int, *, wait: Duration = LOCK_WAIT_SECONDS
 ) -> bytes:
-    """Read a file that is going to be changed: from here on older tokens can no longer replace it.
+    """Read a file that is going to be changed: from now on older tokens can no longer replace it.
 
-    Whoever writes what it computed from what it read must read so. Otherwise a holder whose lease ran out could
-    still replace the file between its successor's reading and writing, and that update would be lost. Raises
-    `StaleToken` if somebody newer has been here, `FileNotFoundError` if there is no file (older tokens can no longer
-    make one then); else as `fenced_replace`.
+    Code that writes what it computed from the file must read it in this way. Otherwise a holder whose lease has expired
+    could still replace the file between its successor's read and write, and that update would be lost. Raises
+    `StaleToken` if a newer holder has accessed the file, `FileNotFoundError` if there is no file (older tokens can no
+    longer create one then); otherwise as `fenced_replace`.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -103,7 +103,7 @@ def fenced_read(
     target = _target(path)
     with _locked(_beside(target, ".fence.lock"), patience):
         highest = _checked_floor(target, offer)
-        if offer.floor > highest:  # also where there is no file: it may be made from what was read, from nothing
+        if offer.floor > highest:  # also where there is no file: it may be created next
             _remember(target, offer.floor)
             _sync_folder(target.parent)
         return target.read_bytes()
@@ -112,7 +112,7 @@ def fenced_read(
 def _target(path: str | os.PathLike[str]) -> Path:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise InvalidOption(f"a fence is around a regular file, and {str(target)!r} is none")
+        raise InvalidOption(f"a fence needs a regular file, and {str(target)!r} is not one. Nothing was written.")
     return target
 
 
@@ -125,7 +125,7 @@ def _checked_text(data: str) -> bytes:
 
 def _checked_bytes(data: object) -> memoryview:
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise InvalidOption(f"the new content of a file is bytes or text, not {type(data).__name__}")
+        raise InvalidOption(f"the new content of a file must be bytes or text, not {type(data).__name__}")
     return memoryview(data).cast("B")
 
 
@@ -134,7 +134,7 @@ def _beside(target: Path, suffix: str) -> Path:
 
 
 def _replace(target: Path, content: bytes | memoryview, offer: Offer) -> None:
-    """The step itself, under the lock. The order of the lines is the promise."""
+    """The replacement, under the lock. The promise depends on the order of these lines."""
     highest = _checked_floor(target, offer)
     draft = _beside(target, ".fence.tmp")
     try:
@@ -150,14 +150,14 @@ def _replace(target: Path, content: bytes | memoryview, offer: Offer) -> None:
         _sync_folder(target.parent)
     except OSError as error:
         raise StoreUnavailable(
-            f"the new content of {str(target)!r} is in place, but the system could not confirm that it is on "
-            f"disk ({error}): after a power cut the old content may be back. Write it again.",
+            f"the new content of {str(target)!r} is in place, but the system could not confirm that it is on disk "
+            f"({error}): after a power failure the old content may be back. Write it again.",
             ambiguous=True,
         ) from error
 
 
 def _checked_floor(target: Path, offer: Offer) -> int:
-    """The highest floor so far, unless the offer lies below it."""
+    """The highest floor so far; raises `StaleToken` if the offered token is below it."""
     highest = _remembered(target)
     if offer.token < highest:
         raise StaleToken(resource=str(target), offered=offer.token, highest=highest)
@@ -165,7 +165,7 @@ def _checked_floor(target: Path, offer: Offer) -> int:
 
 
 def _remembered(target: Path) -> int:
-    """The highest floor so far, 0 where the file was never fenced."""
+    """The highest floor so far, 0 if the file was never fenced."""
     fence = _beside(target, ".fence")
     try:
         text = fence.read_bytes()
@@ -175,12 +175,12 @@ def _remembered(target: Path) -> int:
         memory = msgspec.json.decode(text, type=_Memory)
         if memory.holdfast_fence == 1 and 1 <= memory.floor <= MAX_TOKEN:
             return memory.floor
-        reason = "it is from another version, or was changed by hand"
+        reason = "it was written by another version, or was changed by hand"
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         reason = str(error)
     raise StoreUnusable(
-        f"the fence {str(fence)!r} cannot be read ({reason}). Nothing was written, because older tokens could "
-        "no longer be told. Stop the writers, make sure that no old one is left, delete that file, start again."
+        f"the fence {str(fence)!r} cannot be read ({reason}). Nothing was written, because older tokens could not be "
+        "detected any more. Stop all writers, make sure that no old one is left, delete that file, and start again."
     )
 
 
@@ -196,8 +196,8 @@ def _remember(target: Path, floor: int) -> None:
 
 
 def _write_durably(path: Path, content: bytes | memoryview, *, like: Path) -> None:
-    """Write a new file and bring it to disk, with the mode and (where allowed) the owner of `like`."""
-    path.unlink(missing_ok=True)  # left over by a writer that was killed
+    """Write a new file and sync it to disk, with the mode and (where allowed) the owner of `like`."""
+    path.unlink(missing_ok=True)  # left by a writer that was killed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     fd = os.open(path, flags, _NEW_FILE_MODE)
     try:
@@ -223,7 +223,7 @@ def _copy_mode(fd: int, like: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk. Windows has no such call; a rename is journaled there."""
+    """Sync the names in a folder to disk. Windows has no such call; there a rename is journaled."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -238,7 +238,7 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
     lock = FileLock(path)
     _held.add(lock)
     try:
-        _take(lock, path, patience)
+        _acquire(lock, path, patience)
         try:
             yield
         finally:
@@ -248,20 +248,20 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
         lock.close()
 
 
-def _take(lock: FileLock, path: Path, patience: float) -> None:
+def _acquire(lock: FileLock, path: Path, patience: float) -> None:
     give_up = elapsed() + patience
     while not lock.try_lock():
         if elapsed() >= give_up:
             raise StoreUnavailable(
-                f"another process has kept the file lock {str(path)!r} for {patience:g} s, though a replacement "
-                "takes milliseconds: it may be stopped (SIGSTOP, a debugger) or its disk hangs. Nothing was "
-                f"written. `fuser {path}` names the process; then try again."
+                f"another process has held the file lock {str(path)!r} for {patience:g} s, although a replacement "
+                "takes milliseconds: it may be stopped (SIGSTOP, a debugger), or its disk hangs. Nothing was written. "
+                f"`fuser {path}` shows the process; then try again."
             )
         time.sleep(random.uniform(*_RETRY_SECONDS))
 
 
 def _forget_after_fork() -> None:
-    """A forked child must not keep another thread's file lock alive after its parent's death."""
+    """A forked child must not keep the file lock of another thread after its parent has ended."""
     for lock in tuple(_held):
         lock.close()
     _held.clear()

@@ -1,8 +1,8 @@
-"""`guard` and `guard_async`, and the tables of the connections that they know.
+"""`guard` and `guard_async`, and the tables of the connections that they support.
 
-A kind of connection is one file of this package with a function `guard(connection, resource, offer)`, or
-`guard_async` if its answers must be awaited. Its driver is imported only when such a connection is there. To add a
-kind, add the file and a row.
+A kind of connection is one file of this package with a function `guard(connection, resource, offer)`, or `guard_async`
+for async connections. Its driver is imported only when such a connection is passed. To add a kind, add the file and a
+row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ASYNC_KINDS: dict[tuple[str, str], str] = {
     ("sqlalchemy", "AsyncSession"): "sqlalchemy",
     ("sqlalchemy", "async_scoped_session"): "sqlalchemy",
 }
-"""The same for those whose answers must be awaited."""
+"""The same for async connections."""
 
 
 def guard(
@@ -53,18 +53,17 @@ def guard(
     resource: str,
     lease_or_token: Fenced | int,
 ) -> None:
-    """Let the open transaction go on only if nobody newer has written to the resource.
+    """Let the open transaction continue only if no newer holder has written to the resource.
 
-    Call it before the first write of the transaction. A token at or above the highest floor seen for the
-    resource is accepted, and its floor is remembered in the same transaction (table `holdfast_fences`).
-    A lower one raises `StaleToken`, and the guard has written nothing. It never commits. Whether a lease
-    has ended by the clock is not asked: the token alone decides.
+    Call it before the first write of the transaction. A token at or above the highest floor seen for the resource is
+    accepted, and its floor is stored in the same transaction (table `holdfast_fences`). A lower one raises
+    `StaleToken`, and the guard has written nothing. It never commits. Whether a lease has expired by the clock is not
+    checked: the token alone decides.
 
-    Give the lease; a bare token is right for exclusive locks only. The connection is one of `sqlite3`, of psycopg 3,
-    or of SQLAlchemy (a connection or a session, on PostgreSQL or SQLite); for asynchronous ones there is
-    `guard_async`. Where the driver opens transactions by itself, so does the guard; a connection that commits each
-    statement by itself needs an open one, else `InvalidOption`. Errors of the driver come through as they are.
-
+    Pass the lease; a bare token is correct for exclusive locks only. The connection is one of `sqlite3`, of psycopg 3,
+    or of SQLAlchemy (a connection or a session, on PostgreSQL or SQLite); for async connections there is `guard_async`.
+    Where the driver opens transactions by itself, so does the guard; a connection that commits each statement by itself
+    needs an open transaction, else `InvalidOption`. Errors of the driver are raised unchanged.
     >>> import sqlite3
     >>> db = sqlite3.connect(":memory:")
     >>> with db:
@@ -73,15 +72,13 @@ def guard(
     ...     guard(db, "invoice:42", 1_700_000_000_000_001)
     Traceback (most recent call last):
         ...
-    holdfast.errors.StaleToken: 'invoice:42' was written under the token 1700000000000002; ...
+    holdfast.errors.StaleToken: 'invoice:42' was accessed with the newer token 1700000000000002; ...
     >>> db.close()
     """
     file = _file_for(connection, KINDS)
     if file is None:
         if _file_for(connection, ASYNC_KINDS):
-            raise InvalidOption(
-                f"{_named(connection)} is asynchronous, and nothing was checked: `await guard_async(...)` instead"
-            )
+            raise InvalidOption(f"{_named(connection)} is async, and nothing was checked: use `await guard_async(...)`")
         raise _unknown(connection, "guard", KINDS)
     file.guard(connection, checked_key(resource), checked_offer(lease_or_token))
 
@@ -95,7 +92,7 @@ async def guard_async(
     resource: str,
     lease_or_token: Fenced | int,
 ) -> None:
-    """As `guard`, for asynchronous connections: those of psycopg 3, asyncpg (also from its pool) and SQLAlchemy.
+    """As `guard`, for async connections: those of psycopg 3, asyncpg (also from its pool) and SQLAlchemy.
 
     asyncpg needs an open transaction (`async with connection.transaction():`), else `InvalidOption`.
     """
@@ -103,7 +100,7 @@ async def guard_async(
     if file is None:
         if _file_for(connection, KINDS):
             raise InvalidOption(
-                f"{_named(connection)} is synchronous, and nothing was checked: `guard(...)` instead, without await"
+                f"{_named(connection)} is sync, and nothing was checked: use `guard(...)`, without await"
             )
         raise _unknown(connection, "guard_async", ASYNC_KINDS)
     await file.guard_async(connection, checked_key(resource), checked_offer(lease_or_token))
@@ -124,5 +121,5 @@ def _named(connection: object) -> str:
 def _unknown(connection: object, function: str, kinds: dict[tuple[str, str], str]) -> InvalidOption:
     supported = ", ".join(f"{package}.{name}" for package, name in kinds)
     return InvalidOption(
-        f"{function} does not know connections of the type {_named(connection)}; it knows: {supported}"
+        f"{function} does not support connections of the type {_named(connection)}; supported are: {supported}"
     )

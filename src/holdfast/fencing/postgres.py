@@ -1,9 +1,9 @@
-"""The fence within a transaction of the user's own PostgreSQL database: what is asked, without the asking.
+"""The fence within a transaction of the user's PostgreSQL database: its statements, without I/O.
 
-`judge` yields statements and is sent their rows; each driver's own file executes them. The upsert locks the
-resource's row until the transaction ends: whoever comes in between waits there, and is then judged by what was
-committed. From REPEATABLE READ on PostgreSQL itself stops it with a serialization error, which comes through as the
-driver raises it, like all its errors.
+`judge` yields statements and is sent their rows; each driver's own file executes them. The upsert locks the resource's
+row until the transaction ends: a concurrent writer waits there, and is then compared with what was committed. From
+REPEATABLE READ on, PostgreSQL itself stops that writer with a serialization error, which is raised as the driver raises
+it, like all its errors.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .tokens import Offer
 TABLE = "holdfast_fences"
 PERMANENT = "p"
 
-# A temporary table of the same name would come first in the search_path, whatever that says, and must not stand in
-# for the fence. So the path is walked here, and the table is named with its schema from then on.
+# A temporary table of the same name would come first in the search_path, whatever its setting, and must not replace the
+# fence. So the path is searched here, and the table is named with its schema from then on.
 FIND = """
 WITH path AS (
     SELECT space.oid, space.nspname, place
@@ -40,9 +40,9 @@ SELECT
     (SELECT pg_catalog.quote_ident(nspname) FROM home),
     (SELECT pg_catalog.has_schema_privilege(oid, 'CREATE') FROM home)
 """
-# Two that create a table at the same moment collide even with IF NOT EXISTS, and the error would end the user's
-# transaction. The number is the word "holdfast".
-TAKE_TURNS = "SELECT 1 FROM pg_catalog.pg_advisory_xact_lock(7525352680829580148)"
+# Two transactions that create a table at the same moment collide even with IF NOT EXISTS, and the error would end the
+# user's transaction. The number is the text "holdfast".
+LOCK_CREATION = "SELECT 1 FROM pg_catalog.pg_advisory_xact_lock(7525352680829580148)"
 REMEMBER = """
 INSERT INTO {table} AS fence (resource, floor) VALUES ({resource}, {floor})
 ON CONFLICT (resource) DO UPDATE SET floor = greatest(fence.floor, excluded.floor) WHERE fence.floor <= {token}
@@ -52,7 +52,7 @@ HIGHEST = "SELECT floor FROM {table} WHERE resource = {resource}"
 
 
 def _creation() -> str:
-    """The statement of fences.sql, which people may have run by hand."""
+    """The statement of fences.sql, which users may have executed by hand."""
     text = files(__package__).joinpath("fences.sql").read_text(encoding="utf-8")
     statement = text[text.index("CREATE TABLE") : text.index(";")]
     return statement.replace(TABLE, "{table}")
@@ -62,12 +62,12 @@ CREATE = _creation()
 
 
 class FenceStatement(NamedTuple):
-    """One statement. Values stand where each driver wants them to."""
+    """One statement, with placeholders in the form of each driver."""
 
     template: str
     table: str = ""
     values: dict[str, str | int] = {}  # noqa: RUF012  # never changed
-    answers: bool = True  # with rows, be it none
+    answers: bool = True  # whether it returns rows, possibly none
 
     def text(self, place: Callable[[str], str], escape: Callable[[str], str] = str) -> str:
         """The statement with the driver's own placeholders; `escape` is for a schema whose name looks like one."""
@@ -79,7 +79,7 @@ Judge = Generator[FenceStatement, Rows, None]
 
 
 def judge(resource: str, offer: Offer) -> Judge:
-    """Remember the floor, or raise `StaleToken` with the highest that stands in the way."""
+    """Store the floor, or raise `StaleToken` with the highest floor."""
     table = yield from _table()
     if (yield FenceStatement(REMEMBER, table, {"resource": resource, "floor": offer.floor, "token": offer.token})):
         return
@@ -87,21 +87,21 @@ def judge(resource: str, offer: Offer) -> Judge:
     highest = rows[0][0] if rows else None
     if highest is None or highest <= offer.token:
         raise StoreUnusable(
-            f"the fence of {resource!r} in {table} could not be written, though nobody newer has been there: a "
-            "trigger, a rule or a row security policy stands between. Nothing was let through. This role must be "
-            "able to write the table."
+            f"the fence of {resource!r} in {table} could not be written, although no newer holder has written: a "
+            "trigger, a rule or a row security policy prevents it. Nothing was accepted. This role must be able to "
+            "write the table."
         )
     raise StaleToken(resource=resource, offered=offer.token, highest=int(highest))
 
 
 def _table() -> Generator[FenceStatement, Rows, str]:
-    """The name of the table, with its schema. It is made where there is none, within the user's transaction."""
+    """The name of the table, with its schema. It is created if there is none, within the user's transaction."""
     ((found, persistence, home, may_create),) = yield FenceStatement(FIND)
     if found is not None:
         if persistence != PERMANENT:
             raise StoreUnusable(
-                f"{found}.{TABLE} is an unlogged table: a crash of the server empties it, and stale writes come in. "
-                f"Nothing was written. ALTER TABLE {found}.{TABLE} SET LOGGED"
+                f"{found}.{TABLE} is an unlogged table: a crash of the server empties it, and stale writes would be "
+                f"accepted. Nothing was written. Execute: ALTER TABLE {found}.{TABLE} SET LOGGED"
             )
         return f"{found}.{TABLE}"
     if home is None:
@@ -109,28 +109,28 @@ def _table() -> Generator[FenceStatement, Rows, str]:
     if not may_create:
         raise StoreUnusable(
             f"there is no table {TABLE} on the search_path, and this role may not create one in {home}. Nothing was "
-            "written. Let the owner run fences.sql, which is in the package holdfast.fencing."
+            "written. Let the owner of the schema execute fences.sql, which is in the package holdfast.fencing."
         )
-    yield FenceStatement(TAKE_TURNS)
+    yield FenceStatement(LOCK_CREATION)
     yield FenceStatement(CREATE, f"{home}.{TABLE}", answers=False)
     return f"{home}.{TABLE}"
 
 
 def run(judging: Judge, execute: Callable[[FenceStatement], Rows]) -> None:
-    """Ask until it is decided."""
+    """Execute statements until it is decided."""
     try:
-        ask = next(judging)
+        statement = next(judging)
         while True:
-            ask = judging.send(execute(ask))
+            statement = judging.send(execute(statement))
     except StopIteration:
         return
 
 
 async def run_async(judging: Judge, execute: Callable[[FenceStatement], Awaitable[Rows]]) -> None:
-    """Ask until it is decided, on an event loop."""
+    """Execute statements until it is decided, on an event loop."""
     try:
-        ask = next(judging)
+        statement = next(judging)
         while True:
-            ask = judging.send(await execute(ask))
+            statement = judging.send(await execute(statement))
     except StopIteration:
         return

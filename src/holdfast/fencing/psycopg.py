@@ -1,8 +1,8 @@
-"""The fence for connections of psycopg 3, of either colour.
+"""The fence for connections of psycopg 3, sync and async.
 
-The guard uses plain cursors of its own, so that the connection's row factory, cursor factory and the like are not
-asked, and leaves preparing statements to the connection's settings. In pipeline mode it waits for its answers, and
-with them for what was sent before.
+The guard uses its own plain cursors, so that the connection's row factory, cursor factory and the like have no effect,
+and leaves preparing statements to the connection's settings. In pipeline mode it waits for its results, and so for
+everything that was sent before.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .tokens import Offer
 
 
 def guard(connection: Connection[Any], resource: str, offer: Offer) -> None:
-    """Check and remember within the transaction. One that the guard has opened is rolled back if it refuses."""
+    """Check the token and store the floor within the transaction. If it refuses, it rolls back one that it opened."""
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
         with connection.pipeline() as pipeline:
-            pipeline.sync()  # a BEGIN may still be on its way
+            pipeline.sync()  # a BEGIN may still be in progress
     opens = _opens(connection)
     try:
-        run(judge(resource, offer), lambda ask: _rows(connection, ask))
+        run(judge(resource, offer), lambda statement: _rows(connection, statement))
     except BaseException:
         if opens:
-            with suppress(Exception):  # what has happened is the error to tell
+            with suppress(Exception):  # the first error is the one to raise
                 connection.rollback()
         raise
 
@@ -41,7 +41,7 @@ async def guard_async(connection: AsyncConnection[Any], resource: str, offer: Of
             await pipeline.sync()
     opens = _opens(connection)
     try:
-        await run_async(judge(resource, offer), lambda ask: _rows_async(connection, ask))
+        await run_async(judge(resource, offer), lambda statement: _rows_async(connection, statement))
     except BaseException:
         if opens:
             with suppress(Exception):
@@ -55,26 +55,27 @@ def _opens(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
     if connection.autocommit and status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
         raise InvalidOption(
             "guard needs an open transaction: this connection is in autocommit mode, so the check and your writes "
-            "would be apart and protect nothing. Call guard and write within `with connection.transaction():`."
+            "would be separate and protect nothing. Nothing was checked. Call guard and write within `with "
+            "connection.transaction():`."
         )
     return status == TransactionStatus.IDLE
 
 
-def _text(connection: Connection[Any] | AsyncConnection[Any], ask: FenceStatement) -> bytes:
-    text = ask.text(lambda name: f"%({name})s", lambda table: table.replace("%", "%%"))
+def _text(connection: Connection[Any] | AsyncConnection[Any], statement: FenceStatement) -> bytes:
+    text = statement.text(lambda name: f"%({name})s", lambda table: table.replace("%", "%%"))
     return text.encode(connection.info.encoding)
 
 
-# Each statement has a cursor of its own: in a pipeline one that is used twice may show the answer to the first.
+# Each statement has its own cursor: in a pipeline a cursor that is used twice may return the first result again.
 
 
-def _rows(connection: Connection[Any], ask: FenceStatement) -> Rows:
+def _rows(connection: Connection[Any], statement: FenceStatement) -> Rows:
     with Cursor(connection, row_factory=tuple_row) as cursor:
-        cursor.execute(_text(connection, ask), ask.values)
-        return cursor.fetchall() if ask.answers else ()
+        cursor.execute(_text(connection, statement), statement.values)
+        return cursor.fetchall() if statement.answers else ()
 
 
-async def _rows_async(connection: AsyncConnection[Any], ask: FenceStatement) -> Rows:
+async def _rows_async(connection: AsyncConnection[Any], statement: FenceStatement) -> Rows:
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(_text(connection, ask), ask.values)
-        return await cursor.fetchall() if ask.answers else ()
+        await cursor.execute(_text(connection, statement), statement.values)
+        return await cursor.fetchall() if statement.answers else ()

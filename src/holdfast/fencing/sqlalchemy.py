@@ -1,7 +1,7 @@
-"""The fence for SQLAlchemy's connections and sessions, on PostgreSQL and on SQLite, whatever the driver.
+"""The fence for SQLAlchemy's connections and sessions, on PostgreSQL and on SQLite, with any driver.
 
-The statements go through SQLAlchemy, so it knows that the transaction has begun and its events see them. The
-asynchronous ones are run as SQLAlchemy itself runs them: the synchronous code, on their own connection.
+The statements go through SQLAlchemy, so it knows that the transaction has begun and its events see them. Async
+connections are used as SQLAlchemy itself does it: the sync code runs on their own connection.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .tokens import Offer
 
 
 def guard(connection: Connection | Session | scoped_session[Any], resource: str, offer: Offer) -> None:
-    """Check and remember within the transaction. One that the guard has opened is rolled back if it refuses."""
+    """Check the token and store the floor within the transaction. If it refuses, it rolls back one that it opened."""
     owner: Connection | Session = connection() if isinstance(connection, scoped_session) else connection
     opens = not owner.in_transaction()
     try:
         _guard(owner if isinstance(owner, Connection) else owner.connection(), resource, offer)
     except BaseException:
         if opens:
-            with suppress(Exception):  # what has happened is the error to tell
+            with suppress(Exception):  # the first error is the one to raise
                 owner.rollback()
         raise
 
@@ -43,7 +43,7 @@ async def guard_async(
 def _guard(connection: Connection, resource: str, offer: Offer) -> None:
     kind = connection.dialect.name
     if kind not in ("postgresql", "sqlite"):
-        raise InvalidOption(f"guard knows the SQLAlchemy dialects postgresql and sqlite, not {kind}")
+        raise InvalidOption(f"guard supports the SQLAlchemy dialects postgresql and sqlite, not {kind}")
     if not connection.in_transaction():
         connection.begin()  # as its first statement would
     if kind == "sqlite":
@@ -52,35 +52,36 @@ def _guard(connection: Connection, resource: str, offer: Offer) -> None:
     if _commits_by_itself(connection):
         raise InvalidOption(
             "guard needs a transaction: this connection has the isolation level AUTOCOMMIT, so the check and your "
-            "writes would be apart and protect nothing. Use one with another isolation level."
+            "writes would be separate and protect nothing. Nothing was checked. Use a connection with another "
+            "isolation level."
         )
-    run(judge(resource, offer), lambda ask: _rows(connection, ask))
+    run(judge(resource, offer), lambda statement: _rows(connection, statement))
 
 
 def _commits_by_itself(connection: Connection) -> bool:
-    """Whether the driver is in autocommit mode, however it got there."""
+    """Whether the driver is in autocommit mode, however that was set."""
     setting = getattr(connection.connection.dbapi_connection, "autocommit", None)
     if not isinstance(setting, bool):
         raise InvalidOption(
-            f"guard cannot tell whether connections of the driver {connection.dialect.driver!r} commit each statement "
-            "by themselves; psycopg, psycopg2 and asyncpg are known to work"
+            f"guard cannot detect whether connections of the driver {connection.dialect.driver!r} commit each "
+            "statement by themselves; psycopg, psycopg2 and asyncpg are known to work"
         )
     return setting
 
 
-def _rows(connection: Connection, ask: FenceStatement) -> Rows:
+def _rows(connection: Connection, statement: FenceStatement) -> Rows:
     types = {str: String, int: BigInteger}
-    statement = text(ask.text(lambda name: f":{name}", lambda table: table.replace(":", r"\:"))).bindparams(
-        *(bindparam(name, value, types[type(value)]) for name, value in ask.values.items())
+    clause = text(statement.text(lambda name: f":{name}", lambda table: table.replace(":", r"\:"))).bindparams(
+        *(bindparam(name, value, types[type(value)]) for name, value in statement.values.items())
     )
-    result = connection.execute(statement)
-    return result.fetchall() if ask.answers else ()
+    result = connection.execute(clause)
+    return result.fetchall() if statement.answers else ()
 
 
 def _remember_in_sqlite(connection: Connection, resource: str, offer: Offer) -> None:
     driver = connection.connection.driver_connection
     values = {"resource": resource, "token": offer.token, "floor": offer.floor}
-    begin = sqlite.beginning(driver)  # type: ignore[arg-type]  # aiosqlite's has the same attributes
+    begin = sqlite.beginning(driver)  # type: ignore[arg-type]  # that of aiosqlite has the same attributes
     if begin is not None:
         connection.exec_driver_sql(begin)
     connection.exec_driver_sql(sqlite.CREATE)

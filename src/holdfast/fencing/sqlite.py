@@ -1,9 +1,9 @@
-"""The fence within a transaction of the user's own SQLite database.
+"""The fence within a transaction of the user's SQLite database.
 
-Check and memory are one conditional upsert, and it needs the write lock: from then until the transaction
-ends no other connection can write, so nobody can slip in between the check and the commit. A transaction
-that has read before is stopped by SQLite itself (`database is locked`) if the file has changed since.
-Connection errors and busy errors come through as sqlite3 raises them.
+The check and the stored floor are one conditional upsert, which needs the write lock: from then until the transaction
+ends no other connection can write, so no other writer can get in between the check and the commit. A transaction that
+has read before is stopped by SQLite itself (`database is locked`) if the file has changed since. Connection errors and
+busy errors are raised as sqlite3 raises them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sqlite3
 from ..errors import InvalidOption, StaleToken
 from .tokens import Offer
 
-# `main.`: a temporary table of the same name must not stand in for the fence.
+# `main.`: a temporary table of the same name must not replace the fence.
 CREATE = """
 CREATE TABLE IF NOT EXISTS main.holdfast_fences (
     resource TEXT PRIMARY KEY NOT NULL,
@@ -28,10 +28,10 @@ HIGHEST = "SELECT floor FROM main.holdfast_fences WHERE resource = :resource"
 
 
 def guard(connection: sqlite3.Connection, resource: str, offer: Offer) -> None:
-    """Check and remember within the connection's transaction, opening it where the connection's mode allows.
+    """Check the token and store the floor within the connection's transaction; opens one where its mode allows that.
 
-    A transaction that the guard opened is rolled back by it when it refuses or fails: there is nothing of
-    the user's in it. One that was open already is left open, as it was, for the user to roll back.
+    A transaction that the guard opened is rolled back when the guard refuses or fails: it contains nothing of the user.
+    A transaction that was already open is left open, as it was, for the user to roll back.
     """
     opened = _open_transaction(connection)
     try:
@@ -43,7 +43,7 @@ def guard(connection: sqlite3.Connection, resource: str, offer: Offer) -> None:
 
 
 def _open_transaction(connection: sqlite3.Connection) -> bool:
-    """Make sure that there is a transaction; tell whether it was opened here."""
+    """Make sure that there is a transaction. Returns whether it was opened here."""
     begin = beginning(connection)
     if begin is None:
         return False
@@ -52,25 +52,25 @@ def _open_transaction(connection: sqlite3.Connection) -> bool:
 
 
 def beginning(connection: sqlite3.Connection) -> str | None:
-    """The statement that opens the transaction, none if one is open; refuses where that is the user's to do."""
+    """The statement that opens the transaction, None if one is open; raises where the user must open it."""
     if connection.in_transaction:
         return None
     if connection.isolation_level is None or getattr(connection, "autocommit", -1) is True:
         raise InvalidOption(
-            "guard needs an open transaction: this connection commits each statement by itself, so the check "
-            'and your writes would be apart and protect nothing. Execute "BEGIN IMMEDIATE" first, call guard, '
-            "write, and commit."
+            "guard needs an open transaction: this connection commits each statement by itself, so the check and your "
+            "writes would be separate and protect nothing. Nothing was checked. Execute 'BEGIN IMMEDIATE' first, call "
+            "guard, write, and commit."
         )
-    # CREATE TABLE alone would not open one, and a plain BEGIN would leave the write lock for later.
+    # CREATE TABLE alone would not open one, and a plain BEGIN would take the write lock only later.
     return "BEGIN EXCLUSIVE" if connection.isolation_level.upper() == "EXCLUSIVE" else "BEGIN IMMEDIATE"
 
 
 def _remember(connection: sqlite3.Connection, resource: str, offer: Offer) -> None:
-    """Remember the floor, or raise `StaleToken` with the highest that stands in the way."""
+    """Store the floor, or raise `StaleToken` with the highest floor."""
     values = {"resource": resource, "token": offer.token, "floor": offer.floor}
     cursor = connection.cursor()
     try:
-        cursor.row_factory = None  # the user's may make anything of a row
+        cursor.row_factory = None  # a row factory of the user may return anything
         cursor.execute(CREATE)
         cursor.execute(REMEMBER, values)
         if cursor.rowcount != 1:

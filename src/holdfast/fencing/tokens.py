@@ -1,8 +1,8 @@
-"""What a fence judges by: a token, and the floor that goes with it.
+"""The values that a fence compares: a token, and its floor.
 
-A grant's token is higher than all before it. Its floor is the lowest token among those who hold at the same
-time: its own on an exclusive lock, that of the oldest living holder on a semaphore. A fence remembers the
-highest floor and refuses tokens below it, so that the holders of a semaphore do not shut each other out.
+A grant's token is higher than all before it. Its floor is the lowest token among the holders at the same time: its own
+on an exclusive lock, that of the oldest current holder on a semaphore. A fence stores the highest floor and refuses
+tokens below it, so that the holders of a semaphore do not shut each other out.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import InvalidOption
 
 MAX_TOKEN = 2**53 - 1
-"""Tokens are microseconds of the clock and fit into 53 bits; a larger one would shut everybody out for good."""
+"""Tokens are microseconds of the clock and fit into 53 bits; a larger one would shut out all writers permanently."""
 
 
 class Fenced(Protocol):
-    """Whatever carries a token and a floor: a lease, in the first place."""
+    """An object with a token and a floor, such as a lease."""
 
     @property
     def token(self) -> int:
@@ -24,7 +24,7 @@ class Fenced(Protocol):
 
     @property
     def floor(self) -> int:
-        """The lowest token among the living holders of the key."""
+        """The lowest token among the current holders of the key."""
 
 
 class Offer(NamedTuple):
@@ -35,7 +35,7 @@ class Offer(NamedTuple):
 
 
 def checked_offer(lease_or_token: Fenced | int) -> Offer:
-    """Return token and floor, or raise `InvalidOption` with the reason. Whether a lease still lives is not asked.
+    """Return token and floor, or raise `InvalidOption` with the reason. Whether the lease is still held is not checked.
 
     >>> checked_offer(1_700_000_000_000_000)
     Offer(token=1700000000000000, floor=1700000000000000)
@@ -45,7 +45,7 @@ def checked_offer(lease_or_token: Fenced | int) -> Offer:
         return Offer(token, token)
     if not hasattr(lease_or_token, "token") or not hasattr(lease_or_token, "floor"):
         raise InvalidOption(
-            f"a fence needs the lease (what `with hf.lock(...) as lease` gives) or its token, not {lease_or_token!r}"
+            f"a fence needs a lease (from `with hf.lock(...) as lease`) or its token, not {lease_or_token!r}"
         )
     token = _checked_token(lease_or_token.token, "a lease's token")
     floor = _checked_token(lease_or_token.floor, "a lease's floor")

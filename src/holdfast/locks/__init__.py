@@ -1,4 +1,4 @@
-"""What users hold: locks, semaphores, read-write locks, holds, leaders, and the leases that these return."""
+"""Locks, semaphores, read-write locks, holds, leaders, and the leases that these return."""
 
 from .admin import ForcedInfo, HolderInfo, LockInfo, WaiterInfo
 from .leader import AsyncLeader, AsyncTerm, Leader, Term

@@ -1,4 +1,4 @@
-"""Taking a lock, without I/O: the local gate, the store, and a lease in the keeper's care."""
+"""Acquiring a lock, without I/O: the local queue, then the store, then a lease that the heartbeat thread renews."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..errors import InvalidOption, LockTimeout, WouldDeadlock
 from ..platform import elapsed
 from ..runtime import flows
 from ..runtime.base import BaseClient
+from ..runtime.callbacks import run_orphaned_callbacks
 from ..runtime.flows import LONG_WAIT, Flow, Wait
 from ..runtime.grant import LocalGrant
-from ..runtime.heartbeats import run_orphaned_callbacks
 from ..runtime.notifier import running_loop
 from .lease import AsyncLease, BaseLease
 from .local_queue import Turn
 from .options import WAITER_TTL, LockOptions
 from .process_queue import Caller, current_caller, queues
 
-LOOK_AGAIN = 1.5
-"""Seconds after which a caller at the gate looks around without having been called. An event loop that has not answered
-between two looks is stuck."""
+RECHECK_SECONDS = 1.5
+"""Seconds after which a caller in the local queue checks the queue without having been notified. An event loop that has
+not answered between two checks is blocked."""
 
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
@@ -29,29 +29,29 @@ LeaseT = TypeVar("LeaseT", bound=BaseLease)
 def take(
     client: BaseClient, options: LockOptions, wait: float | None, kind: type[LeaseT], *, attempt: str | None = None
 ) -> Flow[LeaseT]:
-    """Take the lock, or raise `LockTimeout`, `WouldDeadlock` or what the store refuses it with.
+    """Acquire the lock, or raise `LockTimeout`, `WouldDeadlock` or the error for the store's refusal.
 
-    `attempt` is the id of this attempt, for one whose key is made from it.
+    `attempt` is the id of this attempt, for a lock whose key contains it.
     """
     if not isinstance(options.key, str):
-        raise InvalidOption("a key that is a function of the arguments is for decorators; here it must be text")
+        raise InvalidOption("a key that is a function of the arguments is only for decorators: pass a text as the key")
     if not options.queues_locally:
-        return (yield from _take_from_store(client, options, wait, kind, None, told=False, attempt=attempt))
+        return (yield from _take_from_store(client, options, wait, kind, None, reported=False, attempt=attempt))
     run_orphaned_callbacks()
-    runtime = client.runtime  # a client that is closed meanwhile must not keep its callers from leaving the gate
+    runtime = client.runtime  # callers must be able to leave the local queue after their client was closed
     turn = _turn(client, options, kind)
     try:
-        inside = queues.enter(turn, once=wait == 0)
-        if inside is not None:
-            return _again(options, inside, kind)
-        told = False
+        held_turn = queues.enter(turn, once=wait == 0)
+        if held_turn is not None:
+            return _reenter(options, held_turn, kind)
+        reported = False
         if not turn.open.is_set():
-            runtime.heartbeats.start()  # so that a finaliser never has to
-            wait, told = yield from _wait_at_gate(client, options, turn, wait)
-            queues.goes(turn)
-        return (yield from _take_from_store(client, options, wait, kind, turn, told=told))
-    except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
-        runtime.heartbeats.soon(partial(queues.leave, turn))
+            runtime.heartbeats.start()  # so that a finaliser never has to start it
+            wait, reported = yield from _wait_in_local_queue(client, options, turn, wait)
+            queues.send(turn)
+        return (yield from _take_from_store(client, options, wait, kind, turn, reported=reported))
+    except GeneratorExit:  # may be raised within a finaliser, which must not take locks
+        runtime.heartbeats.call_soon(partial(queues.leave, turn))
         raise
     except BaseException:
         queues.leave(turn)
@@ -59,7 +59,7 @@ def take(
 
 
 def _turn(client: BaseClient, options: LockOptions, kind: type[LeaseT]) -> Turn:
-    """A turn in the local queue. Only an exclusive lock knows its caller again: of others a task may hold several."""
+    """A turn in the local queue. Only an exclusive lock remembers its caller: of others a task may hold several."""
     context = current_caller() if options.exclusive else None
     turn = Turn(
         (client.runtime.store.identity, str(options.key), options.kind),
@@ -74,56 +74,56 @@ def _turn(client: BaseClient, options: LockOptions, kind: type[LeaseT]) -> Turn:
     return turn
 
 
-def _again(options: LockOptions, inside: Turn, kind: type[LeaseT]) -> LeaseT:
-    """What a task or thread gets that holds the lock already."""
-    lease = inside.lease()
+def _reenter(options: LockOptions, held_turn: Turn, kind: type[LeaseT]) -> LeaseT:
+    """The result for a task or thread that already holds the lock."""
+    lease = held_turn.lease()
     if options.reentrant and isinstance(lease, kind) and lease.valid:
-        inside.grip()
+        held_turn.acquire_again()
         return lease
     raise WouldDeadlock(
-        f"this task or thread holds {options.key!r} already and would wait for itself: "
-        "pass the lease on, or say reentrant=True"
+        f"this task or thread already holds {options.key!r} and would wait for itself: pass the lease on, or use "
+        "reentrant=True"
     )
 
 
-def _wait_at_gate(
+def _wait_in_local_queue(
     client: BaseClient, options: LockOptions, turn: Turn, wait: float | None
 ) -> Flow[tuple[float | None, bool]]:
-    """Wait for the other callers of this process. Returns the rest of the time, and whether a long wait was told."""
-    told = False
+    """Wait for other callers of this process. Returns the remaining time, and whether `wait_long` was emitted."""
+    reported = False
     while not turn.open.is_set():
         waited = elapsed() - turn.since
         if wait is not None and waited >= wait:
-            raise _not_in_time(options, turn, tried_once=wait == 0)
-        if not told and waited >= LONG_WAIT:
-            told = True
-            holder = next((str(other.label) for other in queues.in_the_way(turn.address)), "")
+            raise _timed_out(options, turn, tried_once=wait == 0)
+        if not reported and waited >= LONG_WAIT:
+            reported = True
+            holder = next((str(other.label) for other in queues.blockers(turn.address)), "")
             position = turn.before - 1
             client.events.emit(
                 "wait_long", key=options.key, owner=turn.label.name, waited=waited, holder=holder, position=position
             )
-        pause = LOOK_AGAIN if told else min(LOOK_AGAIN, max(0.001, LONG_WAIT - waited))
+        pause = RECHECK_SECONDS if reported else min(RECHECK_SECONDS, max(0.001, LONG_WAIT - waited))
         if (yield Wait(turn.open, pause if wait is None else min(pause, wait - waited))):
             break
         run_orphaned_callbacks()
         client.runtime  # noqa: B018  (closed meanwhile, this raises)
-        if queues.look(turn):  # whoever left was interrupted before it could say so, or is stuck
+        if queues.check(turn):  # a caller that left was interrupted before it was removed, or is blocked
             break
-    return (None if wait is None else max(0.0, wait - (elapsed() - turn.since))), told
+    return (None if wait is None else max(0.0, wait - (elapsed() - turn.since))), reported
 
 
-def _not_in_time(options: LockOptions, turn: Turn, *, tried_once: bool) -> LockTimeout:
-    """The error for a caller whose turn at the gate did not come: another caller of this process is in the way."""
-    inside = queues.in_the_way(turn.address)
-    first = inside[0] if inside else None
+def _timed_out(options: LockOptions, turn: Turn, *, tried_once: bool) -> LockTimeout:
+    """The error for a caller that timed out in the local queue, behind another caller of this process."""
+    blockers = queues.blockers(turn.address)
+    first = blockers[0] if blockers else None
     holder = None if first is None else str(first.label)
     age = None if first is None or first.held is None else elapsed() - first.since
     return LockTimeout(
         f"{options.key!r} was not free in time: {'waited for' if age is None else 'held'} in this process by "
         + (holder or "another caller")
         + ("" if age is None else f" for {age:.1f} s")
-        + ("" if len(inside) < 2 else f", and {len(inside) - 1} more callers of it hold it or ask for it")  # noqa: PLR2004
-        + ("" if tried_once else f"; this caller was at place {turn.before} in the queue of its process"),
+        + ("" if len(blockers) < 2 else f", and {len(blockers) - 1} more callers hold it or wait for it")  # noqa: PLR2004
+        + ("" if tried_once else f"; this caller was at position {turn.before} in the queue of its process"),
         key=str(options.key),
         holder=holder,
         age=age,
@@ -138,7 +138,7 @@ def _take_from_store(
     kind: type[LeaseT],
     turn: Turn | None,
     *,
-    told: bool,
+    reported: bool,
     attempt: str | None = None,
 ) -> Flow[LeaseT]:
     runtime = client.runtime
@@ -159,19 +159,19 @@ def _take_from_store(
     )
     try:
         if options.kind != "hold":
-            runtime.taking(command)
-        severings = runtime.severings
-        grant = yield from flows.acquire(runtime, command, wait, told=told)
+            runtime.begin_acquire(command)
+        severed_count = runtime.severed_count
+        grant = yield from flows.acquire(runtime, command, wait, reported=reported)
         try:
             lease = _granted(client, options, command, grant, kind, turn=turn, started=started)
-            if runtime.severings != severings and options.kind != "hold":
-                lease._held.lose("the connection to which it was tied was lost")  # noqa: SLF001
+            if runtime.severed_count != severed_count and options.kind != "hold":
+                lease._held.lose("the database session that it was tied to was lost")  # noqa: SLF001
             return lease  # noqa: TRY300
-        except BaseException:  # interrupted before there was a lease that could be dropped
+        except BaseException:  # interrupted before there was a lease object whose finaliser could release it
             runtime.give_back(Abandon(key=command.key, id=command.id, ttl=options.ttl))
             raise
     finally:
-        runtime.taken(command)
+        runtime.end_acquire(command)
 
 
 def _granted(

@@ -1,4 +1,4 @@
-"""Looking at locks, and putting a stuck one right: for operators, dashboards and the curious."""
+"""Listing and inspecting locks, and releasing them by force: for operators, dashboards and the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..commands.runs import PostEvent
 from ..errors import InvalidOption
 from ..rules import lock_outcomes as out
 from ..rules.lock_record import EMPTY, Holder, LockRecord, Waiter
-from ..rules.runs.lock_requests import asker_of
+from ..rules.runs.lock_requests import run_of_attempt
 from ..rules.runs.record import RunEvent
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow, Submit, send
@@ -22,7 +22,7 @@ MAX_REASON = 1_000
 
 
 class HolderInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds: for how long already, and how long still. `offered` waits for the holder's confirmation."""
+    """A holder: since when, and for how long at most. `offered`: the holder has not confirmed the grant yet."""
 
     owner: str
     host: str
@@ -36,9 +36,9 @@ class HolderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaiterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waits, and for how long already. Position 0 is next.
+    """A waiter, and since when it waits. Position 0 is next.
 
-    `time_left` is how long its place is kept without a further sign of life (None: until it leaves by itself).
+    `time_left` is how long its position is kept without another poll (None: until it leaves by itself).
     """
 
     owner: str
@@ -52,7 +52,7 @@ class WaiterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForcedInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The last forced release: when, by whom, why, and who was put out."""
+    """The last forced release: when, by whom, why, and which holders lost the lock."""
 
     at: datetime
     by: str
@@ -63,7 +63,7 @@ class ForcedInfo(msgspec.Struct, frozen=True, kw_only=True):
 class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One lock as it is now. `error` is set when its record cannot be read.
 
-    `waiters` lists everybody who waits, but of runs only the first ones (32 or more); `waiting` counts all.
+    `waiters` lists all waiters, but of waiting runs only the first ones (32 or more); `waiting` counts all.
     """
 
     key: str
@@ -78,7 +78,7 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> bool:
-        """Whether anybody holds it."""
+        """Whether the lock is held."""
         return bool(self.holders)
 
 
@@ -140,7 +140,7 @@ def _info(key: str, record: LockRecord | None, now: int, error: str = "") -> Loc
 
 
 class BaseLocks:
-    """The flows of looking and of putting right."""
+    """The flows of listing, inspecting and releasing by force."""
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
@@ -167,8 +167,8 @@ class BaseLocks:
     def _force_release(self, key: str, reason: str) -> Flow[tuple[HolderInfo, ...]]:
         if not isinstance(reason, str) or not reason.strip() or len(reason) > MAX_REASON:
             raise InvalidOption(
-                f"a forced release needs a reason, a text of at most {MAX_REASON} characters: it is kept with the lock "
-                "for those who ask later"
+                f"a forced release needs a reason, a text of at most {MAX_REASON} characters: it is stored with the "
+                "lock and shown by `holdfast locks show`. Nothing was released."
             )
         by = str(self._client.label(None))
         done = yield Submit(ForceRelease(key=checked_key(key), by=by, reason=reason))
@@ -176,8 +176,8 @@ class BaseLocks:
         self._client.events.emit(
             "force_released", key=key, by=by, reason=reason, holders=[str(holder.label) for holder in done.holders]
         )
-        for asker in (asker_of(holder.id) for holder in done.holders):
-            if asker is not None:  # nobody renews the lock of a run: it is told to look
+        for asker in (run_of_attempt(holder.id) for holder in done.holders):
+            if asker is not None:  # the lock of a run is not renewed: notify the run, so that it checks
                 yield from send(PostEvent(run=asker[0], event=RunEvent(kind="lock", name=str(asker[1]))))
         return tuple(_holder(holder, done.now) for holder in done.holders)
 
@@ -193,10 +193,10 @@ class BaseLocks:
 
 
 class Locks(BaseLocks):
-    """`client.locks`: who holds what, and who waits."""
+    """`client.locks`: holders and waiters of locks."""
 
     def list(self, prefix: str = "") -> list[LockInfo]:
-        """Every lock that is held or waited for, in order of its key."""
+        """Every lock that is held or has waiters, in order of its key."""
         return run(self._list(prefix), self._client.runtime.batchers)
 
     def inspect(self, key: str) -> LockInfo:
@@ -204,19 +204,19 @@ class Locks(BaseLocks):
         return run(self._inspect(key), self._client.runtime.batchers)
 
     def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
-        """Put every holder out. Kept with the lock: who did it and why. The fence stays, the queue moves up."""
+        """Remove every holder. Caller and reason are stored with the lock; the fence stays, the next waiters follow."""
         return run(self._force_release(key, reason), self._client.runtime.batchers)
 
     def cleanup(self) -> int:
-        """Remove records that nobody has used for longer than the client's retention. Returns how many."""
+        """Remove records that were not used for longer than the client's retention. Returns how many."""
         return run(self._cleanup(), self._client.runtime.batchers)
 
 
 class AsyncLocks(BaseLocks):
-    """`client.locks` of an asynchronous client."""
+    """`client.locks` of an async client."""
 
     async def list(self, prefix: str = "") -> list[LockInfo]:
-        """Every lock that is held or waited for, in order of its key."""
+        """Every lock that is held or has waiters, in order of its key."""
         return await run_async(self._list(prefix), self._client.runtime.batchers)
 
     async def inspect(self, key: str) -> LockInfo:
@@ -224,9 +224,9 @@ class AsyncLocks(BaseLocks):
         return await run_async(self._inspect(key), self._client.runtime.batchers)
 
     async def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
-        """Put every holder out. Kept with the lock: who did it and why. The fence stays, the queue moves up."""
+        """Remove every holder. Caller and reason are stored with the lock; the fence stays, the next waiters follow."""
         return await run_async(self._force_release(key, reason), self._client.runtime.batchers)
 
     async def cleanup(self) -> int:
-        """Remove records that nobody has used for longer than the client's retention. Returns how many."""
+        """Remove records that were not used for longer than the client's retention. Returns how many."""
         return await run_async(self._cleanup(), self._client.runtime.batchers)

@@ -1,4 +1,4 @@
-"""The inside of a `with`: what happens in it when its lease is lost, and what may leave it."""
+"""The body of a `with` block: it is cancelled when its lease is lost, and some errors of the release are suppressed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..runtime.grant import LocalGrant
 from .lease import AsyncLease
 
 
-class Leaving:
-    """Give a lease back at the end of its block, which the given error leaves.
+class Releasing:
+    """Release a lease at the end of its block; `error` is the exception that leaves the block.
 
-    A loss is told, unless the block is being torn down. A store that cannot be reached is not: the work is done and
-    was covered, and the keeper goes on giving the lease back.
+    `LeaseLost` is raised, unless the block is left by an exception such as cancellation. An unreachable store raises
+    nothing: the work is done and was protected, and the heartbeat thread goes on releasing the lease.
     """
 
     __slots__ = ("_error",)
@@ -29,20 +29,20 @@ class Leaving:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Whether what came of giving it back is kept from the caller."""
+        """Whether the error of the release is suppressed."""
         if isinstance(error, LeaseLost):
             return self._error is not None and not isinstance(self._error, Exception)
         return isinstance(error, StoreError)
 
 
 class Cancellable:
-    """A block of a task: cancelled when what it rests on is lost, as `asyncio.timeout` does it."""
+    """A block of a task that is cancelled when its lease is lost, as with `asyncio.timeout`."""
 
     __slots__ = ("_cancelling", "_fired", "_inside", "_task")
 
     def __init__(self) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101  (we are inside a coroutine)
+        assert task is not None  # noqa: S101  (this runs in a coroutine)
         self._task: asyncio.Task[Any] = task
         self._cancelling = task.cancelling()
         self._inside = True
@@ -55,7 +55,7 @@ class Cancellable:
             self._task.cancel()
 
     def left_by_loss(self, error: BaseException | None) -> bool:
-        """Leave the block. Whether the error is our own cancellation alone; anybody else's stays what it is."""
+        """Leave the block. True if the error is only this block's own cancellation, and not that of another caller."""
         self._inside = False
         if not self._fired:
             return False
@@ -64,7 +64,7 @@ class Cancellable:
 
 
 class LeaseScope(Cancellable):
-    """The inside of an `async with`, cancelled when its lease is lost."""
+    """The body of an `async with` block, which is cancelled when its lease is lost."""
 
     __slots__ = ("_lease", "_loop", "depth")
 
@@ -73,9 +73,9 @@ class LeaseScope(Cancellable):
         self.depth = 0
         self._loop = self._task.get_loop()
         self._lease = lease
-        lease._held.when_over(self._alarm)  # noqa: SLF001  (leases and locks are one house)
+        lease._held.when_over(self._on_over)  # noqa: SLF001  (same package)
 
-    def _alarm(self, held: LocalGrant) -> None:
+    def _on_over(self, held: LocalGrant) -> None:
         if held.state != "lost":
             return
         try:
@@ -84,11 +84,11 @@ class LeaseScope(Cancellable):
             return
 
     def stop(self) -> None:
-        """The lease was ended from outside the block: end the block as if it had been lost."""
+        """The lease was ended from outside the block: cancel the block as if the lease had been lost."""
         if asyncio.current_task() is not self._task:
             self.fire()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the block; our own cancellation becomes `LeaseLost`."""
+        """Leave the block; this block's own cancellation becomes `LeaseLost`."""
         if self.left_by_loss(error):
             raise self._lease._loss() from error  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""A lock around a function: its key from its arguments, checked when the function is decorated."""
+"""A lock around a function. Its key is made from the arguments, and checked when the function is decorated."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def guarded(
     sync_lock: Callable[[str], Lock],
     async_lock: Callable[[str], AsyncLock],
 ) -> Callable[P, R]:
-    """The function, behind a lock. With `on_busy="skip"` a call that finds it busy returns None."""
+    """The function, guarded by a lock. With `on_busy="skip"` a call that finds the lock busy returns None."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{getattr(function, '__qualname__', function)!r} is a generator: its body runs after the call has "
-            "returned and the lock is free again. Take the lock inside it with a `with` block."
+            f"{getattr(function, '__qualname__', function)!r} is a generator: its body would run after the lock was "
+            "released. Acquire the lock inside it with a `with` block."
         )
     if isinstance(function, type) or not callable(function):
-        raise TypeError(f"a lock guards functions, not {function!r}")
+        raise TypeError(f"a lock can decorate functions, not {function!r}")
     key_of = _key_maker(function, key)
 
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
@@ -70,8 +70,8 @@ def guarded(
                 if inspect.iscoroutine(result):
                     result.close()
                 raise TypeError(
-                    f"{function!r} returned {result!r}, whose work begins when the lock is free again. Decorate an "
-                    "`async def`, or take the lock inside."
+                    f"{function!r} returned {result!r}, which would run after the lock was released. Decorate an "
+                    "`async def`, or acquire the lock inside."
                 )
             return result
 
@@ -79,7 +79,7 @@ def guarded(
 
 
 class _Entered:
-    """A block whose lock was entered before, so that only the taking may be skipped, never the body's errors."""
+    """A block whose lock was entered before, so that only a failed acquire is skipped, never an error of the body."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
@@ -98,7 +98,7 @@ class _Entered:
 
 
 def _key_maker(function: Callable[..., Any], key: Key) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """How a call's arguments become its key. Mistakes show now, not at the first call."""
+    """A function that makes the key from a call's arguments. Mistakes raise when the function is decorated."""
     name = getattr(function, "__qualname__", repr(function))
     if callable(key):
         maker = key
@@ -121,8 +121,8 @@ def _key_maker(function: Callable[..., Any], key: Key) -> Callable[[tuple[Any, .
         root = field.split(".")[0].split("[")[0]
         if root not in known:
             raise InvalidKey(
-                f"the key {key!r} names {root or 'a position'!r}, which is no argument of {name}: "
-                f"it has {', '.join(sorted(known)) or 'none'}"
+                f"the key {key!r} names {root or 'a position'!r}, which is not an argument of {name}: its arguments "
+                f"are {', '.join(sorted(known)) or 'none'}"
             )
 
     def from_template(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -139,17 +139,17 @@ def _fields(template: str, depth: int = 0) -> Iterator[str]:
         if field is None:
             continue
         if depth == FORMAT_DEPTH:
-            raise ValueError("a format specification cannot hold a field that has one itself")
+            raise ValueError("a format specification cannot contain a field that has one itself")
         yield field
         yield from _fields(specification or "", depth + 1)
 
 
 def _check_maker(function: Callable[..., Any], maker: Callable[..., Any], name: str) -> None:
-    """Refuse a key function that cannot take what the function is called with: its fewest and all its arguments."""
+    """Refuse a key function that cannot be called with the arguments of the function: its fewest and all of them."""
     try:
         wanted = inspect.signature(function).parameters.values()
         offered = inspect.signature(maker)
-    except (TypeError, ValueError):  # written in C: only a call can tell
+    except (TypeError, ValueError):  # written in C: its signature is not known
         return
     open_ended = any(one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} for one in wanted)
     bind = offered.bind_partial if open_ended else offered.bind
@@ -162,5 +162,6 @@ def _check_maker(function: Callable[..., Any], maker: Callable[..., Any], name: 
         except TypeError as error:
             raise InvalidKey(
                 f"the key of {name} comes from a function that takes {offered}, and is called with the arguments of "
-                f"{name}{inspect.signature(function)}: {error}. Let it take the same ones; `*_, **__` takes the rest."
+                f"{name}{inspect.signature(function)}: {error}. Let it take the same arguments; `*_, **__` takes the "
+                "others."
             ) from None

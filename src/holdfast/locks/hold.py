@@ -1,6 +1,6 @@
-"""The TTL hold: taken for a whole window, never renewed, never released early.
+"""The TTL hold: acquired for a whole window, never renewed, never released early.
 
-For loops that run in many replicas: whoever gets the hold does this window's round. Each call is a new
+For loops that run in many replicas: the replica that gets the hold does the work of this window. Each call is a new
 owner, so a second call within the window gets nothing, also in the same process.
 """
 
@@ -15,7 +15,7 @@ from .options import checked_options
 
 
 def hold(client: BaseClient, key: str, ttl: Duration, owner: str | None, kind: type[LeaseT]) -> Flow[LeaseT | None]:
-    """Take the hold, or return None while somebody has it."""
+    """Acquire the hold, or return None while it is held."""
     options = checked_options(key, kind="hold", ttl=ttl, wait=0, owner=owner)
     try:
         return (yield from take(client, options, 0, kind))

@@ -1,8 +1,8 @@
-"""Leadership: of all the processes that ask, one at a time is the leader, for one term after the other.
+"""Leadership: of all candidates, one at a time is the leader, for one term after the other.
 
-A term is a lease: kept by the keeper, with a token that is higher than that of every earlier leader. It is lost at
-its local deadline, before the store gives it to somebody else. Work in an `async with term` block is
-stopped then; synchronous work asks `term.valid`, and lets the fence refuse what comes late.
+A term is a lease: renewed by the heartbeat thread, with a token that is higher than that of every earlier leader. It is
+lost at its local deadline, before the store grants it to another candidate. Work in an `async with term` block is
+cancelled then; sync work must check `term.valid`, and let the fence refuse late writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..runtime.notifier import Notifier, running_loop
 from ..runtime.runners import run, run_async
 from ..validation import MICROSECONDS, Duration, checked_key
 from .acquire import take
-from .cancel_scope import LeaseScope, Leaving
+from .cancel_scope import LeaseScope, Releasing
 from .lease import AsyncLease, BaseLease, Lease
 from .options import RENEWALS, LockOptions, checked_options, checked_wait
 from .process_queue import Context, current_context
@@ -39,7 +39,7 @@ T = TypeVar("T", bound=BaseLease)
 
 
 def leader_key(name: str) -> str:
-    """The key under which the leaders of this name follow each other."""
+    """The key of the lock that the leaders of this name hold."""
     return checked_key(f"leader:{checked_key(name, what='name')}")
 
 
@@ -54,9 +54,9 @@ def leader_options(
 
 
 class Term(Lease):
-    """One term of a leader. As a block it ends the term, quietly if it was lost: the next one may follow."""
+    """One term of a leader. Leaving its block ends it, without an error if it was lost: the next one may follow."""
 
-    leader: object = None  # so that whoever is to be told of its end lives as long as the term
+    leader: object = None  # so that the leader, which is notified of the end, exists as long as the term
 
     def __enter__(self) -> Self:
         return self
@@ -64,20 +64,20 @@ class Term(Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        with suppress(LeaseLost, StoreError):  # a lost one needs no giving back; what fails, the keeper tries again
+        with suppress(LeaseLost, StoreError):  # a lost term needs no release; a failed release is retried
             self.release()
         return _is_loss_of(self, error)
 
 
 class AsyncTerm(AsyncLease):
-    """One term of a leader. As a block it is cancelled when the term is lost, and the next one may follow."""
+    """One term of a leader. Its block is cancelled when the term is lost, and the next one may follow."""
 
     leader: object = None
     block: LeaseScope | None = None
 
     async def __aenter__(self) -> Self:
         self.block = LeaseScope(self)
-        if not self.valid:  # lost or resigned in between: the block ends where it first waits
+        if not self.valid:  # lost or resigned in between: the block ends at its first await
             self.block.fire()
         return self
 
@@ -90,7 +90,7 @@ class AsyncTerm(AsyncLease):
                 self.block.leave(error)
             except LeaseLost:
                 stopped = True
-        with suppress(LeaseLost, StoreError):  # a lost one needs no giving back; what fails, the keeper tries again
+        with suppress(LeaseLost, StoreError):  # a lost term needs no release; a failed release is retried
             await self.release()
         return stopped or _is_loss_of(self, error)
 
@@ -100,36 +100,36 @@ def _is_loss_of(term: BaseLease, error: BaseException | None) -> bool:
 
 
 class BaseLeader(Generic[T]):
-    """What both colours have in common: the current term, and who is told of a change. One object is one candidate."""
+    """The common part of sync and async leaders: the current term, and `on_change`. One object is one candidate."""
 
     _term_type: type[T]
 
     def __init__(self, client: BaseClient, options: LockOptions, on_change: OnChange | None) -> None:
         if on_change is not None and not callable(on_change):
-            raise InvalidOption(f"on_change cannot be {on_change!r}: it is a function that is given the leader")
+            raise InvalidOption(f"on_change cannot be {on_change!r}: it must be a function that takes the leader")
         self._client = client
         self._on_change = on_change
-        me = weakref.ref(self)  # weak: the keeper has this, and must not keep leading one that was dropped
-        self._options = replace(options, on_lost=lambda _term: _tell(me))
+        me = weakref.ref(self)  # weak: referenced by the heartbeat thread, and a dropped leader must not lead
+        self._options = replace(options, on_lost=lambda _term: _notify(me))
         self._term: T | None = None
         self._entered: dict[Context, list[T]] = {}
-        self._told = False  # what was told last: whether this one leads
-        self._telling = threading.RLock()
+        self._notified = False  # whether on_change was last called as the leader
+        self._notify_lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def name(self) -> str:
-        """What is led."""
+        """The name of the leadership."""
         return str(self._options.key).removeprefix("leader:")
 
     @property
     def is_leader(self) -> bool:
-        """Whether this one leads now. A promise with assumptions: the fence is the guarantee."""
+        """Whether this candidate is the leader now. A promise with assumptions: the fence is the guarantee."""
         return self._term is not None and self._term.valid
 
     @property
     def token(self) -> int | None:
-        """The fencing token of the current term; None while this one does not lead."""
+        """The fencing token of the current term; None while this candidate is not the leader."""
         term = self._term
         return term.token if term is not None and term.valid else None
 
@@ -137,20 +137,20 @@ class BaseLeader(Generic[T]):
         return f"<{type(self).__name__} {self.name!r} token={self.token}>"
 
     def _campaign(self, wait: Duration | None) -> Flow[T]:
-        """Wait for one's turn to lead."""
-        self._tell()
+        """Wait to become the leader."""
+        self._notify()
         self._loop = running_loop()
         term = yield from take(self._client, self._options, checked_wait(wait), self._term_type)
         self._term = term
         term.leader = self  # type: ignore[attr-defined]
-        term._in_hand = True  # noqa: SLF001  (leases and locks are one house)
+        term._received = True  # noqa: SLF001  (same package)
         me = weakref.ref(self)
-        term._held.when_over(lambda held: _tell(me) if held.state == "ended" else None)  # noqa: SLF001
-        self._tell()
+        term._held.when_over(lambda held: _notify(me) if held.state == "ended" else None)  # noqa: SLF001
+        self._notify()
         return term
 
     def _campaign_on(self) -> Flow[T]:
-        """Wait for one's turn to lead, through times in which the store cannot be reached."""
+        """Wait to become the leader, also while the store cannot be reached."""
         pause = self._options.ttl / MICROSECONDS / RENEWALS
         while True:
             try:
@@ -172,7 +172,7 @@ class BaseLeader(Generic[T]):
             context = next(iter(self._entered))
         mine = self._entered.get(context)
         if not mine:
-            raise NotHeld(f"{self!r} was entered by several tasks or threads, and this is none of them")
+            raise NotHeld(f"{self!r} was entered by several tasks or threads, and this is not one of them")
         term = mine.pop()
         if not mine:
             del self._entered[context]
@@ -180,28 +180,28 @@ class BaseLeader(Generic[T]):
             self._term = None
         return term
 
-    def _tell(self) -> None:
-        """Call `on_change` if there is a change, one at a time and in their order, whoever notices it first."""
-        with self._telling:
+    def _notify(self) -> None:
+        """Call `on_change` if there is a change, one call at a time and in order, whichever thread detects it first."""
+        with self._notify_lock:
             leads = self.is_leader
-            if leads == self._told:
+            if leads == self._notified:
                 return
-            self._told = leads
+            self._notified = leads
             try:
                 result = None if self._on_change is None else self._on_change(self)
-            except Exception as error:  # (whoever is told must not keep this one from leading or from leaving)
+            except Exception as error:  # (an error of the callback must affect neither the term nor its end)
                 self._failed(error)
                 return
             if asyncio.iscoroutine(result):
                 self._await(result)
 
     def _await(self, result: Coroutine[Any, Any, object]) -> None:
-        """Let the event loop of the campaign run what an asynchronous `on_change` returned."""
+        """Run the coroutine of an async `on_change` on the event loop of the campaign."""
         try:
             if self._loop is None:
-                raise RuntimeError("no event loop runs here")  # noqa: TRY301
+                raise RuntimeError("no event loop is running here")  # noqa: TRY301
             self._loop.call_soon_threadsafe(self._start, result)
-        except RuntimeError as error:  # the loop is closed: nobody is left to be told
+        except RuntimeError as error:  # the loop is closed: the callback cannot be run
             result.close()
             self._failed(error)
 
@@ -221,17 +221,17 @@ class BaseLeader(Generic[T]):
         self._client.events.emit("callback_failed", key=key, callback="on_change", error=repr(error))
 
 
-def _tell(leader: weakref.ref[Any]) -> None:
+def _notify(leader: weakref.ref[Any]) -> None:
     found = leader()
     if found is not None:
-        found._tell()  # noqa: SLF001
+        found._notify()  # noqa: SLF001
 
 
 _callbacks: set[asyncio.Future[None]] = set()
 
 
 class Leader(BaseLeader[Term]):
-    """Leadership in synchronous code.
+    """Leadership in sync code.
 
     `for term in leader:` leads again and again; each term is a block of its own:
 
@@ -249,22 +249,22 @@ class Leader(BaseLeader[Term]):
 
     def __init__(self, client: BaseClient, options: LockOptions, on_change: OnChange | None) -> None:
         if inspect.iscoroutinefunction(on_change):
-            raise InvalidOption("on_change cannot be asynchronous here: nobody would await it. Use AsyncClient.")
+            raise InvalidOption("on_change cannot be async in a sync client, which cannot await it. Use AsyncClient.")
         super().__init__(client, options, on_change)
 
     def campaign(self, wait: Duration | None = None) -> Term:
-        """Wait to become the leader (None: for ever), or raise `LockTimeout`."""
+        """Wait to become the leader (None: no limit), or raise `LockTimeout`."""
         return run(self._campaign(wait), self._client.runtime.batchers)
 
     def resign(self) -> None:
-        """Give the current term up, if there is one."""
+        """End the current term, if there is one."""
         term, self._term = self._term, None
         if term is not None:
             with suppress(LeaseLost):
                 term.release()
 
     def run(self) -> None:
-        """Lead whenever one's turn comes, and tell `on_change`, until the client is closed. For a thread of its own."""
+        """Lead whenever possible, with calls of `on_change`, until the client is closed. For a thread of its own."""
         try:
             with suppress(ClientClosed):
                 for term in self:
@@ -273,13 +273,13 @@ class Leader(BaseLeader[Term]):
         finally:
             with suppress(ClientClosed, StoreError):
                 self.resign()
-            self._tell()
+            self._notify()
 
     def __iter__(self) -> Iterator[Term]:
         return self
 
     def __next__(self) -> Term:
-        with suppress(StoreError):  # the keeper goes on giving it back
+        with suppress(StoreError):  # the heartbeat thread goes on releasing it
             self.resign()
         return run(self._campaign_on(), self._client.runtime.batchers)
 
@@ -290,12 +290,12 @@ class Leader(BaseLeader[Term]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         term = self._leave()
-        with Leaving(error):
+        with Releasing(error):
             term.release()
 
 
 class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
-    """Leadership in asynchronous code.
+    """Leadership in async code.
 
     `async for term in leader:` leads again and again. In `async with term:` the work is cancelled when the term is
     lost, and the loop goes on to wait for the next one. `async with leader as term:` leads once, and raises
@@ -305,11 +305,11 @@ class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
     _term_type = AsyncTerm
 
     async def campaign(self, wait: Duration | None = None) -> AsyncTerm:
-        """Wait to become the leader (None: for ever), or raise `LockTimeout`."""
+        """Wait to become the leader (None: no limit), or raise `LockTimeout`."""
         return await run_async(self._campaign(wait), self._client.runtime.batchers)
 
     async def resign(self) -> None:
-        """Give the current term up, if there is one. A block of it in another task is cancelled before."""
+        """End the current term, if there is one. A block of it in another task is cancelled before."""
         term, self._term = self._term, None
         if term is not None:
             if term.block is not None:
@@ -318,7 +318,7 @@ class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
                 await term.release()
 
     async def run(self) -> None:
-        """Lead whenever one's turn comes, and tell `on_change`, until cancelled or until the client is closed."""
+        """Lead whenever possible, with calls of `on_change`, until cancelled or until the client is closed."""
         try:
             with suppress(ClientClosed):
                 async for term in self:
@@ -327,13 +327,13 @@ class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
         finally:
             with suppress(ClientClosed, StoreError):
                 await self.resign()
-            self._tell()
+            self._notify()
 
     def __aiter__(self) -> AsyncIterator[AsyncTerm]:
         return self
 
     async def __anext__(self) -> AsyncTerm:
-        with suppress(StoreError):  # the keeper goes on giving it back
+        with suppress(StoreError):  # the heartbeat thread goes on releasing it
             await self.resign()
         return await run_async(self._campaign_on(), self._client.runtime.batchers)
 
@@ -348,5 +348,5 @@ class AsyncLeader(BaseLeader[AsyncTerm], AsyncOnly):
         term = self._leave()
         if term.block is not None:
             term.block.leave(error)
-        with Leaving(error):
+        with Releasing(error):
             await term.release()

@@ -1,8 +1,8 @@
-"""The lease: what a holder has in hand.
+"""The lease that a holder receives.
 
-`Lease` and `AsyncLease` are thin; what they share is `BaseLease`, and the truth about the grant is in `LocalGrant`.
-The flows of giving back, renewing and handing over are here, written once. A lease that is forgotten is no
-longer renewed, with a ResourceWarning, and ends when its time runs out.
+`Lease` and `AsyncLease` are thin; what they share is `BaseLease`, and the state of the grant is in `LocalGrant`. The
+flows of releasing, renewing and transferring are here, written once. A lease that is dropped without being released is
+no longer renewed, with a ResourceWarning, and ends when its time runs out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ..runtime import flows
 from ..runtime.base import BaseClient, Runtime
 from ..runtime.flows import Flow
 from ..runtime.grant import LocalGrant
-from ..runtime.heartbeats import LoopProbe, Renewal
+from ..runtime.heartbeats import Renewal
+from ..runtime.loop_probe import LoopProbe
 from ..runtime.notifier import running_loop
 from ..runtime.runners import run, run_async
 from ..validation import checked_key
@@ -46,13 +47,13 @@ class Lost:
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the lease is lost, for at most `timeout` seconds. Returns whether it is.
 
-        Given back or handed over it can no longer be lost: that ends the waiting too.
+        A lease that was released or transferred can no longer be lost: that ends the wait too.
         """
-        self._held.over.wait(self._patience(timeout))
+        self._held.over.wait(self._timeout(timeout))
         return self.is_set()
 
-    def _patience(self, timeout: float | None) -> float | None:
-        """A hold is nobody's to watch: it ends by the clock."""
+    def _timeout(self, timeout: float | None) -> float | None:
+        """The timeout of the wait. A hold is not renewed, so its end is known by the clock."""
         if self._renewed:
             return timeout
         left = self._held.remaining() + 0.001
@@ -65,9 +66,9 @@ class AsyncLost(Lost):
     async def wait(self, timeout: float | None = None) -> bool:  # type: ignore[override]  # noqa: ASYNC109
         """Wait until the lease is lost, for at most `timeout` seconds. Returns whether it is.
 
-        Given back or handed over it can no longer be lost: that ends the waiting too.
+        A lease that was released or transferred can no longer be lost: that ends the wait too.
         """
-        await self._held.over.wait_async(self._patience(timeout))
+        await self._held.over.wait_async(self._timeout(timeout))
         return self.is_set()
 
 
@@ -81,16 +82,16 @@ class BaseLease:
         self._held = held
         self._turn = turn
         self._renewal: Renewal | None = None
-        self._in_hand = False  # whether the caller has it: an interrupt may come just before
+        self._received = False  # whether the caller has it: an interrupt may occur just before
 
     @property
     def key(self) -> str:
-        """What is locked."""
+        """The key of the lock."""
         return self._held.key
 
     @property
     def owner(self) -> str:
-        """Who holds it, for people."""
+        """The label of the holder, for people."""
         return self._held.owner
 
     @property
@@ -100,7 +101,7 @@ class BaseLease:
 
     @property
     def floor(self) -> int:
-        """The lowest token among the living holders when this was last confirmed; what a guard remembers."""
+        """The lowest token among the current holders when this was last confirmed; the value that a guard stores."""
         return self._held.floor
 
     @property
@@ -109,16 +110,16 @@ class BaseLease:
         return self._held.expiry()
 
     def remaining(self) -> float:
-        """Seconds for which it may still be acted upon without another renewal."""
+        """Seconds for which the lease may still be used without another renewal."""
         return self._held.remaining()
 
     @property
     def valid(self) -> bool:
-        """Whether it may be acted upon now. A promise with assumptions: the fence is the guarantee."""
+        """Whether the lease may be used now. A promise with assumptions: the fence is the guarantee."""
         return self._held.valid
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the lease may be acted upon now."""
+        """Raise `LeaseLost` unless the lease may be used now."""
         if not self._held.judge():
             raise self._loss()
 
@@ -129,8 +130,8 @@ class BaseLease:
     def __del__(self) -> None:
         renewal = getattr(self, "_renewal", None)
         if renewal is not None and renewal.held.state == "held" and not renewal.held.inherited:
-            if not self._in_hand:
-                self._runtime.heartbeats.soon(partial(_give_up, self._runtime, renewal.held))
+            if not self._received:
+                self._runtime.heartbeats.call_soon(partial(_abandon, self._runtime, renewal.held))
                 return
             renewal.dropped = True
             warnings.warn(
@@ -144,9 +145,9 @@ class BaseLease:
     # -- the flows ------------------------------------------------------------------------------------
 
     def _start(self, sent: float, probe: LoopProbe | None) -> None:
-        """Renew from now on, and be loud when it is lost."""
+        """Renew from now on, and report the loss."""
         options, held = self._options, self._held
-        if options.kind == "hold":  # it simply ends with its window
+        if options.kind == "hold":  # it ends with its window
             return
         held.when_over(_EndOfLease(self, self._client, self._runtime, self._turn, options))
         if self._turn is not None:
@@ -163,17 +164,17 @@ class BaseLease:
         )
         self._runtime.heartbeats.keep(self._renewal)
 
-    def _give(self, grip: int | None = None) -> Flow[None]:
-        """Give the lease back. Raises `LeaseLost` if it was lost before.
+    def _release(self, acquisition: int | None = None) -> Flow[None]:
+        """Release the lease. Raises `LeaseLost` if it was lost before.
 
-        Taken more than once, it ends with the last giving back: of the taking that is named, else of the latest.
+        A lease that was acquired several times ends with its last release. `acquisition` defaults to the latest.
         """
         held, turn = self._held, self._turn
         if self._options.kind == "hold":
             raise HoldNotReleasable
         if held.state == "ended":
             return
-        needed = turn is not None and not turn.let_go(grip)
+        needed = turn is not None and not turn.release(acquisition)
         self.check()
         if needed:
             return
@@ -182,18 +183,18 @@ class BaseLease:
             if (yield from flows.release(self._runtime, Release(key=held.key, id=held.id, token=held.token))):
                 held.end()
             else:
-                held.lose("it was gone when it was to be released")
-        except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
-            self._runtime.heartbeats.soon(partial(_give_up, self._runtime, held))
+                held.lose("it was no longer held when it was released")
+        except GeneratorExit:  # may be raised within a finaliser, which must not take locks
+            self._runtime.heartbeats.call_soon(partial(_abandon, self._runtime, held))
             raise
-        except BaseException:  # interrupted anywhere: it is given back all the same
-            _give_up(self._runtime, held)
+        except BaseException:  # interrupted anywhere: it is released in any case
+            _abandon(self._runtime, held)
             raise
         if held.state == "lost":
             raise self._loss()
         self._client.events.emit("lease_released", key=held.key, owner=held.owner, token=held.token)
 
-    def _prolong(self) -> Flow[None]:
+    def _extend(self) -> Flow[None]:
         held = self._held
         if self._options.kind == "hold":
             raise HoldNotReleasable
@@ -201,13 +202,13 @@ class BaseLease:
         sent = elapsed()
         outcome, _ = yield from flows.send(Renew(key=held.key, id=held.id, token=held.token, ttl=held.ttl))
         if not isinstance(outcome, out.Renewed) or outcome.expires_at is None:
-            held.lose("the store gave it to somebody else, or it was released by force")
+            held.lose("the store granted it to another holder, or it was released by force")
             raise self._loss()
         held.renewed(sent, held.ttl, outcome.expires_at, outcome.floor)
         self.check()
 
     def _hand_over(self, to_owner: str) -> Flow[Self]:
-        """This lease ends and its successor begins, under a higher token, with nobody in between."""
+        """This lease ends and its successor begins, under a higher token, with no other holder in between."""
         held, runtime, turn = self._held, self._runtime, self._turn
         if self._options.kind == "hold":
             raise HoldNotReleasable
@@ -226,22 +227,22 @@ class BaseLease:
             runtime.heartbeats.drop(held)
             outcome, _ = yield from flows.send(command)
             if not isinstance(outcome, out.Transferred) or outcome.expires_at is None:
-                held.lose("it was gone when it was to be handed over")
-                raise self._loss()  # noqa: TRY301  (one place sees to what is under way)
+                held.lose("it was no longer held when it was transferred")
+                raise self._loss()  # noqa: TRY301  (one place handles every failure)
             successor = self._successor(command, outcome, outcome.expires_at, sent)
             if turn is not None:
-                del turn.grips[:-1]  # what was taken several times is handed over once
+                del turn.acquisitions[:-1]  # a lease that was acquired several times is transferred once
             held.end()
-        except GeneratorExit:  # perhaps within a finaliser, where no lock may be taken
-            runtime.heartbeats.soon(partial(_lose_track, runtime, held, to_id))
+        except GeneratorExit:  # may be raised within a finaliser, which must not take locks
+            runtime.heartbeats.call_soon(partial(_abandon_transfer, runtime, held, to_id))
             raise
         except LeaseLost:
             raise
-        except BaseException as error:  # interrupted anywhere: whoever has it now gives it back
+        except BaseException as error:  # interrupted anywhere: both the old and the new attempt are abandoned
             if isinstance(error, StoreUnavailable) and not error.ambiguous and self._renewal is not None:
                 runtime.heartbeats.keep(self._renewal)
             else:
-                _lose_track(runtime, held, to_id)
+                _abandon_transfer(runtime, held, to_id)
             raise
         self._client.events.emit("lease_transferred", key=held.key, owner=held.owner, token=outcome.token, to=to_owner)
         return successor
@@ -268,12 +269,12 @@ class BaseLease:
     def _loss(self) -> LeaseLost:
         held = self._held
         if held.inherited:
-            reason = "it belongs to the process that this one was forked from"
+            reason = "it is held by the process that this process was forked from"
         else:
             reason = held.reason or ("it was released" if held.state == "ended" else "its time ran out")
         return LeaseLost(
-            f"the lease on {held.key!r} (token {held.token}) is lost: {reason}. Another holder may be at work: "
-            "stop, and let the fence refuse what is under way.",
+            f"the lease on {held.key!r} (token {held.token}) is lost: {reason}. Another holder may be active: stop "
+            "working, and let the fence refuse writes that are in progress.",
             key=held.key,
             token=held.token,
             reason=reason,
@@ -281,7 +282,7 @@ class BaseLease:
 
 
 class Lease(BaseLease):
-    """A lease in synchronous code.
+    """A lease in sync code.
 
     >>> from holdfast import Client
     >>> with Client("memory://") as hf, hf.lock("invoice:42", ttl=30) as lease:
@@ -291,71 +292,71 @@ class Lease(BaseLease):
 
     @property
     def lost(self) -> Lost:
-        """`is_set()` tells whether the lease is lost, `wait()` blocks until it is."""
+        """`is_set()` returns whether the lease is lost, `wait()` blocks until it is."""
         return Lost(self._held, renewed=self._options.kind != "hold")
 
     def renew(self) -> None:
-        """Prolong the lease by its ttl now. Raises `LeaseLost` if that is not possible any more."""
-        run(self._prolong(), self._runtime.batchers)
+        """Renew the lease for its ttl now. Raises `LeaseLost` if that is not possible any more."""
+        run(self._extend(), self._runtime.batchers)
 
     def release(self) -> None:
-        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before.
+        """Release the lease. Calling it twice is harmless; raises `LeaseLost` if the lease was lost before.
 
-        Of a lease that was taken several times (`reentrant=True`) each call gives one taking back, the latest first. A
-        block whose taking was given back within it has nothing left to give back when it is left.
+        If the lease was acquired several times (`reentrant=True`), each call releases one acquisition, the latest
+        first. A block whose acquisition was released within it releases nothing when it is left.
         """
-        run(self._give(), self._runtime.batchers)
+        run(self._release(), self._runtime.batchers)
 
     def transfer(self, to_owner: str) -> Lease:
-        """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
+        """Transfer the lease to another owner in one step: this lease ends, the returned one has a higher token."""
         lease = run(self._hand_over(to_owner), self._runtime.batchers)
-        lease._in_hand = True  # noqa: SLF001
+        lease._received = True  # noqa: SLF001
         return lease
 
 
 class AsyncLease(BaseLease):
-    """A lease in asynchronous code."""
+    """A lease in async code."""
 
     @property
     def lost(self) -> AsyncLost:
-        """`is_set()` tells whether the lease is lost, `await wait()` returns when it is."""
+        """`is_set()` returns whether the lease is lost, `await wait()` returns when it is."""
         return AsyncLost(self._held, renewed=self._options.kind != "hold")
 
     async def renew(self) -> None:
-        """Prolong the lease by its ttl now. Raises `LeaseLost` if that is not possible any more."""
-        await run_async(self._prolong(), self._runtime.batchers)
+        """Renew the lease for its ttl now. Raises `LeaseLost` if that is not possible any more."""
+        await run_async(self._extend(), self._runtime.batchers)
 
     async def release(self) -> None:
-        """Give the lease back. Twice is harmless; `LeaseLost` if it was lost before.
+        """Release the lease. Calling it twice is harmless; raises `LeaseLost` if the lease was lost before.
 
-        Of a lease that was taken several times (`reentrant=True`) each call gives one taking back, the latest first. A
-        block whose taking was given back within it has nothing left to give back when it is left.
+        If the lease was acquired several times (`reentrant=True`), each call releases one acquisition, the latest
+        first. A block whose acquisition was released within it releases nothing when it is left.
         """
-        await run_async(self._give(), self._runtime.batchers)
+        await run_async(self._release(), self._runtime.batchers)
 
     async def transfer(self, to_owner: str) -> AsyncLease:
-        """Hand over to another owner in one step: this lease ends, the returned one has a higher token."""
+        """Transfer the lease to another owner in one step: this lease ends, the returned one has a higher token."""
         lease = await run_async(self._hand_over(to_owner), self._runtime.batchers)
-        lease._in_hand = True  # noqa: SLF001
+        lease._received = True  # noqa: SLF001
         return lease
 
 
-def _give_up(runtime: Runtime, held: LocalGrant) -> None:
-    """Give back what no caller ever had in hand."""
+def _abandon(runtime: Runtime, held: LocalGrant) -> None:
+    """Abandon a grant that no caller has received, or whose release was interrupted."""
     runtime.heartbeats.drop(held)
     held.end()
     runtime.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
 
 
-def _lose_track(runtime: Runtime, held: LocalGrant, to_id: str) -> None:
-    """A handing over ended in the dark: neither side may go on holding."""
-    held.lose("it is not known whether it was handed over")
+def _abandon_transfer(runtime: Runtime, held: LocalGrant, to_id: str) -> None:
+    """The outcome of a transfer is unknown: neither side may go on holding the lock."""
+    held.lose("it is not known whether it was transferred")
     runtime.give_back(Abandon(key=held.key, id=held.id, ttl=held.ttl))
     runtime.give_back(Abandon(key=held.key, id=to_id, ttl=held.ttl))
 
 
 class _EndOfLease:
-    """What happens when a lease is over: the gate opens; if it was lost, that is told and the user called."""
+    """The end of a lease: the next local caller is admitted; a loss is emitted as an event, and `on_lost` is called."""
 
     __slots__ = ("_callbacks", "_client", "_events", "_kind", "_lease", "_loop", "_options", "_turn")
 
@@ -363,7 +364,7 @@ class _EndOfLease:
         self, lease: BaseLease, client: BaseClient, runtime: Runtime, turn: Turn | None, options: LockOptions
     ) -> None:
         self._lease = weakref.ref(lease)
-        self._client = weakref.ref(client)  # weak: the keeper has this, and must not keep a dropped client alive
+        self._client = weakref.ref(client)  # weak: the heartbeat thread must not keep a dropped client alive
         self._events = client.events
         self._callbacks = runtime.callbacks
         self._turn = turn
@@ -380,11 +381,11 @@ class _EndOfLease:
         self._events.emit("lease_lost", key=held.key, owner=held.owner, token=held.token, reason=held.reason)
         if self._options.on_lost is None:
             return
-        handle = self._lease()  # it must not be gone before the user is called with it
+        handle = self._lease()  # a reference: the callback is called with the lease
         if self._loop is not None and issubclass(self._kind, AsyncLease):
             try:
                 self._loop.call_soon_threadsafe(self._call_back, held, handle)
-            except RuntimeError:  # the loop is closed: nobody is left to be told
+            except RuntimeError:  # the loop is closed: the callback cannot be run
                 return
         else:
             self._callbacks.add(lambda: self._call_back(held, handle))
@@ -400,7 +401,7 @@ class _EndOfLease:
                 task = self._loop.create_task(_awaited(result, self._failed, held))
                 _callbacks.add(task)
                 task.add_done_callback(_callbacks.discard)
-        except BaseException as error:  # whatever it raises, SystemExit too, it is called on our thread
+        except BaseException as error:  # also SystemExit, because the callback runs in Holdfast's own thread
             self._failed(held, error)
 
     def _failed(self, held: LocalGrant, error: BaseException) -> None:
@@ -412,7 +413,7 @@ async def _awaited(
 ) -> None:
     try:
         await result
-    except Exception as error:  # (it is reported like any other callback's)
+    except Exception as error:  # (reported like the error of any other callback)
         failed(held, error)
 
 

@@ -1,8 +1,8 @@
-"""Leases by name: the owner's own text decides who holds, and nobody renews them but the owner.
+"""Leases by name: the caller's text identifies the holder, and only the caller renews the lease.
 
-For electing one owner of a resource across processes, when the owner is known by a name that outlives a call:
-a run, a thread of a conversation, a worker. Whoever uses the same name *is* the same owner, with the same token:
-choose names that only one process has at a time. Where you need no such name, use `lock`.
+For electing one owner of a resource across processes, where the owner has a name that is used in many calls: a run, a
+thread of a conversation, a worker. Callers that use the same name *are* the same owner, with the same token: choose
+names that only one process has at a time. Where you need no such name, use `lock`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ METHODS = ("acquire_lease", "get_lease_owner", "release_lease", "renew_lease", "
 
 
 class LeaseResult(NamedTuple):
-    """Whether the lease was won, who has it now, and the winner's token (None for a loser)."""
+    """Whether the lease was acquired, its current owner, and the token (None if it was not acquired)."""
 
     acquired: bool
     owner: str | None
@@ -30,45 +30,45 @@ class LeaseResult(NamedTuple):
 
 
 class LeaseProvider(Protocol):
-    """Whatever can elect one owner of a key, in synchronous code."""
+    """The interface for electing one owner of a key, in sync code."""
 
     def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:
-        """Take the lease, or learn who has it. The same owner may ask again: same token, full ttl."""
+        """Acquire the lease, or return its owner. The same owner may acquire again: same token, full ttl."""
 
     def get_lease_owner(self, key: str) -> str | None:
-        """Who has the lease now."""
+        """The current owner of the lease, or None."""
 
     def release_lease(self, key: str, owner: str) -> None:
-        """Give the lease back. Nothing happens unless this owner has it."""
+        """Release the lease. Nothing happens unless this owner holds it."""
 
     def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
-        """Prolong the lease to `ttl` from now. False if this owner has it no more."""
+        """Renew the lease for `ttl` from now. False if this owner does not hold it any more."""
 
     def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
-        """Hand the lease over without a gap. False if `from_owner` has it no more."""
+        """Transfer the lease without a gap. False if `from_owner` does not hold it any more."""
 
 
 class AsyncLeaseProvider(Protocol):
-    """Whatever can elect one owner of a key, in asynchronous code."""
+    """The interface for electing one owner of a key, in async code."""
 
     async def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:
-        """Take the lease, or learn who has it. The same owner may ask again: same token, full ttl."""
+        """Acquire the lease, or return its owner. The same owner may acquire again: same token, full ttl."""
 
     async def get_lease_owner(self, key: str) -> str | None:
-        """Who has the lease now."""
+        """The current owner of the lease, or None."""
 
     async def release_lease(self, key: str, owner: str) -> None:
-        """Give the lease back. Nothing happens unless this owner has it."""
+        """Release the lease. Nothing happens unless this owner holds it."""
 
     async def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
-        """Prolong the lease to `ttl` from now. False if this owner has it no more."""
+        """Renew the lease for `ttl` from now. False if this owner does not hold it any more."""
 
     async def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
-        """Hand the lease over without a gap. False if `from_owner` has it no more."""
+        """Transfer the lease without a gap. False if `from_owner` does not hold it any more."""
 
 
 def is_lease_provider(candidate: object) -> bool:
-    """Whether something has all five methods of a lease provider, whatever its class.
+    """Whether an object has all five methods of a lease provider, whatever its class.
 
     >>> is_lease_provider(NoopLeaseProvider()), is_lease_provider(object())
     (True, False)
@@ -77,7 +77,7 @@ def is_lease_provider(candidate: object) -> bool:
 
 
 class BaseLeases:
-    """The flows of both colours."""
+    """The flows of sync and async leases."""
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
@@ -136,63 +136,63 @@ class Leases(BaseLeases):
     """
 
     def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:
-        """Take the lease, or learn who has it. The same owner may ask again: same token, full ttl."""
+        """Acquire the lease, or return its owner. The same owner may acquire again: same token, full ttl."""
         return run(self._acquire(key, owner, ttl), self._client.runtime.batchers)
 
     def get_lease_owner(self, key: str) -> str | None:
-        """Who has the lease now."""
+        """The current owner of the lease, or None."""
         return run(self._owner(key), self._client.runtime.batchers)
 
     def release_lease(self, key: str, owner: str) -> None:
-        """Give the lease back. Nothing happens unless this owner has it."""
+        """Release the lease. Nothing happens unless this owner holds it."""
         run(self._release(key, owner), self._client.runtime.batchers)
 
     def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
-        """Prolong the lease to `ttl` from now. False if this owner has it no more."""
+        """Renew the lease for `ttl` from now. False if this owner does not hold it any more."""
         return run(self._renew(key, owner, ttl), self._client.runtime.batchers)
 
     def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
-        """Hand the lease over in one step, under a higher token. False if `from_owner` has it no more."""
+        """Transfer the lease in one step, under a higher token. False if `from_owner` does not hold it any more."""
         return run(self._transfer(key, from_owner, to_owner, ttl), self._client.runtime.batchers)
 
 
 class AsyncLeases(BaseLeases):
-    """`client.leases` of an asynchronous client."""
+    """`client.leases` of an async client."""
 
     async def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:
-        """Take the lease, or learn who has it. The same owner may ask again: same token, full ttl."""
+        """Acquire the lease, or return its owner. The same owner may acquire again: same token, full ttl."""
         return await run_async(self._acquire(key, owner, ttl), self._client.runtime.batchers)
 
     async def get_lease_owner(self, key: str) -> str | None:
-        """Who has the lease now."""
+        """The current owner of the lease, or None."""
         return await run_async(self._owner(key), self._client.runtime.batchers)
 
     async def release_lease(self, key: str, owner: str) -> None:
-        """Give the lease back. Nothing happens unless this owner has it."""
+        """Release the lease. Nothing happens unless this owner holds it."""
         await run_async(self._release(key, owner), self._client.runtime.batchers)
 
     async def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
-        """Prolong the lease to `ttl` from now. False if this owner has it no more."""
+        """Renew the lease for `ttl` from now. False if this owner does not hold it any more."""
         return await run_async(self._renew(key, owner, ttl), self._client.runtime.batchers)
 
     async def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
-        """Hand the lease over in one step, under a higher token. False if `from_owner` has it no more."""
+        """Transfer the lease in one step, under a higher token. False if `from_owner` does not hold it any more."""
         return await run_async(self._transfer(key, from_owner, to_owner, ttl), self._client.runtime.batchers)
 
 
 class NoopLeaseProvider:
-    """Everybody wins: for a single process that has no store. Warns once that it protects nothing."""
+    """Every caller acquires every lease: for a single process without a store. Warns once that it protects nothing."""
 
     def __init__(self) -> None:
         self._warned = False
 
     def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:  # noqa: ARG002
-        """Win."""
+        """Succeed."""
         self._warn()
         return LeaseResult(acquired=True, owner=owner, token=None)
 
     def get_lease_owner(self, key: str) -> str | None:  # noqa: ARG002
-        """Nobody: no lease is kept."""
+        """None: no lease is stored."""
         return None
 
     def release_lease(self, key: str, owner: str) -> None:
@@ -210,25 +210,25 @@ class NoopLeaseProvider:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "NoopLeaseProvider lets everybody win: with more than one process, two may own the same key. "
-                "Use client.leases of a store that they share.",
+                "NoopLeaseProvider grants every lease to every caller: with more than one process, two may own the "
+                "same key. Use client.leases of a store that they share.",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
 
 class AsyncNoopLeaseProvider:
-    """`NoopLeaseProvider` for asynchronous code."""
+    """`NoopLeaseProvider` for async code."""
 
     def __init__(self) -> None:
         self._noop = NoopLeaseProvider()
 
     async def acquire_lease(self, key: str, owner: str, ttl: Duration) -> LeaseResult:
-        """Win."""
+        """Succeed."""
         return self._noop.acquire_lease(key, owner, ttl)
 
     async def get_lease_owner(self, key: str) -> str | None:
-        """Nobody: no lease is kept."""
+        """None: no lease is stored."""
         return self._noop.get_lease_owner(key)
 
     async def release_lease(self, key: str, owner: str) -> None:

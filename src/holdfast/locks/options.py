@@ -1,4 +1,4 @@
-"""What was asked for: the checked options of one lock."""
+"""The checked options of one lock."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Key = str | Callable[..., str]
 OnLost = Callable[[Any], object]
 
 WAITER_TTL = 10 * MICROSECONDS
-"""How long a waiter's place is kept after its last sign of life: a dead one delays the others by no more."""
+"""How long a waiter's position is kept after its last poll: a crashed waiter delays the others by no more."""
 RENEWALS = 3
 """A lease is renewed this many times within its ttl."""
 LATEST_RENEWAL = 0.8
 """A renewal may not wait for longer than this part of a ttl."""
 FAILURES = 3
-"""After so many renewals in a row that were not answered a lease is given up."""
+"""A lease is given up after so many renewals in a row that were not answered."""
 STALLS = 10
-"""An event loop may be stuck for this many ttls before its leases are given up."""
+"""An event loop may be blocked for this many ttls before its leases are given up."""
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a lock, checked. Lengths are microseconds where the store sees them, else seconds."""
+    """The options of a lock, checked. Durations are microseconds where the store uses them, else seconds."""
 
     key: Key
     kind: Kind
@@ -55,12 +55,12 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive(self) -> bool:
-        """Whether only one can hold it, so that a holder that asks again would wait for itself."""
+        """Whether only one caller can hold it, so that a holder that acquires again would wait for itself."""
         return self.kind == "mutex"
 
     @property
     def queues_locally(self) -> bool:
-        """Whether callers of one process queue there, before the store: the other kinds are only tried once."""
+        """Whether callers of one process queue locally before they go to the store: the other kinds only try once."""
         return self.kind in {"mutex", "semaphore", "rw"}
 
 
@@ -81,22 +81,22 @@ def checked_options(
     on_busy: OnBusy = "raise",
     lock_delay: Duration = 0,
 ) -> LockOptions:
-    """Check every option at once, so that a mistake shows where it was made."""
+    """Check every option at once, so that a mistake raises where it was made."""
     length = checked_ttl(ttl)
     every = length / RENEWALS if renew_every is None else checked_ttl(renew_every, what="renew_every")
     if every > length * LATEST_RENEWAL:
         raise InvalidOption(
-            f"renew_every={renew_every!r} is too close to ttl={ttl!r}: at most {LATEST_RENEWAL:.0%} of it, or the "
-            "lease may end before its renewal is answered"
+            f"renew_every={renew_every!r} is too close to ttl={ttl!r}: it may be at most {LATEST_RENEWAL:.0%} of the "
+            "ttl, because a later renewal might be answered after the lease has expired"
         )
     if checked_count(weight, what="weight") > checked_count(permits, what="permits"):
-        raise InvalidOption(f"weight={weight} never fits into permits={permits}")
+        raise InvalidOption(f"weight={weight} is larger than permits={permits}: it could never be granted")
     if on_busy not in ("raise", "skip"):
-        raise InvalidOption(f"on_busy cannot be {on_busy!r}: it is 'raise' or 'skip'")
+        raise InvalidOption(f"on_busy cannot be {on_busy!r}: it must be 'raise' or 'skip'")
     if owner is not None:
         checked_key(owner, what="owner")
     if on_lost is not None and not callable(on_lost):
-        raise InvalidOption(f"on_lost cannot be {on_lost!r}: it is a function that is given the lease")
+        raise InvalidOption(f"on_lost cannot be {on_lost!r}: it must be a function that takes the lease")
     if seconds(lock_delay, what="lock_delay") > MAX_TTL_SECONDS:
         raise InvalidOption(f"lock_delay cannot be {lock_delay!r}: it must be at most 366 days")
     return LockOptions(
@@ -118,5 +118,5 @@ def checked_options(
 
 
 def checked_wait(wait: Duration | None) -> float | None:
-    """None waits for ever, 0 tries once."""
+    """The checked `wait` in seconds. None has no limit, 0 tries once."""
     return None if wait is None else seconds(wait, what="wait")

@@ -1,8 +1,8 @@
-"""The local gate: callers of one process meet here first, and only a few of them wait in the store.
+"""The local queues of this process: its callers queue here first, and only a few of them wait in the store.
 
 There is one local queue for each lock that is in use in this process, whatever the thread, the event loop or the
-client: of an exclusive lock one caller at a time goes to the store, of a semaphore or a read-write lock a few. The gate
-never passes a lease on: the next caller goes to the store like anyone else, behind the waiters of other processes.
+client: of an exclusive lock one caller at a time goes to the store, of a semaphore or a read-write lock a few. A local
+queue never hands over a lease: the next caller goes to the store like any other, behind the waiters of other processes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from asyncio import current_task
 from contextvars import ContextVar
 
 from ..platform import after_fork_in_child
-from ..runtime.heartbeats import LoopProbe
+from ..runtime.loop_probe import LoopProbe
 from ..runtime.notifier import running_loop
 from .local_queue import Address, LocalQueue, Turn
 
 Context = object
-"""Who is calling: the running task, or else the thread."""
+"""The caller: the running task, or else the thread."""
 
 
 class Caller:
-    """Who asks for locks where no task runs: a thread, in one context of Python's.
+    """A caller of locks where no task runs: a thread, in one context of `contextvars`.
 
     A thread of a pool serves one request after the other, each in a context of its own: two requests are two callers.
-    The context alone would not do: tasks and threads inherit a copy of it, and are callers of their own.
+    The context alone is not enough: tasks and threads inherit a copy of it, and are separate callers.
     """
 
     __slots__ = ("__weakref__", "holds", "thread")
@@ -46,7 +46,7 @@ def current_context() -> Context:
 
 
 def current_caller() -> Context:
-    """The running task, or else this thread in this context. One that holds nothing is made anew, for this context."""
+    """The running task, or else this thread in this context. A caller that holds nothing is replaced by a new one."""
     context = current_context()
     if not isinstance(context, threading.Thread):
         return context
@@ -58,7 +58,7 @@ def current_caller() -> Context:
 
 
 def _inside(queue: LocalQueue, context: object) -> Turn | None:
-    """The turn of a caller that is inside already."""
+    """The turn of this caller, if it holds the lock or has sent its command to the store."""
     for turn in queue.inside():
         if turn.context() is context and not turn.forgotten:
             return turn
@@ -69,14 +69,14 @@ class ProcessQueues:
     """All the local queues of this process, behind one lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may come in while its thread has it
+        self._lock = threading.RLock()  # reentrant: a signal handler may run while its thread holds it
         self._queues: dict[Address, LocalQueue] = {}
         self._probes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopProbe] = weakref.WeakKeyDictionary()
 
     def enter(self, turn: Turn, *, once: bool = False) -> Turn | None:
-        """Go to the store at once, which opens the turn, or queue up. `once`: a caller that will not wait.
+        """Go to the store at once, which opens the turn, or queue. `once`: the caller will not wait.
 
-        A caller of an exclusive lock that is inside already is not queued: its earlier turn is returned.
+        A caller of an exclusive lock that already holds it is not queued: its earlier turn is returned.
         """
         context = turn.context()
         with self._lock:
@@ -84,44 +84,44 @@ class ProcessQueues:
             if queue is None:
                 queue = self._queue(turn)
             elif context is not None:
-                queue.drop_over()  # who was told of a loss may be here before that turn was ended
+                queue.drop_over()  # a caller that was notified of a loss may be here before that turn was removed
                 earlier = _inside(queue, context)
                 if earlier is not None:
                     return earlier
-            if once:  # it will not look again
+            if once:  # it will not check again
                 queue.pass_over(turn, self._probe)
             goes = queue.enter(turn, once=once)
         if goes:
             turn.open.set()
         return None
 
-    def goes(self, turn: Turn) -> None:
-        """A caller whose turn was opened goes to the store now."""
+    def send(self, turn: Turn) -> None:
+        """A caller whose turn was opened sends its command now."""
         with self._lock:
             queue = self._queue(turn)
-            queue.goes(turn)
-            called = queue.call()
-        _open(called)
+            queue.send(turn)
+            admitted = queue.admit()
+        _open(admitted)
 
     def granted(self, turn: Turn) -> None:
-        """The store has granted: others may follow."""
+        """The store has granted the lock: further callers may be admitted."""
         with self._lock:
             queue = self._queue(turn)
             queue.granted(turn)
-            called = queue.call()
-        _open(called)
+            admitted = queue.admit()
+        _open(admitted)
 
     def leave(self, turn: Turn) -> None:
-        """The turn is over, wherever it is. Twice is harmless, and finishes what was interrupted."""
+        """The turn has ended, whatever its place. Calling it twice is harmless, and finishes what was interrupted."""
         with self._lock:
             queue = self._queues.get(turn.address)
             if queue is None:
                 return
             queue.remove(turn)
-            called = queue.call()
+            admitted = queue.admit()
             if not queue:
                 del self._queues[turn.address]
-        _open(called)
+        _open(admitted)
 
     def _queue(self, turn: Turn) -> LocalQueue:
         queue = self._queues.get(turn.address)
@@ -129,10 +129,10 @@ class ProcessQueues:
             queue = self._queues[turn.address] = LocalQueue(turn.address[2])
         return queue
 
-    def look(self, turn: Turn) -> bool:
-        """Whether a caller that waits may go.
+    def check(self, turn: Turn) -> bool:
+        """Whether a waiting caller may go to the store.
 
-        It looks after what others have left undone: a leaving that was interrupted, an event loop that is stuck.
+        Also handles what others left undone: an interrupted leave, an event loop that is blocked.
         """
         with self._lock:
             queue = self._queues.get(turn.address)
@@ -140,13 +140,13 @@ class ProcessQueues:
                 return True
             queue.drop_over()
             queue.pass_over(turn, self._probe)
-            called = queue.call()
+            admitted = queue.admit()
             waits = turn in queue.waiting
-        _open(called)
+        _open(admitted)
         return not waits
 
-    def in_the_way(self, address: Address) -> list[Turn]:
-        """The callers that hold the lock, then those that ask the store for it."""
+    def blockers(self, address: Address) -> list[Turn]:
+        """The callers that hold the lock, then those that have sent their command to the store."""
         with self._lock:
             queue = self._queues.get(address)
             return [] if queue is None else list(queue.inside())
@@ -168,9 +168,9 @@ class ProcessQueues:
         self.__init__()  # type: ignore[misc]
 
 
-def _open(called: list[Turn]) -> None:
-    """Outside of the lock, for it may go on to anybody. Interrupted here, the others find out when they look."""
-    for turn in called:
+def _open(admitted: list[Turn]) -> None:
+    """Called without the lock, because it runs other code. If it is interrupted, the others notice when they check."""
+    for turn in admitted:
         turn.open.set()
 
 

@@ -1,8 +1,8 @@
-"""Run locks, for people who bring their own workflow engine: one process drives a run at a time.
+"""Run locks, for users of another workflow engine: one process drives a run at a time.
 
-Called around resume and restart. A run that is held is refused at once, also to the client that holds it. What
-this client holds is renewed by its keeper until it is released or lost; the token goes into the
-fenced write of the run's snapshot.
+They are used around resume and restart. A run that is locked is refused at once, also to the client that holds it. The
+locks of this client are renewed by its heartbeat thread until they are released or lost; pass the token to the fenced
+write of the run's snapshot.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .lock import AsyncLock, BaseLock, Lock
 from .options import RENEWALS, LockOptions, checked_options
 
 TTL = "30 minutes"
-"""How long a run stays locked without a heartbeat; the heartbeat is every third of it."""
+"""How long a run stays locked without a heartbeat; it is renewed every third of this."""
 
 L = TypeVar("L", bound=BaseLease)
 
 
 class RunLock(NamedTuple):
-    """Who drives a run: until when, on which kind of store, and under which token."""
+    """The process that drives a run: until when, on which kind of store, and under which token."""
 
     holder: str
     expires_at: datetime | None
@@ -46,7 +46,7 @@ class RunLock(NamedTuple):
 
 
 def run_key(workflow_name: str, run_id: str) -> str:
-    """The key of a run's lock. A slash in a name is written otherwise, so that no two runs share a key.
+    """The key of a run's lock. A slash in a name is escaped, so that no two runs share a key.
 
     >>> run_key("import", "run/7")
     'run/import/run%2F7'
@@ -63,7 +63,7 @@ def _options(workflow_name: str, run_id: str, ttl: Duration | None, renew_every:
 
 
 class BaseRunLocks(Generic[L]):
-    """The flows of both colours, and what this client holds."""
+    """The flows of sync and async run locks, and the locks that this client holds."""
 
     _lease_type: type[L]
 
@@ -83,32 +83,32 @@ class BaseRunLocks(Generic[L]):
             lease = yield from take(self._client, options, 0, self._lease_type)
         except LockTimeout:
             return False
-        # Looked at while the lock is held: an engine that claims the run from here on sees the lock and leaves it.
+        # Checked while the lock is held: an engine that claims the run from now on sees the lock and does not drive it.
         if (yield from driven(self._client, workflow_name, run_id)) is not None:
-            lease._in_hand = True  # noqa: SLF001
-            yield from lease._give()  # noqa: SLF001
+            lease._received = True  # noqa: SLF001
+            yield from lease._release()  # noqa: SLF001
             return False
         _remember(self._client, lease)
         if lease._renewal is not None:  # noqa: SLF001
-            lease._renewal.thread = None  # noqa: SLF001  (it belongs to the client: the thread that took it may end)
-        lease._in_hand = True  # noqa: SLF001
+            lease._renewal.thread = None  # noqa: SLF001  (the client holds it: the thread that acquired it may end)
+        lease._received = True  # noqa: SLF001
         return True
 
     def _renew(self, key: str, ttl: int | None) -> Flow[bool]:
         lease = self._held_lease(key)
         if lease is None:
             return False
-        held, kept = lease._held, lease._renewal  # noqa: SLF001  (leases and locks are one house)
+        held, kept = lease._held, lease._renewal  # noqa: SLF001  (same package)
         if kept is None:
             return False
         interval = kept.interval if ttl is None else ttl / MICROSECONDS / RENEWALS
         answered = lease._runtime.heartbeats.renew_for(kept, held.ttl if ttl is None else ttl, interval)  # noqa: SLF001
         if not (yield Wait(answered, RESEND_FOR)):
             with suppress(ValueError):
-                kept.asked.remove(answered)
+                kept.notifiers.remove(answered)
             raise StoreUnavailable(
-                f"the store did not answer to the renewal of {key!r} yet. It may have been renewed; its keeper goes on "
-                "trying, and tells if it is lost.",
+                f"the store has not answered the renewal of {key!r} yet. It may have been renewed; the heartbeat "
+                "thread goes on trying, and reports it if the lock is lost.",
                 ambiguous=True,
             )
         return held.valid
@@ -117,7 +117,7 @@ class BaseRunLocks(Generic[L]):
         lease = self._held_lease(key)
         if lease is not None:
             with suppress(LeaseLost):
-                yield from lease._give()  # noqa: SLF001
+                yield from lease._release()  # noqa: SLF001
 
     def _get(self, workflow_name: str, run_id: str) -> Flow[RunLock | None]:
         seen, _ = yield from send(Inspect(key=run_key(workflow_name, run_id)), role="queries")
@@ -138,7 +138,7 @@ def _run_lock(client: BaseClient, holder: str, expires_at: int | None, token: in
 
 
 def driven(client: BaseClient, workflow_name: str, run_id: str) -> Flow[RunLock | None]:
-    """Which engine drives a run, as a lock; None if none that lives does."""
+    """The engine that drives a run, as a lock; None if no active engine does."""
     if not client.runtime.store.capabilities.workflows:
         return None
     seen, _ = yield from send(ReadRun(run=run_id))
@@ -149,9 +149,9 @@ def driven(client: BaseClient, workflow_name: str, run_id: str) -> Flow[RunLock 
 
 
 def _remember(client: BaseClient, lease: BaseLease) -> None:
-    """Keep a lease for as long as it lives: what this client holds is found by its run."""
+    """Keep a lease until it ends: the locks of this client are found by their run."""
     client.runtime.runs[lease.key] = lease
-    owner = weakref.ref(client.runtime)  # weak: the keeper has this, and must not keep alive a client that was dropped
+    owner = weakref.ref(client.runtime)  # weak: the heartbeat thread must not keep a dropped client alive
 
     def forget(held: LocalGrant) -> None:
         runtime = owner()
@@ -164,15 +164,15 @@ def _remember(client: BaseClient, lease: BaseLease) -> None:
 
 def _refused(workflow_name: str, run_id: str, error: LockTimeout) -> NoReturn:
     raise RunLocked(
-        f"the run {run_id!r} of {workflow_name!r} is driven by {error.holder or 'somebody else'}: leave it to them, or "
-        "try again when their lock has ended",
+        f"the run {run_id!r} of {workflow_name!r} is driven by {error.holder or 'another process'}. Nothing was "
+        "changed. Leave the run to that process, or try again when its lock has ended",
         holder=error.holder,
         expires_at=error.expires_at,
     ) from None
 
 
 class _Guard(BaseLock[L]):
-    """Takes a run's lock or raises `RunLocked`, and lets the client find what it holds by the run."""
+    """Acquires a run's lock or raises `RunLocked`; the client then finds the lease by its run."""
 
     def __init__(self, client: BaseClient, options: LockOptions, workflow_name: str, run_id: str) -> None:
         super().__init__(client, options)
@@ -185,7 +185,7 @@ class _Guard(BaseLock[L]):
             _refused(*self._run, error)
         engine = yield from driven(self._client, *self._run)
         if engine is not None:
-            yield from lease._give()  # noqa: SLF001
+            yield from lease._release()  # noqa: SLF001
             _refused(*self._run, LockTimeout(holder=engine.holder, expires_at=engine.expires_at))
         _remember(self._client, lease)
         return lease
@@ -198,15 +198,15 @@ class _Guard(BaseLock[L]):
 
 
 class RunGuard(_Guard[Lease], Lock):
-    """The block in which a run is this caller's; `RunLocked` if it is somebody else's."""
+    """The block in which this caller drives a run; raises `RunLocked` if another process does."""
 
 
 class AsyncRunGuard(_Guard[AsyncLease], AsyncLock):
-    """The block in which a run is this caller's; `RunLocked` if it is somebody else's."""
+    """The block in which this caller drives a run; raises `RunLocked` if another process does."""
 
 
 class RunLocks(BaseRunLocks[Lease]):
-    """`client.run_locks`: one driver a run.
+    """`client.run_locks`: one driver per run.
 
     >>> from holdfast import Client
     >>> with Client("memory://") as hf:
@@ -219,23 +219,23 @@ class RunLocks(BaseRunLocks[Lease]):
     def try_acquire(
         self, workflow_name: str, run_id: str, ttl: Duration | None = None, *, renew_every: Duration | None = None
     ) -> bool:
-        """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
+        """Lock the run and renew the lock until it is released; False if it is locked, also by this client."""
         return run(
             self._try(workflow_name, run_id, _options(workflow_name, run_id, ttl, renew_every)),
             self._client.runtime.batchers,
         )
 
     def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
-        """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
+        """Renew this client's own lock now, for `ttl` if given. False if this client does not hold it any more."""
         length = None if ttl is None else checked_ttl(ttl)
         return run(self._renew(run_key(workflow_name, run_id), length), self._client.runtime.batchers)
 
     def release(self, workflow_name: str, run_id: str) -> None:
-        """Give this client's own lock back. Nothing happens to anybody else's."""
+        """Release this client's own lock. Locks of other clients are not affected."""
         run(self._release(run_key(workflow_name, run_id)), self._client.runtime.batchers)
 
     def get(self, workflow_name: str, run_id: str) -> RunLock | None:
-        """Who drives the run now, or None."""
+        """The lock of the process that drives the run now, or None."""
         return run(self._get(workflow_name, run_id), self._client.runtime.batchers)
 
     def token(self, workflow_name: str, run_id: str) -> int | None:
@@ -245,36 +245,36 @@ class RunLocks(BaseRunLocks[Lease]):
     def guard(
         self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
     ) -> RunGuard:
-        """A block in which the run is yours: `with hf.run_locks.guard(...) as lease`. Raises `RunLocked` at once."""
+        """A block in which you drive the run: `with hf.run_locks.guard(...) as lease`. Raises `RunLocked` at once."""
         options = _options(workflow_name, run_id, ttl, renew_every)
         return RunGuard(self._client, options, workflow_name, run_id)
 
 
 class AsyncRunLocks(BaseRunLocks[AsyncLease]):
-    """`client.run_locks` of an asynchronous client."""
+    """`client.run_locks` of an async client."""
 
     _lease_type = AsyncLease
 
     async def try_acquire(
         self, workflow_name: str, run_id: str, ttl: Duration | None = None, *, renew_every: Duration | None = None
     ) -> bool:
-        """Lock the run, to be renewed until it is released; False if it is held, also by this client."""
+        """Lock the run and renew the lock until it is released; False if it is locked, also by this client."""
         return await run_async(
             self._try(workflow_name, run_id, _options(workflow_name, run_id, ttl, renew_every)),
             self._client.runtime.batchers,
         )
 
     async def renew(self, workflow_name: str, run_id: str, ttl: Duration | None = None) -> bool:
-        """Prolong this client's own lock now, to `ttl` if it is given. False if this client has it no more."""
+        """Renew this client's own lock now, for `ttl` if given. False if this client does not hold it any more."""
         length = None if ttl is None else checked_ttl(ttl)
         return await run_async(self._renew(run_key(workflow_name, run_id), length), self._client.runtime.batchers)
 
     async def release(self, workflow_name: str, run_id: str) -> None:
-        """Give this client's own lock back. Nothing happens to anybody else's."""
+        """Release this client's own lock. Locks of other clients are not affected."""
         await run_async(self._release(run_key(workflow_name, run_id)), self._client.runtime.batchers)
 
     async def get(self, workflow_name: str, run_id: str) -> RunLock | None:
-        """Who drives the run now, or None."""
+        """The lock of the process that drives the run now, or None."""
         return await run_async(self._get(workflow_name, run_id), self._client.runtime.batchers)
 
     async def token(self, workflow_name: str, run_id: str) -> int | None:
@@ -284,6 +284,6 @@ class AsyncRunLocks(BaseRunLocks[AsyncLease]):
     def guard(
         self, workflow_name: str, run_id: str, *, ttl: Duration | None = None, renew_every: Duration | None = None
     ) -> AsyncRunGuard:
-        """A block in which the run is yours: `async with hf.run_locks.guard(...)`. Raises `RunLocked` at once."""
+        """A block in which you drive the run: `async with hf.run_locks.guard(...)`. Raises `RunLocked` at once."""
         options = _options(workflow_name, run_id, ttl, renew_every)
         return AsyncRunGuard(self._client, options, workflow_name, run_id)

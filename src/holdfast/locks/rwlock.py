@@ -1,7 +1,7 @@
 """The read-write lock: many readers or one writer, in order of arrival, so writers do not starve.
 
-A writer takes all the permits that there are, a reader one of them; the rest is the semaphore's rules. Whoever
-is inside and asks again, for either side, would wait behind those who wait for it: that is refused.
+A writer takes all permits, a reader one of them; otherwise the rules are those of a semaphore. A holder that acquires
+again, for either side, would wait behind callers that wait for it: that is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .options import LockOptions
 from .process_queue import Caller, Context, current_caller
 
 ALL = 1_000_000
-"""The permits of a read-write lock. A part of what is stored: it can never change."""
+"""The permits of a read-write lock. This number is stored, so it can never change."""
 
 L = TypeVar("L", bound=BaseLease)
 LockT = TypeVar("LockT", bound=BaseLock[Any])
@@ -31,7 +31,7 @@ _inside: MutableMapping[Context, dict[tuple[str, str], WeakSet[BaseLease]]] = We
 
 
 class _Side(BaseLock[L]):
-    """One side of a read-write lock; a task or thread that is inside on either is not let in again."""
+    """One side of a read-write lock; a task or thread that holds either side is refused."""
 
     def _enter(self, wait: Any) -> Flow[L]:
         caller = current_caller()
@@ -39,8 +39,8 @@ class _Side(BaseLock[L]):
         address = (self._client.runtime.store.identity, self.key)
         if any(lease.valid for lease in inside.get(address, ())):
             raise WouldDeadlock(
-                f"this task or thread is inside {self.key!r} already and would wait behind those who wait for it: "
-                "leave it first, or take the side that you need for all of the work"
+                f"this task or thread already holds {self.key!r} and would wait behind callers that wait for it: "
+                "release it first, or acquire the side that you need for all of the work"
             )
         lease = yield from super()._enter(wait)
         inside[address] = WeakSet([lease])
@@ -50,7 +50,7 @@ class _Side(BaseLock[L]):
         def leave(_held: LocalGrant) -> None:
             inside.pop(address, None)
 
-        lease._held.when_over(leave)  # noqa: SLF001  (leases and locks are one house)
+        lease._held.when_over(leave)  # noqa: SLF001  (same package)
         return lease
 
     def _sync_twin(self, key: str) -> Lock:
@@ -61,15 +61,15 @@ class _Side(BaseLock[L]):
 
 
 class ReaderOrWriter(_Side[Lease], Lock):
-    """One side, in synchronous code."""
+    """One side, in sync code."""
 
 
 class AsyncReaderOrWriter(_Side[AsyncLease], AsyncLock):
-    """One side, in asynchronous code."""
+    """One side, in async code."""
 
 
 class BaseReadWriteLock(Generic[LockT]):
-    """What both colours have in common: two sides of one key."""
+    """The common part of sync and async read-write locks: two sides of one key."""
 
     _side_type: type[LockT]
 
@@ -79,23 +79,23 @@ class BaseReadWriteLock(Generic[LockT]):
 
     @property
     def key(self) -> str:
-        """What is locked."""
+        """The key of the lock."""
         return str(self._options.key)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key!r} ttl={self._options.ttl / 1e6:g}>"
 
     def read(self) -> LockT:
-        """The lock as its readers take it: any number of them at once, while nobody writes."""
+        """The reading side: any number of readers at once, while there is no writer."""
         return self._side_type(self._client, replace(self._options, weight=1))
 
     def write(self) -> LockT:
-        """The lock as its writer takes it: alone. Readers that come later wait behind it."""
+        """The writing side: one writer alone. Readers that arrive later wait behind it."""
         return self._side_type(self._client, replace(self._options, weight=ALL))
 
 
 class ReadWriteLock(BaseReadWriteLock[Lock]):
-    """Many readers or one writer, in synchronous code.
+    """Many readers or one writer, in sync code.
 
     >>> from holdfast import Client
     >>> with Client("memory://") as hf:
@@ -109,6 +109,6 @@ class ReadWriteLock(BaseReadWriteLock[Lock]):
 
 
 class AsyncReadWriteLock(BaseReadWriteLock[AsyncLock]):
-    """Many readers or one writer, in asynchronous code."""
+    """Many readers or one writer, in async code."""
 
     _side_type = AsyncReaderOrWriter

@@ -1,4 +1,4 @@
-"""Sinks: where events go. Each is a callable that takes an `Event`."""
+"""Sinks for events. Each is a callable that takes an `Event`."""
 
 from .logs import LoggingSink
 

@@ -1,4 +1,4 @@
-"""Events as lines of Python's own logging, under the logger `holdfast`."""
+"""Events as lines of Python's logging, under the logger `holdfast`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoggingSink:
         self._logger = logger or logging.getLogger("holdfast")
 
     def wants(self, name: str) -> bool:
-        """Whether the logger writes events of this level now."""
+        """Whether the logger is enabled for the level of this event."""
         return self._logger.isEnabledFor(_LEVELS[EVENTS[name].level])
 
     def __call__(self, event: Event) -> None:

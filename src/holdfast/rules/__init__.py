@@ -1,1 +1,1 @@
-"""Pure decisions: no I/O, no clock, no randomness. Whoever calls brings the record and the time."""
+"""Pure decisions: no I/O, no clock, no randomness. The caller gives the record and the time."""

@@ -1,10 +1,10 @@
 """The rules for every lock: pure functions from a record, a request and the time to a new record.
 
-Each rule is a method of `LockState`, which is a record in its working form (see `working.py`): any number of rules may
-decide on it, one after the other. The functions at the end of this module are the same rules for one request. Every
-rule settles first and last, so a release hands over in the same atomic step. Every grant carries a token that is higher
-than any before it and follows the clock. A thing whose `expires_at` equals `now` has ended. A rule that changes nothing
-returns the very record that it was given.
+Each rule is a method of `LockState`, which is a record in its working form (see `working_record.py`): any number of
+rules may decide on it, one after the other. The functions at the end of this module are the same rules for one command.
+Every rule settles first and last, so a release hands over in the same atomic step. Every grant has a token that is
+higher than any before it and follows the clock. A holder or waiter whose `expires_at` equals `now` has expired. A rule
+that changes nothing returns the very record that it was given.
 """
 
 from __future__ import annotations
@@ -16,24 +16,40 @@ from msgspec.structs import replace
 
 from . import lock_outcomes as out
 from .lock_record import EMPTY, Forced, Holder, Kind, Label, LockRecord, Tombstone, Waiter
-from .working_record import MAX_TOMBSTONES, OFFER_LIFE, OPEN_CALL, RETENTION, WorkingRecord, next_token
+from .working_record import HINTED_AFTER_A_MISS, MAX_TOMBSTONES, OFFER_LIFE, RETENTION, WorkingRecord, next_token
 
 __all__ = [
-    "MAX_TOMBSTONES", "MAX_WAITERS", "OFFER_LIFE", "OPEN_CALL", "RETENTION", "LockState", "Step", "abandon", "acquire",
-    "floor", "force_release", "next_token", "pass_over", "release", "removable", "renew", "settle", "transfer",
+    "HINTED_AFTER_A_MISS",
+    "MAX_TOMBSTONES",
+    "MAX_WAITERS",
+    "OFFER_LIFE",
+    "RETENTION",
+    "LockState",
+    "Step",
+    "abandon",
+    "acquire",
+    "floor",
+    "force_release",
+    "next_token",
+    "pass_over",
+    "release",
+    "removable",
+    "renew",
+    "settle",
+    "transfer",
 ]  # fmt: skip
 
 MAX_WAITERS = 10_000
-"""How many may wait for one key, not counting those whose place does not expire."""
+"""How many waiters one key may have, not counting those that do not expire."""
 
 P = ParamSpec("P")
 Step = tuple[LockRecord, out.Outcome]
 
 
 class LockState(WorkingRecord):
-    """A record at one moment, and everything that can be asked of it.
+    """A record at one moment, with a method for each rule.
 
-    `overflowed` is the waiter that the last `acquire` only counted: the caller keeps it.
+    `overflowed` is the waiter that the last `acquire` counted but did not list: the caller stores it.
     """
 
     __slots__ = ("overflowed",)
@@ -41,7 +57,7 @@ class LockState(WorkingRecord):
     overflowed: Waiter | None
 
     def answer(self, rule: Callable[[LockState], out.Outcome]) -> out.Outcome:
-        """Let one rule decide. The answer also lists the attempts that it granted or hinted."""
+        """Apply one rule. The outcome also lists the attempts that it granted or hinted."""
         self.woken, self.hinted = [], []
         outcome = rule(self)
         if self.woken or self.hinted:
@@ -63,11 +79,11 @@ class LockState(WorkingRecord):
         listens: bool = False,
         listed: int | None = None,
     ) -> out.Outcome:
-        """Take a permit, confirm an offer, keep a place in the queue, or be refused.
+        """Grant a permit, confirm an offer, queue the attempt, or refuse it.
 
-        The same attempt asking again gets the same grant (and its full ttl), or keeps its place. Only a new
-        attempt changes the number of permits. Where so many waiters that do not expire are `listed` already, a new one
-        is only counted in the overflow (`overflowed`), and the caller keeps it.
+        The same attempt, sent again, gets the same grant (and its full ttl), or keeps its position. Only a new
+        attempt changes the number of permits. Where `listed` waiters that do not expire are listed already, a new one
+        is only counted in the overflow (`overflowed`), and the caller stores it.
         """
         self.overflowed = None
         self.settle()
@@ -114,7 +130,7 @@ class LockState(WorkingRecord):
         )
 
     def _refusal(self, id: str, kind: Kind, permits: int, weight: int, waiting: Waiter | None) -> out.Outcome | None:
-        """Why an attempt that does not hold gets neither a permit nor a place, whatever is free."""
+        """The refusal of an attempt that does not hold, whatever is free; None if it is not refused."""
         stone = self.tombstones.get(id) if self.tombstones else None
         if stone is not None:
             return out.TooHeavy(permits=self.permits) if stone.reason == "never_fits" else out.Gone()
@@ -125,16 +141,16 @@ class LockState(WorkingRecord):
         return None
 
     def _has_room(self) -> bool:
-        """Whether one more waiter whose place expires may wait."""
+        """Whether the queue has room for one more waiter that expires."""
         waiters = self.waiters
         return len(waiters) < MAX_WAITERS or sum(one.ttl is not None for one in waiters.values()) < MAX_WAITERS
 
     def _is_listed_to_the_full(self, most: int) -> bool:
-        """Whether a further waiter that does not expire is not listed: all after the first such one are not, either."""
+        """Whether a new waiter that does not expire goes into the overflow: after the first, all of them do."""
         return self.overflow is not None or sum(one.ttl is None for one in self.waiters.values()) >= most
 
     def _prolonged(self, place: Waiter, ttl: int | None) -> int | None:
-        """Until when a place is kept after this sign of life. One that was prolonged just now stays as it is."""
+        """Until when a position is kept after this sign of life. One that was prolonged just now stays as it is."""
         ends = place.expires_at
         if ends is None or ttl is None or place.ttl != ttl or place.passed or (ends - self.now) * 5 < ttl * 3:
             return self._ends_after(ttl)
@@ -194,7 +210,7 @@ class LockState(WorkingRecord):
         )
 
     def renew(self, *, id: str, token: int | None, ttl: int | None) -> out.Outcome:
-        """Prolong a living grant of this attempt and token, which confirms an offer. What has ended stays ended."""
+        """Prolong a grant of this attempt and token; that confirms an offer. An expired grant stays expired."""
         self.settle()
         held = self._held_by(id, token)
         if held is None:
@@ -214,7 +230,7 @@ class LockState(WorkingRecord):
         return out.Released()
 
     def pass_over(self, *, id: str, token: int) -> out.Outcome:
-        """End an offer of this attempt and token that is not confirmed yet, as if its time had run out."""
+        """End an offer of this attempt and token that is not confirmed yet, as if it had expired."""
         self.settle()
         held = self.holders.get(id)
         if held is None or held.token != token or held.place is None:
@@ -225,9 +241,9 @@ class LockState(WorkingRecord):
         return out.PassedOver()
 
     def abandon(self, *, id: str, ttl: int, overflowed: bool = False) -> out.Outcome:
-        """Remove an attempt by its id alone, whatever it has become, and keep it from coming back for one ttl.
+        """Remove an attempt by its id alone, whether it holds or waits, and refuse it for one ttl.
 
-        One that is `overflowed` is known by its caller to be counted in the overflow.
+        `overflowed`: the caller knows that it is counted in the overflow.
         """
         self.settle()
         was = "nothing"
@@ -246,7 +262,7 @@ class LockState(WorkingRecord):
         return out.Abandoned(was=was)
 
     def transfer(self, *, id: str, token: int | None, to_id: str, to_label: Label, ttl: int | None) -> out.Outcome:
-        """Give a living grant to another attempt in one step, under a new and higher token."""
+        """Transfer a grant to another attempt in one step, under a new and higher token."""
         self.settle()
         held = self._held_by(id, token)
         target = self.holders.get(to_id)
@@ -280,7 +296,7 @@ class LockState(WorkingRecord):
         return out.Transferred(token=holder.token, floor=self.floor, since=holder.since, expires_at=holder.expires_at)
 
     def force_release(self, *, by: str, reason: str) -> out.Outcome:
-        """Put every holder out on an operator's word. Who and why is kept; the fence stays; the queue moves up."""
+        """Remove every holder for an operator. The record keeps by whom and why, and the fence. The queue is served."""
         self.settle()
         put_out = self.held
         if not put_out:
@@ -292,21 +308,21 @@ class LockState(WorkingRecord):
         return out.ForceReleased(holders=put_out, now=self.now)
 
     def settled(self, *, leaving: bool = False) -> out.Outcome:
-        """End what time has ended and hand over what became free. `leaving`: hint those who wait behind an offer."""
+        """Remove what has expired and offer what became free. `leaving`: hint the waiters behind an offer."""
         self.settle()
         ends = [holder.expires_at for holder in self.held if holder.place is not None]
         if leaving and ends:
             mortal = [waiter.id for waiter in self.waiters.values() if waiter.ttl is not None]
-            self.hinted += mortal[:OPEN_CALL]
+            self.hinted += mortal[:HINTED_AFTER_A_MISS]
         return out.Settled(offer_ends_in=self._until(min((end for end in ends if end is not None), default=None)))
 
     def inspect(self) -> out.Outcome:
-        """Show the record, settled for the eye only: nothing is changed, and nothing is handed over."""
+        """Return the record as it would be after settling. Nothing is changed and nothing is offered."""
         record = self.record()
         return out.LockSeen(record=None if record == EMPTY else settle(record, self.now, offers=False)[0], now=self.now)
 
     def _held_by(self, id: str, token: int | None) -> Holder | None:
-        """The living grant of this attempt; only a `lease` may be named by its owner alone."""
+        """The grant of this attempt that has not expired; only a `lease` may be named by its owner alone."""
         held = self.holders.get(id)
         if held is None or (token is None and self.kind != "lease"):
             return None
@@ -320,9 +336,9 @@ class LockState(WorkingRecord):
 
 
 def settle(record: LockRecord, now: int, *, offers: bool = True) -> tuple[LockRecord, tuple[str, ...]]:
-    """End what time has ended, then offer free permits to the queue in order. Returns whom it offered to.
+    """Remove what has expired, then offer free permits to the queue in order. Returns the attempts with an offer.
 
-    With `offers=False` nothing is handed over: a free permit waits for the head's own acquire.
+    With `offers=False` nothing is offered: a free permit stays free until the first waiter acquires it.
     """
     lock = LockState(record, now, offers=offers)
     lock.settle()
@@ -330,12 +346,12 @@ def settle(record: LockRecord, now: int, *, offers: bool = True) -> tuple[LockRe
 
 
 def floor(record: LockRecord) -> int:
-    """The lowest token among the living holders; the fence where there are none."""
+    """The lowest token among the holders; the fence where there are none."""
     return min((holder.token for holder in record.holders), default=record.fence)
 
 
 def removable(record: LockRecord, now: int, *, retention: int = RETENTION) -> bool:
-    """Whether a record may be forgotten: nothing in it lives, and its fence is long behind the clock.
+    """Whether a record may be removed: it has no holder or waiter, and its fence is long behind the clock.
 
     A token that follows the clock will then be higher than any that this key ever issued.
     """
@@ -344,7 +360,7 @@ def removable(record: LockRecord, now: int, *, retention: int = RETENTION) -> bo
         record.idle
         and not record.tombstones
         and not record.closed_until
-        and not record.unknown  # a newer version's, and not ours to forget
+        and not record.unknown  # written by a newer version, which alone may remove it
         and record.fence < now - retention
         and (record.forced is None or record.forced.at < now - retention)
     )

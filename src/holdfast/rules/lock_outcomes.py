@@ -1,8 +1,8 @@
-"""What a lock can answer. A command is answered by one of these, never by an exception.
+"""Outcomes of commands about locks. A command returns one of these, and never raises.
 
-`woken` lists the attempts that were granted by the same step, whichever command it was. `hinted` lists waiters that
-were granted nothing, but should ask now. The store sends a hint to both, and posts an event to runs among
-them. Who is in the way is told as it is stored, so that a caller can name it.
+`woken` lists the attempts that were granted something in the same step, whichever command it was. `hinted` lists
+waiters that were granted nothing, but should send their command again now. The store sends a hint to both, and posts an
+event to runs among them. Holders are returned as they are stored, so that a caller can name them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from .lock_record import Holder, LockRecord
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The root of all answers."""
+    """The base class of all outcomes."""
 
     woken: tuple[str, ...] = ()
     hinted: tuple[str, ...] = ()
 
     @property
     def notified(self) -> tuple[str, ...]:
-        """The attempts that are sent a hint, or, if they are a run's, an event."""
+        """The attempts that are sent a hint, or an event if they belong to a run."""
         return self.woken + self.hinted if self.hinted else self.woken
 
 
 class Granted(Outcome, frozen=True, kw_only=True):
-    """The attempt holds, under this token. `floor` is the lowest token among the living holders."""
+    """The attempt holds, under this token. `floor` is the lowest token among the holders."""
 
     token: int
     floor: int
@@ -35,7 +35,7 @@ class Granted(Outcome, frozen=True, kw_only=True):
 
 
 class Queued(Outcome, frozen=True, kw_only=True):
-    """The attempt waits. Position 0 is next; `recheck_in` is how long until anything can expire.
+    """The attempt waits. Position 0 is next; in `recheck_in` microseconds something can expire.
 
     Waiters that were passed over do not count: the position is the number of waiters that block this one.
     """
@@ -48,7 +48,7 @@ class Queued(Outcome, frozen=True, kw_only=True):
 
 
 class Busy(Outcome, frozen=True, kw_only=True):
-    """The attempt was refused and left nothing behind but its number of permits. `waiting` others are queued."""
+    """The attempt was refused. Only its number of permits was kept. `waiting` attempts are queued."""
 
     holders: tuple[Holder, ...]
     waiting: int
@@ -58,25 +58,25 @@ class Busy(Outcome, frozen=True, kw_only=True):
 
 
 class TooManyWaiters(Outcome, frozen=True, kw_only=True):
-    """The attempt was refused and got no place: as many as may wait for a key are `waiting` already."""
+    """The attempt was refused and not queued: the queue of the key is full, with `waiting` attempts."""
 
     waiting: int
     permits_before: int | None = None
 
 
 class Renewed(Outcome, frozen=True, kw_only=True):
-    """The grant lives on until `expires_at`."""
+    """The grant expires at `expires_at`."""
 
     floor: int
     expires_at: int | None
 
 
 class Released(Outcome, frozen=True, kw_only=True):
-    """The grant has ended, and whoever was next has been offered it."""
+    """The grant has ended, and what became free was offered to the next waiters."""
 
 
 class Abandoned(Outcome, frozen=True, kw_only=True):
-    """The attempt is gone, whatever it was, and cannot come back."""
+    """The attempt was removed, and is refused if it is sent again."""
 
     was: str  # "holder", "waiter" or "nothing"
 
@@ -91,11 +91,11 @@ class Transferred(Outcome, frozen=True, kw_only=True):
 
 
 class NotHolder(Outcome, frozen=True, kw_only=True):
-    """The caller does not hold what it wants to change. Nothing was changed for it."""
+    """The attempt does not hold the lock. Nothing was changed."""
 
 
 class PassedOver(Outcome, frozen=True, kw_only=True):
-    """The offer has ended unconfirmed. Its waiter is back at its place in the queue."""
+    """The offer has ended unconfirmed. Its waiter is back at its position in the queue."""
 
 
 class TargetHolds(Outcome, frozen=True, kw_only=True):
@@ -109,30 +109,30 @@ class Mismatch(Outcome, frozen=True, kw_only=True):
 
 
 class TooHeavy(Outcome, frozen=True, kw_only=True):
-    """The weight is larger than all the permits that there are."""
+    """The weight is larger than the number of permits."""
 
     permits: int
 
 
 class Gone(Outcome, frozen=True, kw_only=True):
-    """The attempt was given up before; a late re-send of it changes nothing."""
+    """The attempt was abandoned before: a command that arrives late changes nothing."""
 
 
 class ForceReleased(Outcome, frozen=True, kw_only=True):
-    """Everyone who held was put out."""
+    """All holders were removed."""
 
     holders: tuple[Holder, ...]
     now: int
 
 
 class Settled(Outcome, frozen=True, kw_only=True):
-    """Whatever time had ended was ended. An offer that nobody has confirmed may end in so many microseconds."""
+    """What had expired was removed. An offer that is not confirmed yet expires in `offer_ends_in` microseconds."""
 
     offer_ends_in: int | None = None
 
 
 class LockSeen(Outcome, frozen=True, kw_only=True):
-    """The record as it is now, settled for the eye only, or None if the key has none."""
+    """The record as it would be after settling now, or None if the key has none."""
 
     record: LockRecord | None
     now: int

@@ -17,7 +17,7 @@ Kind = Literal["mutex", "hold", "semaphore", "rw", "lease", "run", "worker"]
 
 
 class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Who it is, for people. Never decides anything."""
+    """A name for people. No rule depends on it."""
 
     name: str
     host: str = ""
@@ -29,11 +29,11 @@ class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Waiter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One place in the queue. `ttl` is how long the place is kept after the waiter's last sign of life.
+    """One waiter in the queue. Its position is kept for `ttl` after its last sign of life.
 
-    Waiters stand in the order of their `number`, which counts arrivals. `missed` counts the offers that ran out
-    unconfirmed. A waiter that is `passed` over keeps its place, but is offered nothing and blocks nobody until it asks
-    again. `listens`: hints are sent to the waiter's process, so a hint that nobody receives shows that it is gone.
+    Waiters are in the order of their `number`, which counts arrivals. `missed` counts the offers that expired
+    unconfirmed. A waiter that is `passed` over keeps its position, but gets no offer and blocks nobody until its next
+    command. `listens`: hints are sent to the waiter's process, so a hint that nobody receives shows that it has ended.
     """
 
     id: str
@@ -51,9 +51,9 @@ class Waiter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One grant. An `offered` one waits for its confirmation.
+    """One grant. An `offered` one is not confirmed yet.
 
-    The waiter of an offer that can run out goes back to its `place` in the queue when it does.
+    When an offer expires, its waiter goes back to its `place` in the queue.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Tombstone(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An attempt that must not come back: it was given up, or can never fit."""
+    """An attempt that is refused when it is sent again: it was abandoned, or can never fit."""
 
     id: str
     ttl: int
@@ -81,7 +81,7 @@ class Tombstone(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
 
 class Forced(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The last forced release: who did it, why, and whom it hit."""
+    """The last forced release: by whom, why, and which holders were removed."""
 
     at: int
     by: str
@@ -93,7 +93,7 @@ class Forced(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 class Overflow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Runs that wait for the lock and are not listed in its record: how many, and their lowest and highest number.
 
-    Each of them stands in its own run's record (`rules/runs/lock_queue.py`). `first` may be too low.
+    Each of them is in its own run's record (`rules/runs/lock_queue.py`). `first` may be too low.
     """
 
     count: int
@@ -103,7 +103,7 @@ class Overflow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 class LockRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything that is known of one key. The default is the key that nobody has ever used.
+    """Everything that is known about one key. The default is a key that was never used.
 
     `overflow`: more runs wait than are listed among the `waiters`.
     """
@@ -129,7 +129,7 @@ class LockRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @property
     def waiting(self) -> int:
-        """How many wait, listed here or not."""
+        """How many attempts wait, listed here or not."""
         return len(self.waiters) + (0 if self.overflow is None else self.overflow.count)
 
 

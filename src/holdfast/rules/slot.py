@@ -1,8 +1,8 @@
 """The rules of a state slot: one value that changes only by compare-and-swap.
 
 What a writer compares is the id of the last write, not a number: ids are never used twice, so a value that was
-deleted and written anew is not taken for the old one, and no write is ever made twice. The slot also remembers
-what each writer wrote, until the writer says that it knows: so a re-send after a lost reply gets its answer. A
+deleted and written anew is not taken for the old one, and no write is ever made twice. The slot also keeps the writes
+of each writer until the writer has acknowledged them: a write that is sent again after a lost reply gets its answer. A
 writer that lost several times may reserve the next write for a moment; that shortens a race and decides nothing.
 """
 
@@ -20,7 +20,7 @@ RECENT = 1_024
 WRITERS = 64
 """How many writers a slot remembers, at most; the one that has not written for longest is forgotten first."""
 MAX_RESERVATION = 1_000_000
-"""Microseconds for which a writer can keep the others away, at most."""
+"""Microseconds for which one writer can reserve the next write, at most."""
 
 
 class Writer(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +43,7 @@ class WriteHistory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One value and its past. `value` is JSON text; None: there is none, never was or not any more."""
+    """One value and its past. `value` is JSON text; None: there is no value."""
 
     version: int = 0
     value: str | None = None
@@ -87,10 +87,10 @@ class Swapped(Outcome, frozen=True, kw_only=True):
 
 
 class Conflict(Outcome, frozen=True, kw_only=True):
-    """Nothing was written: somebody else was first, or has reserved the next write for `wait` microseconds.
+    """Nothing was written: another write came first, or the next one is reserved for `wait` microseconds.
 
-    The value is told as it is now. `decided` is False when it cannot be known any more whether an earlier
-    sending of this same write was carried out.
+    The outcome has the value as it is now. `decided` is False when it is no longer known whether this same write, sent
+    before, was carried out.
     """
 
     version: int
@@ -104,7 +104,7 @@ Step = tuple[Slot, Outcome]
 
 
 def read(slot: Slot) -> SlotSeen:
-    """Look."""
+    """Return the value."""
     return SlotSeen(version=slot.version, last=slot.last, value=slot.value)
 
 
@@ -121,19 +121,19 @@ def swap(
 ) -> Step:
     """Write the value if the last write is the expected one, which made the expected version.
 
-    A write that is remembered is answered again and not made again. Whatever its client numbered below `acked` it
-    knows the answer of, so that may be forgotten. With `reserve`, the loser keeps other clients from writing for
-    so many microseconds, unless one of them has done so before.
+    A write that is remembered is answered again and not made again. The client has the answers of its writes below
+    `acked`, so these may be forgotten. With `reserve`, a write that lost keeps other clients from writing for so many
+    microseconds, unless one of them has a reservation already.
     """
     client, number = client_of(request), number_of(request)
     past = slot.past
     mine = next((writer for writer in past.writers if writer.client == client), None)
     if mine is not None and number in mine.numbers:
         return slot, Swapped(version=version + 1)
-    until = min(past.reserved_until, now + MAX_RESERVATION)  # a clock that was set back must not stretch it
+    until = min(past.reserved_until, now + MAX_RESERVATION)  # a clock that was set back must not prolong it
     taken = bool(past.reserved_by) and until > now and past.reserved_by != client
     if past.last == expected and slot.version == version and not taken:
-        # Of one who may have been forgotten nothing is known but what it writes from here on.
+        # Of a writer that may have been forgotten only the writes from here on are known.
         mine = mine or Writer(client, number if past.forgotten else 0, (), 0)
         written = Slot(version + 1, value, _remember(past, mine, request, acked, version + 1))
         return written, Swapped(version=version + 1)
@@ -150,7 +150,7 @@ def swap(
 
 
 def written(slot: Slot, change: Swap, id: str) -> Slot | None:
-    """The slot after a write that needs no answer of its own to be remembered; None if somebody else was first.
+    """The slot after a write that needs no answer of its own to be remembered; None if another write came first.
 
     A reservation does not stop it, and ends with it.
     """

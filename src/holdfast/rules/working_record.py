@@ -1,18 +1,18 @@
 """A lock record while commands are decided on it: holders and waiters by id, changed in place.
 
-It is read once, settled once for its moment, changed by any number of commands, and written once: a batch of a
-thousand commands about one key costs about one pass over the record. `settle` ends what time has ended and hands
-free permits to the queue. A hand-over is an *offer*, which the waiter confirms by asking again.
+It is read once, settled once, changed by any number of commands, and written once: a batch of a
+thousand commands about one key costs about one pass over the record. `settle` removes what has expired and offers
+free permits to the queue. The waiter confirms an *offer* by sending its command again.
 
-**Offers that run out.** An offer lives for `OFFER_LIFE`, doubled for each offer that this waiter has missed before, and
-never longer than the waiter's place. A waiter that misses its offer goes back to its place and is passed over: it is
-offered nothing and blocks nobody until its next sign of life. Because the next waiters may be dead as well, all of them
-are passed over together and the first few are hinted: the first caller that asks gets what is free. So a permit stays
-unused for one offer, not for one offer per dead waiter. Waiters whose place does not expire are offered permits that do
-not expire either.
+**Offers that expire.** An offer lasts for `OFFER_LIFE`, doubled for each offer that this waiter has missed before, and
+never longer than the waiter's position is kept. A waiter that misses its offer goes back to its position and is passed
+over: it gets no offer and blocks nobody until its next sign of life. Because the processes of the next waiters may have
+ended as well, all waiters are passed over together and the first few are hinted: the first that sends its command gets
+what is free. So a permit stays unused for one offer, not for one offer per dead waiter. Waiters that do not expire get
+offers that do not expire.
 
 **Overflow.** Thousands of runs may wait for one lock. Only the first of them are listed in the record; the others are
-counted in `overflow`, and `more` brings the next ones when it is their turn. Until then nobody behind them is served.
+counted in `overflow`, and `more` reads the next ones when it is their turn. Waiters behind them are served after them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .lock_record import Forced, Holder, Kind, LockRecord, Overflow, Tombstone, 
 MAX_TOMBSTONES = 64
 RETENTION = 7 * 86_400 * 1_000_000
 OFFER_LIFE = 1_000_000
-"""Microseconds for which a first offer waits for its confirmation."""
+"""Microseconds after which a first offer expires unless it is confirmed."""
 MAX_DOUBLINGS = 20
-OPEN_CALL = 16
+HINTED_AFTER_A_MISS = 16
 """How many waiters are hinted together after an offer was missed."""
 
 More = Callable[[Overflow], tuple[Sequence[Waiter], Overflow | None]]
@@ -71,7 +71,7 @@ class WorkingRecord:
 
     def __init__(self, record: LockRecord, now: int, *, offers: bool = True, more: More | None = None) -> None:
         self.now = now
-        self.offers = offers  # False: nothing is handed over, a free permit waits for the head's own acquire
+        self.offers = offers  # False: nothing is offered, a free permit stays free until the first waiter acquires it
         self.more = more  # None: the overflow is left as it is
         self.read(record)
 
@@ -100,7 +100,7 @@ class WorkingRecord:
             self.waiters = {waiter.id: waiter for waiter in record.waiters}
             self.line = [(waiter.number, waiter.id) for waiter in self.waiters.values() if not waiter.passed]
         self._held: tuple[Holder, ...] | None = record.holders
-        self._ends: list[tuple[int, str]] | None = None  # a heap; what it says of a thing that has changed is ignored
+        self._ends: list[tuple[int, str]] | None = None  # a heap; its entries for what has changed since are ignored
         self._settled = self._touched = False
         self.woken: list[str] = []
         self.hinted: list[str] = []
@@ -147,12 +147,12 @@ class WorkingRecord:
 
     @property
     def free(self) -> int:
-        """How many permits nobody has."""
+        """How many permits are free."""
         return self.permits - self.load
 
     @property
     def waiting(self) -> int:
-        """How many wait, listed in the record or not."""
+        """How many attempts wait, listed in the record or not."""
         return len(self.waiters) + (0 if self.overflow is None else self.overflow.count)
 
     @property
@@ -169,7 +169,7 @@ class WorkingRecord:
 
     @property
     def next_number(self) -> int:
-        """The number of the next arrival: above those of all who wait or may go back to their place."""
+        """The number of the next arrival: above those of all waiters, and of all that may go back to their position."""
         last = max(self._places.values()) if self._places else -1
         if self.overflow is not None:
             last = max(last, self.overflow.last)
@@ -178,7 +178,7 @@ class WorkingRecord:
         return last + 1
 
     def ahead_of(self, number: int) -> int:
-        """How many eligible waiters arrived before this number; of those in the overflow, how many it may be."""
+        """How many eligible waiters arrived before this number; for those in the overflow, the most that it can be."""
         ahead = bisect_left(self.line, (number, ""))
         if self.overflow is not None and number > self.overflow.first:
             ahead += min(self.overflow.count, number - self.overflow.first)
@@ -227,7 +227,7 @@ class WorkingRecord:
         return holder
 
     def queue(self, waiter: Waiter) -> None:
-        """Write a waiter, at its place or, a new one, at the end. It is eligible."""
+        """Write a waiter at its position, or a new one at the end. It can get an offer."""
         known = self.waiters.get(waiter.id)
         if known == waiter:
             return
@@ -265,7 +265,7 @@ class WorkingRecord:
             self.overflow = replace(self.overflow, count=left) if left > 0 else None
 
     def keep_out(self, stone: Tombstone) -> None:
-        """Keep an attempt from coming back. Of many tombstones the oldest is forgotten."""
+        """Refuse this attempt from now on. The oldest of too many tombstones is removed."""
         self._touched = True
         self.tombstones.pop(stone.id, None)
         self.tombstones[stone.id] = stone
@@ -273,11 +273,11 @@ class WorkingRecord:
             del self.tombstones[next(iter(self.tombstones))]
 
     def forget(self, id: str) -> None:
-        """Let an attempt come back."""
+        """Refuse this attempt no longer."""
         self._touched |= self.tombstones.pop(id, None) is not None
 
     def reshape(self, kind: Kind, permits: int) -> None:
-        """Take over a kind (of an idle record) and a number of permits. Waiters that can no longer fit must go."""
+        """Set the kind (of an idle record) and the number of permits. Waiters that can no longer fit are removed."""
         self._touched = True
         self.kind, self.permits = kind, permits
         for waiter in [one for one in self.waiters.values() if one.weight > permits]:
@@ -285,14 +285,14 @@ class WorkingRecord:
             self._never_fits(waiter)
 
     def _never_fits(self, waiter: Waiter) -> None:
-        """Remember why a waiter had to go. One whose place does not expire is hinted: it would not ask by itself."""
+        """Remember why a waiter was removed. One that does not expire is hinted: it sends no signs of life."""
         if waiter.ttl is None:
             self.hinted.append(waiter.id)
         ttl = waiter.ttl or RETENTION
         self.keep_out(Tombstone(id=waiter.id, ttl=ttl, expires_at=self.now + ttl, reason="never_fits"))
 
     def _mind(self, thing: Holder | Waiter) -> None:
-        """Note when a thing ends. One that has ended already is removed by the next settling."""
+        """Note when a holder or waiter expires. One that has expired already is removed by the next settling."""
         ends = thing.expires_at
         if ends is not None:
             if ends <= self.now:
@@ -303,7 +303,7 @@ class WorkingRecord:
     # ---------------------------------------------------------------- time, and what follows from it
 
     def settle(self) -> None:
-        """End what time has ended, then offer free permits to the queue in order. Once for its moment."""
+        """Remove what has expired, then offer free permits to the queue in order. Once for each moment."""
         if not self._settled:
             self._settled = True
             self._end_what_has_ended()
@@ -331,7 +331,7 @@ class WorkingRecord:
             self.woken.append(head.id)
 
     def _take_from_overflow(self, waiters: Sequence[Waiter], left: Overflow | None) -> None:
-        """List these waiters here, at their places."""
+        """List these waiters here, at their positions."""
         self._touched = True
         self.overflow = left if waiters else None
         for waiter in waiters:
@@ -342,10 +342,10 @@ class WorkingRecord:
         self.waiters = _in_order(self.waiters)
 
     def miss(self, offers: Sequence[Holder]) -> None:
-        """Put the waiters of these ended offers back into their places, and let the first waiter that asks in.
+        """Put the waiters of these expired offers back to their positions. The first one that acquires gets the permit.
 
-        A missed offer is all that is known of who is alive, so from here on only waiters that ask again are offered
-        anything.
+        Nothing else tells whose process has ended, so from here on only waiters that send their command again get
+        offers.
         """
         for offer in offers:
             place = None if offer.place is None else _lowered(offer.place, self.now)
@@ -361,7 +361,7 @@ class WorkingRecord:
         called = [one for one in self.waiters.values() if not one.passed and one.ttl is not None]
         for waiter in called:
             self.waiters[waiter.id] = replace(waiter, passed=True)
-        self.hinted += [waiter.id for waiter in called[:OPEN_CALL]]
+        self.hinted += [waiter.id for waiter in called[:HINTED_AFTER_A_MISS]]
         self.line = [(waiter.number, waiter.id) for waiter in self.waiters.values() if not waiter.passed]
 
     def _end_what_has_ended(self) -> None:
@@ -401,7 +401,7 @@ class WorkingRecord:
             self.miss(missed)
 
     def _reopen(self) -> None:
-        """A lock-delay ends with its time, and is never longer than it was asked for."""
+        """End a lock-delay that is over; a clock step does not prolong it."""
         until = min(self.closed_until, self.now + self.closed_for)
         if until <= self.now:
             until = self.closed_for = 0
@@ -416,7 +416,7 @@ def next_token(fence: int, now: int) -> int:
 
 
 def _offer(waiter: Waiter, token: int, now: int) -> Holder:
-    """What a waiter is offered. Without an end for its place there is none for its offer."""
+    """The offer to a waiter. It expires only if the waiter does."""
     ttl, expires_at = waiter.ttl, waiter.expires_at
     if ttl is not None and expires_at is not None:
         ttl = min(ttl, OFFER_LIFE << min(waiter.missed, MAX_DOUBLINGS))
@@ -437,7 +437,7 @@ def _offer(waiter: Waiter, token: int, now: int) -> Holder:
 
 
 def _strayed(things: Iterable[Mortal], now: int) -> list[Mortal]:
-    """Those that have ended, and those whose end a clock step has moved beyond their ttl."""
+    """Those that have expired, and those whose expiry a clock step has moved beyond their ttl."""
     return [
         thing
         for thing in things
@@ -446,7 +446,7 @@ def _strayed(things: Iterable[Mortal], now: int) -> list[Mortal]:
 
 
 def _lowered(thing: Mortal, now: int) -> Mortal | None:
-    """The thing with its end at most one ttl from now; None if it has ended."""
+    """The holder or waiter with its expiry at most one ttl from now; None if it has expired."""
     expires_at = thing.expires_at
     if expires_at is None:
         return thing

@@ -1,1 +1,1 @@
-"""Between callers and stores: batches, heartbeats, and the waiting that sync and async callers share."""
+"""Between callers and stores: batching, heartbeats, and the waiting code that sync and async callers share."""

@@ -1,8 +1,8 @@
-"""Values as JSON text and back, with an error that says where a value cannot be written.
+"""Values as JSON text and back, with errors that name the part of a value that cannot be written.
 
-No number turns into null and no key into text on the way: what cannot come back fails at the call. (A tuple comes
-back as a list, unless a type says otherwise.) Whatever goes wrong on the way, in the user's own classes too, is an
-`InvalidValue`. Never pickle.
+No number becomes null and no key becomes text: a value that could not be read back unchanged raises an error when it is
+written. (A tuple is read back as a list, unless a type says otherwise.) Every error, also one of the user's own
+classes, is an `InvalidValue`. Pickle is never used.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..errors import InvalidValue
 MAX_BYTES = 1_048_576
 MAX_DEPTH = 100
 PLAIN = (Any, object)
-"""Types that say nothing: then only what JSON itself has is taken."""
+"""Types without information: with them, only what JSON itself has is accepted."""
 SIMPLE = (int, bool, type(None))
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
-"""Numbers beyond these lose their last digits in half of the programs that read JSON, and in some stores."""
+"""Numbers beyond these limits lose their last digits in many programs that read JSON, and in some stores."""
 ANNOTATE = "annotate its type (the return type of the function, or that of its input)"
 ROOT = "$"
 """The whole value, in paths such as `$.items[2].price`, which are written as msgspec writes them."""
@@ -35,10 +35,10 @@ _PLACE = re.compile(r"- at `(\$[^`]*)`$")
 def encode_value(
     value: object, type: Any = Any, *, what: str, max_bytes: int = MAX_BYTES, advice: str = ANNOTATE
 ) -> str:
-    """Write a value as JSON, or raise `InvalidValue` with the place in it that cannot be written.
+    """Write a value as JSON, or raise `InvalidValue` with the part of it that cannot be written.
 
-    Without a type only what JSON itself has is taken; with one, whatever comes back as that type. `advice` tells how
-    the type is said.
+    Without a type only what JSON itself has is accepted; with one, every value that is read back as that type. `advice`
+    is the part of the message that explains how to give the type.
 
     >>> encode_value({"n": [1, 2.5, None]}, what="the state 'x'")
     '{"n":[1,2.5,null]}'
@@ -51,7 +51,7 @@ def encode_value(
             kind is not int or MIN_INTEGER <= value <= MAX_INTEGER  # type: ignore[operator]
         )
     ):
-        return msgspec.json.encode(value).decode()  # as most results are: nothing can be wrong with it
+        return msgspec.json.encode(value).decode()  # fast path for most results, which need no check
     if type in PLAIN:
         return _text(value, what, max_bytes, None, advice)
     numbers: list[str] = []
@@ -63,13 +63,13 @@ def encode_value(
             _compare_keys(plain, msgspec.to_builtins(back, enc_hook=_write), ROOT)
     except _Unfit as unfit:
         raise InvalidValue(f"{what} cannot hold this value: {unfit}") from None
-    except Exception as error:  # of the type: msgspec cannot read it, or a class of the user's refused
+    except Exception as error:  # msgspec does not support the type, or a class of the user raised
         raise InvalidValue(f"{what} cannot hold this value: it is not {_name(type)} ({_reason(error)})") from error
     return text
 
 
 def encode_message(value: object, *, what: str, max_bytes: int = MAX_BYTES) -> str:
-    """Write a value for somebody else, who says as which type it is read. Its own type is not known here.
+    """Write a value for a reader that chooses the type. The type is not known here.
 
     >>> from datetime import date
     >>> encode_message({"due": date(2026, 1, 2)}, what="the signal 'pay'")
@@ -79,15 +79,15 @@ def encode_message(value: object, *, what: str, max_bytes: int = MAX_BYTES) -> s
 
 
 def decode_value(text: str | msgspec.Raw, type: Any, *, what: str) -> Any:
-    """Read a value, as the type that was asked for."""
+    """Read a value, as the given type."""
     try:
         return _decode(text, Any if type in PLAIN else type)
-    except Exception as error:  # as above
+    except Exception as error:  # as in encode_value
         raise InvalidValue(f"{what} holds something that is not {_name(type)}: {_reason(error)}") from error
 
 
 def hints_of(function: Any) -> dict[str, Any]:
-    """The annotations of a function, as far as they can be understood; one that cannot is left out.
+    """The annotations of a function that can be evaluated; one that cannot is left out.
 
     >>> def greet(name: "str", mood: "Unknown") -> bool: ...
     >>> hints_of(greet)
@@ -102,7 +102,7 @@ def hints_of(function: Any) -> dict[str, Any]:
 
 
 def output_of(function: Any) -> Any:
-    """What a function says that it returns; `Any` if it does not say it, or it cannot be understood."""
+    """The return annotation of a function; `Any` if there is none, or it cannot be evaluated."""
     while isinstance(function, partial):
         function = function.func
     while hasattr(function, "__wrapped__"):
@@ -121,27 +121,27 @@ def _understood(hint: Any, names: dict[str, Any]) -> Any:
     try:
         while isinstance(hint, str):
             hint = eval(hint, names)  # noqa: S307  (the user's own code)
-    except Exception:  # imported for type checkers only, or not there yet
+    except Exception:  # imported for type checkers only, or not defined yet
         return _UNKNOWN
     return type(None) if hint is None else hint
 
 
-# -- parts of writing -----------------------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------------------------------
 
 
 class _Unfit(Exception):
-    """A place in a value, and what is wrong there."""
+    """A part of a value, and what is wrong with it."""
 
 
 class _Untyped(_Unfit):
-    """A value of a type of its own, where none was said."""
+    """A value of a type that JSON does not have, where no type was given."""
 
 
 def _plain(value: object, what: str) -> object:
-    """The value in what JSON has; keys that are numbers stay as they are."""
+    """The value as JSON types; keys that are numbers stay as they are."""
     try:
         return msgspec.to_builtins(value, enc_hook=_write)
-    except Exception as error:  # a class of the user's may raise anything
+    except Exception as error:  # a class of the user may raise anything
         raise InvalidValue(f"{what} cannot hold this value: {_culprit(value, error)}") from error
 
 
@@ -157,21 +157,21 @@ def _text(plain: object, what: str, max_bytes: int, numbers: list[str] | None, a
         raise InvalidValue(f"{what} cannot hold this value: {_culprit(plain, error)}") from error
     if len(text) > max_bytes:
         raise InvalidValue(
-            f"{what} cannot hold this value: it has {len(text):,} bytes and may have {max_bytes:,} (max_bytes). Keep "
-            "what is large elsewhere, and hand over where it is."
+            f"{what} cannot hold this value: it has {len(text):,} bytes, and the limit is {max_bytes:,} (max_bytes). "
+            "Nothing was stored. Store large data elsewhere, and pass its address."
         )
     return text.decode()
 
 
 def _write(value: Any) -> Any:
-    """Models of pydantic, which msgspec does not know."""
+    """Convert models of pydantic, which msgspec does not support."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
     raise TypeError(f"is of type {value.__class__.__name__}, which JSON does not have: convert it")
 
 
 def _culprit(value: object, error: Exception, path: str = ROOT, depth: int = 0) -> str:
-    """Where in a value the part is that cannot be written, and why not."""
+    """The part of a value that cannot be written, and the reason."""
     if depth > MAX_DEPTH:
         return _too_deep(path)
     for step, part in _parts(value):
@@ -184,7 +184,7 @@ def _culprit(value: object, error: Exception, path: str = ROOT, depth: int = 0) 
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """The parts of a value, and how each is reached."""
+    """The parts of a value, and the path of each."""
     if isinstance(value, dict):
         yield from ((_step(key), part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -206,7 +206,7 @@ def _fields(value: Any) -> list[str]:
 
 
 def _check(value: object, path: str, depth: int, numbers: list[str] | None) -> None:
-    """Raise where JSON would not hold what is there. Places with a number as a key are noted, or raise as well."""
+    """Raise if JSON cannot hold the value. Paths with a number as a key are collected, or raise as well."""
     if depth > MAX_DEPTH:
         raise _Unfit(_too_deep(path))
     if value is None or isinstance(value, bool):
@@ -236,21 +236,21 @@ def _check_key(key: object, path: str, numbers: list[str] | None) -> None:
     if isinstance(key, str):
         _check(key, f"the key {key!r} of {path}", 0, None)
     elif numbers is None or isinstance(key, bool) or not isinstance(key, int | float):
-        raise _Unfit(f"{path}{_step(key)} has a key that is not text, and JSON has no other")
+        raise _Unfit(f"{path}{_step(key)} has a key that is not text, which JSON does not have")
     else:
         numbers.append(path)
 
 
 def _compare_keys(before: object, after: object, path: str) -> None:
-    """Raise where a key that was a number comes back as text: the type does not say that it is one."""
+    """Raise if a key that was a number is read back as text, because the type does not say that it is a number."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key, item in before.items():
             if key in after:
                 _compare_keys(item, after[key], path + _step(key))
             elif not isinstance(key, str):
                 raise _Unfit(
-                    f"{path}{_step(key)} has a key that is not text, and comes back as text: say the type of the keys, "
-                    f"such as dict[{key.__class__.__name__}, ...]"
+                    f"{path}{_step(key)} has a key that is not text and would be read back as text: give the type of "
+                    f"the keys, such as dict[{key.__class__.__name__}, ...]"
                 )
     elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
         for place, (one, other) in enumerate(zip(before, after, strict=False)):
@@ -266,7 +266,7 @@ def _at(path: str) -> str:
 
 
 def _too_deep(path: str) -> str:
-    return f"{path[:40]}... lies more than {MAX_DEPTH} levels deep, or holds itself"
+    return f"{path[:40]}... is more than {MAX_DEPTH} levels deep, or contains itself"
 
 
 def _has_surrogate(text: str) -> bool:
@@ -277,11 +277,11 @@ def _has_surrogate(text: str) -> bool:
     return False
 
 
-# -- parts of reading -----------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------------------------
 
 
 class _Misfit(ValueError):
-    """What a model of pydantic says of a value, and where in it."""
+    """The first error of a pydantic model, and its path in the value."""
 
     def __init__(self, message: str, place: str) -> None:
         super().__init__(message)
@@ -295,14 +295,14 @@ def _decode(text: str | msgspec.Raw, type: Any) -> Any:
 def _read(type: Any, plain: Any) -> Any:
     if hasattr(type, "model_validate_json"):
         try:
-            return type.model_validate_json(msgspec.json.encode(plain))  # as JSON: a strict model takes times as text
+            return type.model_validate_json(msgspec.json.encode(plain))  # as JSON: a strict model accepts times as text
         except ValueError as error:
             raise _misfit(error) from error
     raise ValueError(f"{_name(type)} cannot be made from JSON")
 
 
 def _misfit(error: ValueError) -> ValueError:
-    """The first thing that pydantic complains of, in one line."""
+    """The first error of pydantic, in one line."""
     found = error.errors()[:1] if hasattr(error, "errors") else []
     if not found:
         return error
@@ -311,7 +311,7 @@ def _misfit(error: ValueError) -> ValueError:
 
 
 def _reason(error: Exception) -> str:
-    """What was wrong with a value, and where in it."""
+    """What is wrong with a value, and its path."""
     cause = error.__cause__
     if isinstance(cause, _Misfit):
         place = _PLACE.search(str(error))

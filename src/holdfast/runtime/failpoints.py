@@ -1,7 +1,7 @@
 """Named points just before and just after each commit about a run, at which a test can end the process.
 
-Every command about runs that writes has a name here, and a test that goes through all of the names fails when one was
-never reached. Nothing here costs anything unless a test has asked for it.
+Every command that changes a run has a name here, and a test that covers all names fails if one was never reached.
+Nothing here costs anything unless a test has set `reached`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _PLAIN: dict[type[Command], str] = {
 }
 
 reached: Callable[[str], None] | None = None
-"""What a test wants to do at each point; it is given the point's name."""
+"""The function of a test that is called at each point, with the point's name."""
 
 
 def kind_of(command: Command) -> str | None:
-    """The kind of commit that a command is; None if it is none about a run."""
+    """The kind of commit of a command; None if the command is not about a run."""
     if isinstance(command, RecordRun):
         return _kind_of_record(command)
     if isinstance(command, PostEvent):
@@ -67,7 +67,7 @@ def _kind_of_record(command: RecordRun) -> str:
 
 
 def reach(when: When, commands: Sequence[Command]) -> None:
-    """These commands are about to be committed, or have been."""
+    """Called before these commands are committed, and after."""
     if reached is not None:
         for command in commands:
             kind = kind_of(command)
@@ -76,6 +76,6 @@ def reach(when: When, commands: Sequence[Command]) -> None:
 
 
 def reach_transaction(when: When) -> None:
-    """A transaction of the user's with a record in it is about to be committed, or has been."""
+    """Called before a transaction of the user that contains a record is committed, and after."""
     if reached is not None:
         reached(f"{when} transaction")

@@ -1,8 +1,8 @@
 """One grant as its holder sees it: held, ended or lost, by a local deadline that compares no clocks.
 
-The deadline is the moment *before* the request was sent, plus the ttl, less a margin, on a clock that also
-counts suspended time. A renewal that was answered moves it; an unknown outcome never does. Once it has
-passed the grant is lost here, whatever the store says later.
+The deadline is the moment *before* the request was sent, plus the ttl, minus a margin, on a clock that also counts the
+time during which the machine was suspended. A renewal that was answered extends it; an unknown outcome never does.
+After the deadline the grant is lost here, whatever the store answers later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .notifier import Notifier
 DRIFT = 0.01
 """The part of a ttl by which two clocks may drift apart while it runs."""
 LATENESS = 0.002
-"""Seconds that a holder may need to notice that its time is over."""
+"""Seconds that a holder may need to detect that its deadline has passed."""
 
 _log = logging.getLogger("holdfast")
 
@@ -29,13 +29,13 @@ State = Literal["held", "ended", "lost"]
 
 
 def local_deadline(sent: float, ttl: int) -> float:
-    """When a grant that was asked for at `sent` must be given up here, at the latest."""
+    """When a grant whose request was sent at `sent` must be treated as lost here, at the latest."""
     length = ttl / MICROSECONDS
     return sent + length - length * DRIFT - LATENESS
 
 
 class LocalGrant:
-    """A grant that this process got. Thread-safe; the first to end or lose it decides."""
+    """A grant that this process received. Thread-safe; the first call that ends or loses it decides."""
 
     __slots__ = (
         "__weakref__",
@@ -77,16 +77,16 @@ class LocalGrant:
 
     @property
     def valid(self) -> bool:
-        """Whether it may be acted upon now. Judged by the clock, even if nobody has noticed yet."""
+        """Whether the grant may be used now. Decided by the clock, even if the loss has not been reported yet."""
         return self.state == "held" and elapsed() < self.deadline and os.getpid() == self._pid
 
     @property
     def inherited(self) -> bool:
-        """Whether this process got it by fork: then the parent holds it, and this process nothing."""
+        """Whether this process inherited it by fork: then the parent holds it, and this process does not."""
         return os.getpid() != self._pid
 
     def remaining(self) -> float:
-        """Seconds for which it may still be acted upon."""
+        """Seconds for which the grant may still be used."""
         return max(0.0, self.deadline - elapsed()) if self.valid else 0.0
 
     def expiry(self) -> datetime:
@@ -104,14 +104,14 @@ class LocalGrant:
                 self.failures = 0
 
     def shorten(self, sent: float, ttl: int) -> None:
-        """A renewal to a shorter ttl is about to be sent: from here on it may end so early, answered or not."""
+        """A renewal to a shorter ttl is about to be sent: from now on the grant may end that early, answered or not."""
         with self._lock:
             if self.state == "held":
                 self.ttl = ttl
                 self.deadline = min(self.deadline, local_deadline(sent, ttl))
 
     def judge(self) -> bool:
-        """Whether it is held; past its deadline it is lost, by whoever looks first."""
+        """Whether the grant is held; after its deadline the first call marks it as lost."""
         if self.valid:
             return True
         if self.state == "held" and elapsed() >= self.deadline:
@@ -119,15 +119,15 @@ class LocalGrant:
         return False
 
     def lose(self, reason: str) -> bool:
-        """It is lost. True for the first one to say so."""
+        """Mark it as lost. True for the first call that ends it."""
         return self._finish("lost", reason)
 
     def end(self) -> bool:
-        """It is given back by its holder. True for the first one to say so."""
+        """Mark it as released by its holder. True for the first call that ends it."""
         return self._finish("ended", "")
 
     def when_over(self, listener: Callable[[LocalGrant], None]) -> None:
-        """Call this once when it has been lost or given back; at once if it already is."""
+        """Call this once when the grant has been lost or released; at once if it already is."""
         with self._lock:
             if self.state == "held":
                 self._listeners.append(listener)
@@ -143,18 +143,18 @@ class LocalGrant:
                 if self.state != "held":
                     return False
                 self.state, self.reason, first = state, reason, True
-            self._tell()
-        except BaseException:  # interrupted on the way: nobody may be left untold
+            self._notify()
+        except BaseException:  # interrupted: every listener must still be notified
             if first:
-                self._tell()
+                self._notify()
             raise
         return True
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.over.set()
         for listener in self._listeners:
             try:
                 listener(self)
-            except Exception:  # whatever one of them does, the others are told
-                _log.exception("somebody who was told of the end of a lease failed")
+            except Exception:  # an error of one listener must not affect the others
+                _log.exception("a listener for the end of a lease failed")
         self._listeners = []

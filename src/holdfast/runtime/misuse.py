@@ -1,7 +1,7 @@
-"""Mistakes of use that Python itself explains poorly, each with an error that says what to write instead.
+"""Mistakes that Python itself explains poorly, each with an error that says what to write instead.
 
-`with` on something asynchronous, `async with` on something synchronous, an asynchronous call where no event loop of
-asyncio runs (trio, or none at all).
+`with` on an async object, `async with` on a sync object, an async call where no event loop of asyncio runs (trio, or
+none at all).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ..errors import InvalidOption
 
 
 def require_asyncio() -> None:
-    """Raise where no event loop of asyncio runs."""
-    if asyncio._get_running_loop() is None:  # noqa: SLF001  (the documented one raises, which costs more)
+    """Raise if no event loop of asyncio runs in this thread."""
+    if asyncio._get_running_loop() is None:  # noqa: SLF001  (the documented function raises, which costs more)
         raise InvalidOption(
-            "the asynchronous part of Holdfast needs a running event loop of asyncio, and none runs here. Under trio, "
-            "use Client in a thread (trio.to_thread.run_sync), or anyio with its asyncio backend. In plain code, use "
+            "the async part of Holdfast needs a running event loop of asyncio, and none is running here. Under trio, "
+            "use Client in a thread (trio.to_thread.run_sync), or anyio with its asyncio backend. In sync code, use "
             "Client."
         )
 
@@ -38,10 +38,10 @@ else:
         __slots__ = ()
 
         def __enter__(self) -> NoReturn:
-            raise TypeError(f"{type(self).__name__} is asynchronous: write `async with`, inside `async def`.")
+            raise TypeError(f"{type(self).__name__} is async: write `async with`, inside `async def`.")
 
         def __exit__(self, *_: object) -> None:
-            """Never called: `with` looks for it first."""
+            """Never called, but `with` needs it to exist."""
 
     class SyncOnly:
         """Entered by `with` only."""
@@ -50,9 +50,9 @@ else:
 
         async def __aenter__(self) -> NoReturn:
             raise TypeError(
-                f"{type(self).__name__} is synchronous and would block the event loop: write `with` in plain code, or "
-                "use AsyncClient."
+                f"{type(self).__name__} is sync and would block the event loop: write `with` in sync code, or use "
+                "AsyncClient."
             )
 
         async def __aexit__(self, *_: object) -> None:
-            """Never called: `async with` looks for it first."""
+            """Never called, but `async with` needs it to exist."""

@@ -1,8 +1,8 @@
-"""A flag that threads and event loops can wait for alike.
+"""A flag that both threads and event loops can wait for.
 
-It is set from any thread, stays set until it is cleared, and costs nothing while nobody waits. It has no lock,
-so a finaliser that ends a waiting may come in at any point: whoever wants to be woken first puts itself on the
-list and then looks at the flag; whoever sets it first sets it and then looks at the list.
+It is set from any thread, stays set until it is cleared, and costs nothing while there is no waiter. It has no lock, so
+a finaliser may set it at any point: a waiter first adds itself to the list and then reads the flag; a setter first sets
+the flag and then reads the list.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-running_loop = asyncio._get_running_loop  # noqa: SLF001  (the documented one raises, which costs more than all else here)
+running_loop = asyncio._get_running_loop  # noqa: SLF001  (the documented function raises, which costs more)
 """The event loop that runs in this thread, or None."""
-FOR_EVER = 100 * 365 * 86_400.0
-"""Seconds that nobody waits out."""
+FOREVER = 100 * 365 * 86_400.0
+"""Seconds that stand for no limit."""
 
 
 class Notifier:
@@ -33,14 +33,14 @@ class Notifier:
         return self._set
 
     def set(self) -> None:
-        """Set it and wake everyone who waits. Interrupted, it is finished by whoever sets it again."""
+        """Set it and wake all waiters. If it is interrupted, setting it again finishes the work."""
         self._set = True
         if self._watchers:
             self._wake()
 
     def _wake(self) -> None:
         for watcher in tuple(self._watchers):
-            watcher()  # first: one that was taken out and not woken would wait for ever
+            watcher()  # first: a waiter that was removed and not woken would wait forever
             self._unwatch(watcher)
 
     def clear(self) -> None:
@@ -49,48 +49,48 @@ class Notifier:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block this thread until the flag is set, for at most `timeout` seconds. Returns whether it is set."""
-        bell = threading.Lock()
-        bell.acquire()
+        lock = threading.Lock()
+        lock.acquire()
 
-        def ring() -> None:
-            with suppress(RuntimeError):  # rung before
-                bell.release()
+        def wake() -> None:
+            with suppress(RuntimeError):  # woken before
+                lock.release()
 
-        if self._watch(ring):
+        if self._watch(wake):
             return True
         try:
-            bell.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+            lock.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
         finally:
-            self._unwatch(ring)
+            self._unwatch(wake)
         return self._set
 
     async def wait_async(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  (as `wait`)
         """Wait on this event loop, without blocking it.
 
-        The loop keeps the one who waits alive, by a timer; the flag does not: when the loop is gone, so is he.
+        Only the loop references the waiter, by a timer, so closing the loop lets it be collected.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = weakref.ref(future)
 
-        def ring() -> None:
+        def wake() -> None:
             future = waiting()
             if future is not None:
-                with suppress(RuntimeError):  # the loop was closed: nobody is left to be told
+                with suppress(RuntimeError):  # the loop was closed, and its waiter with it
                     future.get_loop().call_soon_threadsafe(_finish, future)
 
-        if self._watch(ring):
+        if self._watch(wake):
             return True
-        timer = loop.call_later(FOR_EVER if timeout is None else max(0.0, timeout), _finish, future)
+        timer = loop.call_later(FOREVER if timeout is None else max(0.0, timeout), _finish, future)
         try:
             await future
         finally:
             timer.cancel()
-            self._unwatch(ring)
+            self._unwatch(wake)
         return self._set
 
     def _watch(self, watcher: Callable[[], None]) -> bool:
-        """Be called once when the flag is set; True if it is set already."""
+        """Call this once when the flag is set; True if it is set already."""
         self._watchers.append(watcher)
         if not self._set:
             return False

@@ -1,9 +1,9 @@
-"""Nothing is granted that could not be renewed: the heartbeats' connection is open before a lock is asked for.
+"""No lock is granted that could not be renewed: the connection for heartbeats is open before a lock is requested.
 
-At a server's limit of connections the one for commands may be the last that it accepts. A lease that was granted then
-would be lost at its first renewal, in the middle of its holder's work. So where the heartbeats have no connection yet,
-or have lost it, it is opened first; if that fails, what would be granted is refused and not sent. The other
-commands of the batch, such as releases, go on their way.
+At a server's connection limit the connection for commands may be the last that the server accepts. A lease that was
+granted then would be lost at its first renewal, in the middle of its holder's work. So where the heartbeats have no
+connection yet, or have lost it, it is opened first; if that fails, the acquires of the batch are refused and not sent.
+The other commands of the batch, such as releases, are sent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..stores.contract import Connection
 from .batcher import Batcher
 
 NEVER_RENEWED = frozenset({"hold", "lease"})
-"""Kinds of locks that heartbeats have nothing to do with."""
+"""Kinds of locks that are not renewed by heartbeats."""
 
 
 class Granting:
-    """A connection for commands, beside the lane of the heartbeats."""
+    """A connection for commands, next to the batcher of the heartbeats."""
 
     def __init__(self, connect: Callable[[], Connection], heartbeats: Batcher) -> None:
         self._connection = connect()
         self._heartbeats = heartbeats
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Execute the commands; what is to be renewed later only if it can be."""
+        """Execute the commands; those whose grant must be renewed later only if that is possible."""
         if self._heartbeats.connected or not any(map(_is_renewed, commands)):
             return self._connection.execute(commands)
         try:
@@ -41,16 +41,16 @@ class Granting:
         kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
         refused = Failed(
             error=kind(
-                "the lock was not asked for, and nothing was granted: the connection that renews leases cannot be "
-                f"opened, so the lease would be lost soon. {error}"
+                "the lock was not requested, and nothing was granted: the connection that renews leases cannot be "
+                f"opened, so the lease would soon be lost. {error}"
             )
         )
-        rest = [command for command in commands if not _is_renewed(command)]
-        outcomes = iter(self._connection.execute(rest) if rest else ())
+        others = [command for command in commands if not _is_renewed(command)]
+        outcomes = iter(self._connection.execute(others) if others else ())
         return [refused if _is_renewed(command) else next(outcomes) for command in commands]
 
     def close(self) -> None:
-        """Close the connection for commands; that of the heartbeats belongs to its lane."""
+        """Close the connection for commands; the batcher of the heartbeats closes its own."""
         self._connection.close()
 
 

@@ -1,7 +1,7 @@
-"""What goes through a lane: some commands, and what to do with their outcomes.
+"""The requests of a batcher: some commands, and what to do with their outcomes.
 
-A thread waits for its outcomes; an event loop awaits one, or is called back with it. What belongs to one loop is
-delivered to it together.
+A thread waits for its outcomes; an event loop awaits one outcome, or is called back with it. Outcomes for the same
+loop are delivered together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("holdfast")
 
 
 class Request:
-    """Some commands of one caller, and what to do with the answer. `error` goes to all of them."""
+    """Some commands of one caller, and what to do with the answer. An error applies to all of them."""
 
     __slots__ = ("answered", "commands", "done")
 
@@ -34,49 +34,49 @@ class Request:
         self.answered = False
 
     def deliver(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
-        """Give the answer, once: after an interrupt it is given again to all, to reach those who have none."""
+        """Deliver the answer, once: after an interrupt all answers are delivered again, for requests that have none."""
         if not self.answered:
             self.answered = True
-            self._give(outcomes, error)
+            self._handle(outcomes, error)
 
-    def _give(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+    def _handle(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
         try:
             if self.done is not None:
                 self.done(outcomes, error)
-        except Exception:  # it must not end the lane's thread, nor cost its neighbours their answers
-            _log.exception("what was to be done with an answer failed")
+        except Exception:  # it must not end the batcher's thread, nor cost other requests their answers
+            _log.exception("a callback for the outcome of a command failed")
 
 
 class ThreadRequest(Request):
-    """The parcel of a thread that waits for its outcomes."""
+    """The request of a thread that waits for its outcomes."""
 
-    __slots__ = ("_bell", "error", "outcomes", "thread")
+    __slots__ = ("_waiting", "error", "outcomes", "thread")
 
     def __init__(self, commands: Sequence[Command]) -> None:
         super().__init__(commands, None)
         self.thread = threading.get_ident()
         self.outcomes: list[Outcome] | None = None
         self.error: HoldfastError | None = None
-        self._bell: threading.Lock | None = None
+        self._waiting: threading.Lock | None = None
 
     def will_wait(self) -> None:
-        """Another one is going to run it."""
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        """Another thread is going to run the request."""
+        self._waiting = threading.Lock()
+        self._waiting.acquire()
 
     def wait(self) -> None:
         """Wait for the outcomes."""
-        if self._bell is not None:
-            self._bell.acquire()
+        if self._waiting is not None:
+            self._waiting.acquire()
 
-    def _give(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
+    def _handle(self, outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
         self.outcomes = outcomes
         self.error = error
-        if self._bell is not None:
-            self._bell.release()
+        if self._waiting is not None:
+            self._waiting.release()
 
     def answers(self) -> list[Outcome]:
-        """The outcomes, or what went wrong."""
+        """The outcomes; raises the error if there is one."""
         if self.error is not None:
             raise self.error
         assert self.outcomes is not None  # noqa: S101  (delivered without an error)
@@ -84,7 +84,7 @@ class ThreadRequest(Request):
 
 
 class LoopRequest(Request):
-    """The parcel of an event loop that wants one outcome. Delivered together with its loop's others."""
+    """The request of an event loop for one outcome. Delivered together with the other requests of its loop."""
 
     __slots__ = ("loop",)
 
@@ -94,16 +94,16 @@ class LoopRequest(Request):
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still waits."""
+        """Whether the outcome is still awaited."""
         return True
 
     def settle(self, outcome: Outcome | None, error: HoldfastError | None) -> None:
-        """Give the answer, on the loop."""
+        """Deliver the answer, on the loop."""
         raise NotImplementedError
 
 
 class CallbackRequest(LoopRequest):
-    """A callback wants the outcome."""
+    """A request whose outcome is passed to a callback."""
 
     __slots__ = ("_answer",)
 
@@ -123,13 +123,13 @@ class CallbackRequest(LoopRequest):
             elif outcome is not None:
                 self._answer(outcome)
             elif error is not None:
-                self._answer(twin(error))
-        except Exception:  # it must not cost its neighbours their answers
-            _log.exception("what was to be done with an answer failed")
+                self._answer(copied(error))
+        except Exception:  # it must not cost other requests their answers
+            _log.exception("a callback for the outcome of a command failed")
 
 
 class TaskRequest(LoopRequest):
-    """A task awaits the outcome."""
+    """A request whose outcome is awaited by a task."""
 
     __slots__ = ("future",)
 
@@ -139,7 +139,7 @@ class TaskRequest(LoopRequest):
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still waits."""
+        """Whether the outcome is still awaited."""
         return not self.future.done()
 
     def settle(self, outcome: Outcome | None, error: HoldfastError | None) -> None:
@@ -151,18 +151,18 @@ class TaskRequest(LoopRequest):
         if outcome is not None:
             self.future.set_result(outcome)
         elif error is not None:
-            self.future.set_exception(twin(error))
+            self.future.set_exception(copied(error))
 
 
-def twin(error: HoldfastError) -> HoldfastError:
-    """The same error for one more caller: two threads must not share one traceback."""
-    twin = copy.copy(error)
-    twin.__cause__ = error.__cause__
-    return twin
+def copied(error: HoldfastError) -> HoldfastError:
+    """A copy of the error for one more caller: two threads must not share one traceback."""
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def deliver_all(batch: list[Request], outcomes: list[Outcome] | None, error: HoldfastError | None) -> None:
-    """Give each parcel of a batch its outcomes, or all of them the error."""
+    """Deliver its outcomes to each request of a batch, or the error to all of them."""
     if len(batch) == 1 and not isinstance(batch[0], LoopRequest):
         batch[0].deliver(outcomes, error)
         return
@@ -174,17 +174,17 @@ def deliver_all(batch: list[Request], outcomes: list[Outcome] | None, error: Hol
             start += 1
         else:
             end = start + len(request.commands)
-            request.deliver(None if outcomes is None else outcomes[start:end], None if error is None else twin(error))
+            request.deliver(None if outcomes is None else outcomes[start:end], None if error is None else copied(error))
             start = end
-    for loop, questions in by_loop.items():
-        with suppress(RuntimeError):  # that loop was closed: its flows have given up what they asked for
-            loop.call_soon_threadsafe(_settle_all, questions, error)
+    for loop, requests in by_loop.items():
+        with suppress(RuntimeError):  # that loop was closed: its flows have abandoned their attempts
+            loop.call_soon_threadsafe(_settle_all, requests, error)
 
 
-def _settle_all(questions: list[tuple[LoopRequest, Outcome | None]], error: HoldfastError | None) -> None:
-    for place, (question, outcome) in enumerate(questions):
+def _settle_all(requests: list[tuple[LoopRequest, Outcome | None]], error: HoldfastError | None) -> None:
+    for place, (request, outcome) in enumerate(requests):
         try:
-            question.settle(outcome, error)
-        except BaseException:  # something wants to end the loop: the others get their answers all the same
-            _settle_all(questions[place + 1 :], error)
+            request.settle(outcome, error)
+        except BaseException:  # such as SystemExit: the other requests still get their answers
+            _settle_all(requests[place + 1 :], error)
             raise

@@ -1,4 +1,4 @@
-"""Two small drivers for flows: one blocks its thread, the other awaits on its event loop."""
+"""Two small runners for flows: one blocks its thread, the other awaits on its event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(flow: Flow[T], batchers: Batchers) -> T:
         result: T = stop.value
         return result
     except BaseException as raised:
-        # Raised by the flow, which is over then; or an interrupt between two of its steps, and it must hear of it.
+        # Raised by the flow, which has ended then; or an interrupt between two of its steps, which is thrown into it.
         with suppress(BaseException):
             flow.throw(raised)
         raise

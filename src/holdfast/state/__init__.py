@@ -1,4 +1,4 @@
-"""Values that many processes change without losing an update, and locks that are kept in such values."""
+"""Values that many processes change without losing an update, and locks that are stored in such values."""
 
 from ..rules.lock_record import LockRecord
 from .atomic import AsyncAtomicState, AtomicState

@@ -1,4 +1,4 @@
-"""Where states are: `client.state("key")`, and the slots that workflows use, by their names."""
+"""Access to states: `client.state("key")`, and the states of workflows and runs, by their names."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ class States(_BaseStates[AtomicState[Any]]):
     def __call__(
         self, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
     ) -> AtomicState[Any]:
-        """A value that everybody in the namespace sees under this key.
+        """A value that all clients of the namespace share under this key.
 
-        `initial` is seen until the first write. `type` is what the value is read as (any type that msgspec
-        knows); without it, it is plain JSON. A change that others forestall more than `max_retries` times in
-        a row raises `AtomicStateConflictError`.
+        `initial` is the value before the first write. `type` is the type that the value is read as (any type that
+        msgspec supports); without it, the value is plain JSON. `AtomicStateConflictError` is raised if other writers
+        were faster more than `max_retries` times in a row.
         """
         return self._at(("global", "", key), initial, type, max_retries)
 
     def workflow(
         self, name: str, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
     ) -> AtomicState[Any]:
-        """The slot that all runs of this workflow share."""
+        """The state that all runs of this workflow share."""
         return self._at(("workflow", checked_key(name, what="workflow name"), key), initial, type, max_retries)
 
     def execution(
         self, run_id: str, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
     ) -> AtomicState[Any]:
-        """The slot that a run shares with its children."""
+        """The state that a run shares with its children."""
         return self._at(("execution", checked_key(run_id, what="run id"), key), initial, type, max_retries)
 
 
 class AsyncStates(_BaseStates[AsyncAtomicState[Any]]):
-    """`client.state` of an asynchronous client."""
+    """`client.state` of an async client."""
 
     _state_type = AsyncAtomicState
 
@@ -84,17 +84,17 @@ class AsyncStates(_BaseStates[AsyncAtomicState[Any]]):
     def __call__(
         self, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
     ) -> AsyncAtomicState[Any]:
-        """A value that everybody in the namespace sees under this key. The options are those of `Client.state`."""
+        """A value that all clients of the namespace share under this key. The options are those of `Client.state`."""
         return self._at(("global", "", key), initial, type, max_retries)
 
     def workflow(
         self, name: str, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
     ) -> AsyncAtomicState[Any]:
-        """The slot that all runs of this workflow share."""
+        """The state that all runs of this workflow share."""
         return self._at(("workflow", checked_key(name, what="workflow name"), key), initial, type, max_retries)
 
     def execution(
         self, run_id: str, key: str, initial: Any = NOTHING, *, type: Any = None, max_retries: int = MAX_RETRIES
     ) -> AsyncAtomicState[Any]:
-        """The slot that a run shares with its children."""
+        """The state that a run shares with its children."""
         return self._at(("execution", checked_key(run_id, what="run id"), key), initial, type, max_retries)

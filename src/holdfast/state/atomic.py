@@ -1,7 +1,7 @@
-"""One value that many processes change, by compare-and-swap: `AtomicState` and its asynchronous twin.
+"""One value that many processes change, by compare-and-swap: `AtomicState` and `AsyncAtomicState`.
 
-A change is made whole or not at all, and none is lost. A function that computes the new value may be called
-several times and must only compute. A value that was deleted reads as None, and its `initial` does not come back.
+A change is made completely or not at all, and none is lost. A function that computes the new value may be called
+several times and must only compute. A value that was deleted reads as None, and its `initial` is not used again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..rules.slot import Address
 from ..runtime.base import BaseClient
 from ..runtime.codec import decode_value, encode_value
 from ..runtime.runners import run, run_async
-from .compare_and_swap import Decide, Decision, SlotChange, look, transact
+from .compare_and_swap import Decide, Decision, SlotChange, read, transact
 from .pending_writes import PendingValue
 
 MAX_RETRIES = 50
@@ -32,15 +32,15 @@ NOTHING = _Nothing()
 
 
 class BaseState(Generic[T]):
-    """What all colours have in common: where the value is, how it is read and written, and the decisions."""
+    """The common part of all states: the address, reading and writing the value, and the decisions."""
 
     def __init__(self, address: Address, *, initial: object, type: Any, max_bytes: int) -> None:
         if isinstance(type, str):
-            raise InvalidOption(f"type cannot be the text {type!r}: give the type itself, such as int or a dataclass")
+            raise InvalidOption(f"type cannot be the text {type!r}: pass the type itself, such as int or a dataclass")
         self._address = address
         self._type = Any if type is None else type
         self._max_bytes = max_bytes
-        # Kept as text: each reader gets a value of its own.
+        # Kept as text, so that each reader gets its own value.
         self._initial = None if isinstance(initial, _Nothing) else self._text(initial)
 
     @property
@@ -66,17 +66,19 @@ class BaseState(Generic[T]):
         return None if text is None else cast("T", decode_value(text, self._type, what=self._what))
 
     def _text(self, value: object) -> str:
-        return encode_value(value, self._type, what=self._what, max_bytes=self._max_bytes, advice="say type=...")
+        return encode_value(
+            value, self._type, what=self._what, max_bytes=self._max_bytes, advice="pass its type as `type`"
+        )
 
     # -- the decisions ------------------------------------------------------------------------------------
 
     def _replaced(self, value: object) -> Decide[None]:
-        """Put this in the place of whatever is there, which need not even be readable."""
-        change = SlotChange(None if value is GONE else self._text(value))
+        """Replace the value, whatever it is; it need not even be readable."""
+        change = SlotChange(None if value is DELETE else self._text(value))
         return lambda _link: (change, None)
 
     def _decided(self, decide: Callable[[T | None], tuple[object, A]]) -> Decide[A]:
-        """Change the value by a decision: the new value (or KEEP), and the answer for the caller."""
+        """Change the value by a decision: the new value (or KEEP), and the result for the caller."""
 
         def on_link(link: PendingValue) -> Decision[A]:
             value, answer = decide(self._value(link))
@@ -90,10 +92,12 @@ class BaseState(Generic[T]):
             if isawaitable(new):
                 if hasattr(new, "close"):
                     new.close()
-                raise InvalidOption("update() takes a plain function that only computes: this one is asynchronous")
+                raise InvalidOption(
+                    "update() takes a sync function that only computes: this one is async. Nothing was changed."
+                )
             if new is None and value is not None:
                 raise InvalidValue(
-                    f"the function given to update() returned None, so {self._what} was left as it is: it must return "
+                    f"the function given to update() returned None, so {self._what} was not changed: it must return "
                     "the new value, also if it changes the old one in place. To remove the value, call delete()."
                 )
             return new, new
@@ -102,7 +106,7 @@ class BaseState(Generic[T]):
 
     def _added(self, number: float) -> Decide[Any]:
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise InvalidOption(f"a state can be changed by a number, not by {number!r}")
+            raise InvalidOption(f"increment() and decrement() take a number, not {number!r}")
 
         def decide(value: T | None) -> tuple[object, Any]:
             new = self._expect(value, (int, float), "a number", 0) + number
@@ -141,25 +145,25 @@ class BaseState(Generic[T]):
         if value is None:
             return absent
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise InvalidValue(f"{self._what} holds {type(value).__name__}, not {name}: it was left as it is")
+            raise InvalidValue(f"{self._what} holds {type(value).__name__}, not {name}: it was not changed")
         return value
 
 
 KEEP = object()
-"""A decision to leave everything as it is."""
-GONE = object()
+"""A decision not to change the value."""
+DELETE = object()
 """A decision to delete the value."""
 
 
 class SyncState(BaseState[T]):
-    """The methods of a state in synchronous code, wherever it is kept."""
+    """The methods of a state in sync code, wherever it is stored."""
 
     def _do(self, decide: Decide[A]) -> A:
-        """Carry out a decision."""
+        """Execute a decision."""
         raise NotImplementedError
 
     def get(self) -> T | None:
-        """The value as it is now; `initial` before the first write, None after a delete."""
+        """The current value; `initial` before the first write, None after a delete."""
         return self._do(lambda link: (None, self._value(link)))
 
     def set(self, value: T) -> None:
@@ -167,43 +171,43 @@ class SyncState(BaseState[T]):
         self._do(self._replaced(value))
 
     def update(self, function: Callable[[T | None], T]) -> T:
-        """Replace the value by what the function makes of it, and return that.
+        """Replace the value by the function's result, and return that.
 
-        The function may be called several times and must only compute. It is given None where there is no value.
+        The function may be called several times and must only compute. Its argument is None where there is no value.
         """
         return self._do(self._updated(function))
 
     def delete(self) -> None:
-        """Remove the value. Whoever computed on it and has not written yet, cannot bring it back."""
-        self._do(self._replaced(GONE))
+        """Remove the value. A caller that computed from it and has not written yet cannot bring it back."""
+        self._do(self._replaced(DELETE))
 
     def increment(self, by: float = 1) -> Any:
         """Add a number, beginning at 0 where there is no value. Returns the sum."""
         return self._do(self._added(by))
 
     def decrement(self, by: float = 1) -> Any:
-        """Take a number away, beginning at 0 where there is no value. Returns the difference."""
+        """Subtract a number, beginning at 0 where there is no value. Returns the difference."""
         return self._do(self._added(-by))
 
     def merge(self, fields: dict[str, Any]) -> Any:
-        """Set these fields of an object and keep the others. Returns the whole."""
+        """Set these fields of an object and keep the others. Returns the whole object."""
         return self._do(self._merged(fields))
 
     def append(self, item: object) -> Any:
-        """Put an item at the end of a list. Returns the list."""
+        """Append an item to a list. Returns the list."""
         return self._do(self._appended(item))
 
     def remove_first(self) -> Any:
-        """Take the first item off a list and return it; None where there is none."""
+        """Remove the first item of a list and return it; None where there is none."""
         return self._do(self._removed(0))
 
     def remove_last(self) -> Any:
-        """Take the last item off a list and return it; None where there is none."""
+        """Remove the last item of a list and return it; None where there is none."""
         return self._do(self._removed(-1))
 
 
 class AtomicState(SyncState[T]):
-    """One value that many processes change, in synchronous code.
+    """One value that many processes change, in sync code.
 
     >>> from holdfast import Client
     >>> with Client("memory://") as hf:
@@ -217,22 +221,22 @@ class AtomicState(SyncState[T]):
         super().__init__(address, initial=initial, type=type, max_bytes=client.max_bytes)
 
     def get(self) -> T | None:
-        """The value as it is now; `initial` before the first write, None after a delete."""
-        return self._value(run(look(self._address), self._runtime.batchers))
+        """The current value; `initial` before the first write, None after a delete."""
+        return self._value(run(read(self._address), self._runtime.batchers))
 
     def _do(self, decide: Decide[A]) -> A:
         return run(transact(self._runtime, self._address, decide, self._max_retries), self._runtime.batchers)
 
 
 class AsyncState(BaseState[T]):
-    """The methods of a state in asynchronous code, wherever it is changed from."""
+    """The methods of a state in async code, wherever it is changed from."""
 
     async def _do(self, name: str, decide: Decide[A], answer: Any) -> A:
-        """Carry out a decision. `answer` is the type of what is returned."""
+        """Execute a decision. `answer` is the type of the result."""
         raise NotImplementedError
 
     async def get(self) -> T | None:
-        """The value as it is now; `initial` before the first write, None after a delete."""
+        """The current value; `initial` before the first write, None after a delete."""
         return await self._do("get", lambda link: (None, self._value(link)), self._type)
 
     async def set(self, value: T) -> None:
@@ -240,51 +244,51 @@ class AsyncState(BaseState[T]):
         await self._do("set", self._replaced(value), None)
 
     async def update(self, function: Callable[[T | None], T]) -> T:
-        """Replace the value by what the function makes of it, and return that.
+        """Replace the value by the function's result, and return that.
 
-        The function may be called several times and must only compute. It is given None where there is no value.
+        The function may be called several times and must only compute. Its argument is None where there is no value.
         """
         return await self._do("update", self._updated(function), self._type)
 
     async def delete(self) -> None:
-        """Remove the value. Whoever computed on it and has not written yet, cannot bring it back."""
-        await self._do("delete", self._replaced(GONE), None)
+        """Remove the value. A caller that computed from it and has not written yet cannot bring it back."""
+        await self._do("delete", self._replaced(DELETE), None)
 
     async def increment(self, by: float = 1) -> Any:
         """Add a number, beginning at 0 where there is no value. Returns the sum."""
         return await self._do("increment", self._added(by), Any)
 
     async def decrement(self, by: float = 1) -> Any:
-        """Take a number away, beginning at 0 where there is no value. Returns the difference."""
+        """Subtract a number, beginning at 0 where there is no value. Returns the difference."""
         return await self._do("decrement", self._added(-by), Any)
 
     async def merge(self, fields: dict[str, Any]) -> Any:
-        """Set these fields of an object and keep the others. Returns the whole."""
+        """Set these fields of an object and keep the others. Returns the whole object."""
         return await self._do("merge", self._merged(fields), Any)
 
     async def append(self, item: object) -> Any:
-        """Put an item at the end of a list. Returns the list."""
+        """Append an item to a list. Returns the list."""
         return await self._do("append", self._appended(item), Any)
 
     async def remove_first(self) -> Any:
-        """Take the first item off a list and return it; None where there is none."""
+        """Remove the first item of a list and return it; None where there is none."""
         return await self._do("remove_first", self._removed(0), Any)
 
     async def remove_last(self) -> Any:
-        """Take the last item off a list and return it; None where there is none."""
+        """Remove the last item of a list and return it; None where there is none."""
         return await self._do("remove_last", self._removed(-1), Any)
 
 
 class AsyncAtomicState(AsyncState[T]):
-    """One value that many processes change, in asynchronous code."""
+    """One value that many processes change, in async code."""
 
     def __init__(self, client: BaseClient, address: Address, *, initial: object, type: Any, max_retries: int) -> None:
         self._runtime, self._max_retries = client.runtime, checked_retries(max_retries)
         super().__init__(address, initial=initial, type=type, max_bytes=client.max_bytes)
 
     async def get(self) -> T | None:
-        """The value as it is now; `initial` before the first write, None after a delete."""
-        return self._value(await run_async(look(self._address), self._runtime.batchers))
+        """The current value; `initial` before the first write, None after a delete."""
+        return self._value(await run_async(read(self._address), self._runtime.batchers))
 
     async def _do(self, name: str, decide: Decide[A], answer: Any) -> A:  # noqa: ARG002  (nothing is recorded here)
         return await run_async(
@@ -293,7 +297,7 @@ class AsyncAtomicState(AsyncState[T]):
 
 
 def checked_retries(max_retries: int) -> int:
-    """Refuse what is not a number of retries."""
+    """Return the number of retries, or raise `InvalidOption`."""
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise InvalidOption(f"max_retries cannot be {max_retries!r}: it must be a whole number, 0 or more")
     return max_retries

@@ -1,9 +1,9 @@
-"""Locks that live in a state slot: `DurableMutex` and `DurableSemaphore`, for holders that sleep for days.
+"""Locks that are stored in a state: `DurableMutex` and `DurableSemaphore`, for holders that sleep for days.
 
-They are the rules of every other lock with one difference: nothing is handed over. A release or an expiry
-makes a permit free, and only the head of the queue takes it, by its own next try: a run that sleeps must not
-be handed a lease that runs out before it wakes. The caller says who it is and what time it is, so a
-replayed workflow decides the same again.
+They follow the rules of every other lock with one difference: nothing is handed over. A release or an expiry makes a
+permit free, and only the first waiter can acquire it, by its own next try: a run that sleeps must not be granted a
+lease that expires before it wakes. The caller passes its identity and the time, so a replayed workflow decides the same
+again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .atomic import KEEP, AsyncState, SyncState
 
 MIN_WAITER_SECONDS = 30
 MAX_SKEW = 3_600 * MICROSECONDS
-"""How far apart the clocks of two callers may lie."""
+"""How much the clocks of two callers may differ, in microseconds."""
 MAX_EPOCH_SECONDS = 32_503_680_000
 """The year 3000: a larger number of seconds is a number of milliseconds."""
 
@@ -34,21 +34,21 @@ When = float | datetime
 
 
 class AcquireAttempt(NamedTuple):
-    """What became of a try. Position 0 is next in line; -1 is inside."""
+    """The result of a try. Position 0 is the next waiter; -1 is a holder."""
 
     acquired: bool
     position: int
 
 
 class _DefaultWaiterTtl:
-    """The waiter_ttl that follows from the lease."""
+    """Stands for the default waiter_ttl, which depends on the lease."""
 
 
 _AS_GIVEN = _DefaultWaiterTtl()
 
 
 def initial_lock_record() -> dict[str, Any]:
-    """The value that a slot for a lock begins with: nobody holds it, nobody waits.
+    """The initial value of a state for a lock: no holders and no waiters.
 
     >>> initial_lock_record()
     {'kind': 'semaphore', 'holders': [], 'waiters': []}
@@ -57,10 +57,10 @@ def initial_lock_record() -> dict[str, Any]:
 
 
 class DurableSemaphore:
-    """A number of permits in a state slot, taken by name: first come, first served.
+    """A number of permits in a state, acquired by name: first come, first served.
 
-    A granted permit lasts for `lease` unless it is renewed. A waiter keeps its place for `waiter_ttl` after its
-    last try (by default the larger of 30 seconds and the lease; None: for ever).
+    A granted permit lasts for `lease` unless it is renewed. A waiter keeps its position for `waiter_ttl` after its last
+    try (by default the larger of 30 seconds and the lease; None: no limit).
 
     >>> from holdfast import Client
     >>> with Client("memory://") as hf:
@@ -76,7 +76,7 @@ class DurableSemaphore:
         self._permits = checked_count(permits, what="permits")
         self._lease = checked_ttl(lease, what="lease")
         self._waiter_ttl = waiter_ttl
-        self._kept(self._lease)  # a mistake shows here
+        self._waiter_ttl_of(self._lease)  # raises here if waiter_ttl is invalid
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} permits={self._permits} lease={self._lease / MICROSECONDS:g}>"
@@ -92,7 +92,7 @@ class DurableSemaphore:
     def try_acquire(
         self, slot: Slot, *, holder_id: str, now: When, lease: Duration | None = None
     ) -> AcquireAttempt | Awaitable[AcquireAttempt]:
-        """Take a permit, or stand in line. A holder that asks again keeps its permit, for a full lease from now."""
+        """Acquire a permit, or queue. A holder that tries again keeps its permit, for a full lease from now."""
         me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, AcquireAttempt]:
@@ -105,11 +105,11 @@ class DurableSemaphore:
                 weight=1,
                 ttl=ttl,
                 queue=True,
-                waiter_ttl=self._kept(ttl),
+                waiter_ttl=self._waiter_ttl_of(ttl),
             )
             if isinstance(outcome, out.Mismatch):
                 raise KindMismatch(
-                    f"the state {slot.key!r} holds a lock of kind {outcome.found!r}: use another key",
+                    f"the state {slot.key!r} holds a lock of kind {outcome.found!r}. Use another key",
                     key=slot.key,
                     wanted="semaphore",
                     found=outcome.found,
@@ -128,7 +128,7 @@ class DurableSemaphore:
     @overload
     def release(self, slot: AsyncState[Any], *, holder_id: str, now: When) -> Awaitable[None]: ...
     def release(self, slot: Slot, *, holder_id: str, now: When) -> Awaitable[None] | None:
-        """Give the permit back, or the place in line. Of somebody who has neither: nothing happens."""
+        """Release the permit, or the position in the queue. Nothing happens for a caller that has neither."""
         me, moment = checked_key(holder_id, what="holder_id"), _moment(now)
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, None]:
@@ -145,7 +145,7 @@ class DurableSemaphore:
         self, slot: AsyncState[Any], *, holder_id: str, now: When, lease: Duration | None = None
     ) -> Awaitable[bool]: ...
     def renew(self, slot: Slot, *, holder_id: str, now: When, lease: Duration | None = None) -> bool | Awaitable[bool]:
-        """Prolong a permit to a full lease from now. False once its lease has passed: then it must be taken anew."""
+        """Renew a permit for a full lease from now. False if its lease has expired: then it must be acquired again."""
         me, moment, ttl = checked_key(holder_id, what="holder_id"), _moment(now), self._ttl(lease)
 
         def decide(record: LockRecord, at: int) -> tuple[LockRecord, bool]:
@@ -161,17 +161,17 @@ class DurableSemaphore:
     @overload
     def inspect(self, slot: AsyncState[Any]) -> Awaitable[LockRecord | None]: ...
     def inspect(self, slot: Slot) -> LockRecord | Awaitable[LockRecord | None] | None:
-        """The record as it is stored, None where there is none. Changes nothing."""
+        """The record as it is stored, or None. Changes nothing."""
         if isinstance(slot, AsyncState):
-            return _later(slot)
+            return _inspect_async(slot)
         value = slot.get()
         return None if value is None else _record(slot, value)
 
     def _ttl(self, lease: Duration | None) -> int:
         return self._lease if lease is None else checked_ttl(lease, what="lease")
 
-    def _kept(self, ttl: int) -> int | None:
-        """For how long a place in line is kept, in microseconds."""
+    def _waiter_ttl_of(self, ttl: int) -> int | None:
+        """For how long a position in the queue is kept, in microseconds."""
         if self._waiter_ttl is None:
             return None
         if isinstance(self._waiter_ttl, _DefaultWaiterTtl):
@@ -180,13 +180,13 @@ class DurableSemaphore:
 
 
 class DurableMutex(DurableSemaphore):
-    """One permit in a state slot: `DurableSemaphore(permits=1)` under the name that says it."""
+    """One permit in a state: `DurableSemaphore(permits=1)` under another name."""
 
     def __init__(self, *, lease: Duration = 30, waiter_ttl: Duration | _DefaultWaiterTtl | None = _AS_GIVEN) -> None:
         super().__init__(permits=1, lease=lease, waiter_ttl=waiter_ttl)
 
 
-async def _later(slot: AsyncState[Any]) -> LockRecord | None:
+async def _inspect_async(slot: AsyncState[Any]) -> LockRecord | None:
     value = await slot.get()
     return None if value is None else _record(slot, value)
 
@@ -194,26 +194,26 @@ async def _later(slot: AsyncState[Any]) -> LockRecord | None:
 def _on(
     slot: Slot, name: str, moment: int, decide: Callable[[LockRecord, int], tuple[LockRecord, A]], kind: Any
 ) -> A | Awaitable[A]:
-    """Decide on the record in a slot; awaitable if the slot is."""
+    """Apply a decision to the record in a state; awaitable if the state is async."""
     if not isinstance(slot, SyncState | AsyncState):
-        raise InvalidOption(f"a slot is what client.state(...) gives, not {type(slot).__name__}")
-    if slot._typed:  # noqa: SLF001  (one house)
-        raise InvalidOption(f"the slot {slot.key!r} of a lock is made without type=: a lock has a form of its own")
+        raise InvalidOption(f"slot must be a state, as returned by client.state(...), not {type(slot).__name__}")
+    if slot._typed:  # noqa: SLF001  (same package)
+        raise InvalidOption(f"the state {slot.key!r} has a type: a state that holds a lock must be made without type=")
 
     def on_value(value: Any) -> tuple[object, A]:
         before = EMPTY if value is None else _record(slot, value)
-        after, answer = decide(before, _not_back(before, moment))
+        after, answer = decide(before, _monotonic(before, moment))
         return (KEEP if after is before else msgspec.json.decode(encode(after))), answer
 
-    decided = slot._decided(on_value)  # noqa: SLF001  (one house)
+    decided = slot._decided(on_value)  # noqa: SLF001  (same package)
     return slot._do(decided) if isinstance(slot, SyncState) else slot._do(name, decided, kind)  # noqa: SLF001
 
 
-def _not_back(record: LockRecord, moment: int) -> int:
-    """What time it is in a slot, where each caller brings a clock of its own: it does not run backwards.
+def _monotonic(record: LockRecord, moment: int) -> int:
+    """The time of a state, to which each caller brings its own clock: it does not go back.
 
-    A caller that is late, or replays what it did before, would otherwise cut the leases of the others. One that
-    lies further apart than clocks do has a wild clock, and is not followed.
+    A caller whose clock is behind, or that replays earlier calls, would otherwise shorten the leases of others. A time
+    that differs by more than `MAX_SKEW` comes from a wrong clock, and is not followed.
     """
     ends = [(holder.expires_at, holder.ttl) for holder in record.holders]
     ends += [(waiter.expires_at, waiter.ttl) for waiter in record.waiters]
@@ -224,19 +224,19 @@ def _not_back(record: LockRecord, moment: int) -> int:
 def _record(slot: Slot, value: Any) -> LockRecord:
     if not isinstance(value, dict) or (value and not value.keys() & set(LockRecord.__struct_fields__)):
         raise InvalidValue(
-            f"the state {slot.key!r} holds {type(value).__name__}, not a lock: use another key, or delete it"
+            f"the state {slot.key!r} holds {type(value).__name__}, not a lock: use another key, or delete the state"
         )
     return decode(slot.key, msgspec.json.encode(value))
 
 
 def _moment(now: When) -> int:
-    """What time it is, in microseconds."""
+    """The time in microseconds."""
     if isinstance(now, datetime):
         if now.tzinfo is None:
-            raise InvalidOption("now must say its time zone: datetime.now(UTC), or seconds since 1970")
+            raise InvalidOption("now must have a time zone: pass datetime.now(UTC), or seconds since 1970")
         now = now.timestamp()
     if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now) or now < 0:
-        raise InvalidOption(f"now cannot be {now!r}: give seconds since 1970, or a datetime with its time zone")
+        raise InvalidOption(f"now cannot be {now!r}: pass seconds since 1970, or a datetime with its time zone")
     if now > MAX_EPOCH_SECONDS:
-        raise InvalidOption(f"now={now!r} lies beyond the year 3000: give seconds, not milliseconds")
+        raise InvalidOption(f"now={now!r} is after the year 3000: pass seconds, not milliseconds")
     return round(seconds(now) * MICROSECONDS)

@@ -1,8 +1,8 @@
-"""Writes of one process to one slot, each built on the one before it while that is still under way.
+"""Writes of one process to one state, each built on the one before it while that is still in progress.
 
-A hundred tasks that change one slot need not wait for a commit each: they hand the store a chain of writes in
-one batch. If the first of them finds that another process was faster, the whole chain fails and is tried
-again. Nothing rests on a chain: the store compares every write with what is really there.
+A hundred tasks that change one state need not wait for a commit each: they send the store a chain of writes in one
+batch. If the first of them finds that another process was faster, the whole chain fails and is tried again. Correctness
+does not depend on a chain: the store compares every write with the stored value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..runtime.base import Runtime
 
 
 class PendingValue(NamedTuple):
-    """A value of a slot, and the write that made it. `fresh`: it was seen in the store since the call began."""
+    """A value of a state, and the write that made it. `fresh`: it was read from the store since the call began."""
 
     id: str
     version: int
@@ -36,25 +36,25 @@ class PendingWrites:
     """The chains of one client."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may come in while its thread has it
+        self._lock = threading.RLock()  # reentrant: a signal handler may run while its thread holds it
         self._chains: dict[Address, _Chain] = {}
         self._unanswered: set[int] = set()
 
     def tip(self, address: Address) -> PendingValue | None:
-        """The newest value that is on its way to the store, if any is."""
+        """The newest value whose write is in progress, if there is one."""
         with self._lock:
             chain = self._chains.get(address)
             return None if chain is None else chain.tip
 
     def begin(self, id: str) -> int:
-        """A write is about to be sent. Returns the number below which this client has no answer outstanding."""
+        """A write is about to be sent. Returns the lowest number of this client's writes that are not answered."""
         number = number_of(id)
         with self._lock:
             self._unanswered.add(number)
             return min(self._unanswered)
 
     def extend(self, address: Address, base: PendingValue, link: PendingValue) -> bool:
-        """Put a write behind its base. False if another one has come in between: then look again."""
+        """Add a write behind its base. False if another write was added in between: then read again."""
         with self._lock:
             chain = self._chains.get(address)
             if chain is None:
@@ -67,7 +67,7 @@ class PendingWrites:
             return True
 
     def done(self, address: Address, link: PendingValue, *, written: bool) -> None:
-        """A write was answered, or given up. What was built on one that failed will fail too. Twice is harmless."""
+        """A write was answered, or given up. Writes built on one that failed will fail too. It may be called twice."""
         with self._lock:
             self._unanswered.discard(number_of(link.id))
             chain = self._chains.get(address)

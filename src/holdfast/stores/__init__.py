@@ -1,8 +1,9 @@
-"""One file a store; the registry finds it by its URL's scheme, or by the class of what a program has open already.
+"""Stores, one package each, and the registry that opens them.
 
-A store of another package registers an opener, `open_xxx(url, *, namespace, clock) -> Store`, under the entry point
-group `holdfast.stores`; the name of the entry point is the scheme. Our own are listed here, so that a source tree
-works without being installed. No error of this module shows a URL.
+`open_store` finds a store by the scheme of its URL, or by the class of an existing pool, engine or client. A store of
+another package registers an opener, `open_xxx(url, *, namespace, clock) -> Store`, under the entry point group
+`holdfast.stores`; the name of the entry point is the scheme. The stores of Holdfast are listed here, so that a source
+tree works without being installed. No error of this module shows a URL.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from ..errors import InvalidKey, InvalidOption, StoreNotInstalled
 from ..platform import host_clock
 from ..validation import checked_key
 from .contract import Clock, Store
-from .urls import redacted, scheme_of, with_options
+from .urls import anchored, redacted, scheme_of, with_options
 
-__all__ = ["Handle", "open_store", "redacted", "schemes", "unready"]
+__all__ = ["Handle", "anchored", "open_store", "opener_of", "redacted", "schemes", "unready"]
 
 Handle = Any
-"""What a program may have open already: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis."""
+"""An existing object of a driver: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis."""
 
 GROUP = "holdfast.stores"
 
 
 class _Ours(NamedTuple):
-    """A store that comes with Holdfast: its file here, what opens it, and the driver that an extra installs."""
+    """A store that comes with Holdfast: its module, its opener, its driver, and the extra that installs the driver."""
 
     module: str
     opener: str
@@ -56,11 +57,11 @@ _HANDLES = {
     ("redis", "Redis"): _REDIS._replace(opener="adopt_redis"),
     ("redis", "RedisCluster"): _REDIS._replace(opener="adopt_redis"),
 }
-"""The package and the name of a class (or of one that it inherits from) -> who opens a store as it is set up there."""
+"""The package and the name of a class (or of a base class) -> the store that is opened from its objects."""
 
 
 class Opener(Protocol):
-    """What a store registers under its scheme."""
+    """The function that a store registers under its scheme."""
 
     def __call__(self, url: str, *, namespace: str, clock: Clock) -> Store:
         """Open the store behind the URL, bound to one namespace."""
@@ -69,9 +70,9 @@ class Opener(Protocol):
 def open_store(
     where: str | Handle, *, namespace: str, clock: Clock = host_clock, options: Mapping[str, object] | None = None
 ) -> Store:
-    """Open the store behind a URL, or the one that a driver's pool, engine or client is set up for.
+    """Open the store of a URL, or of an existing pool, engine or client of a driver.
 
-    `options` are those that could be in the URL. A `clock` other than the host's takes the place of the store's own,
+    `options` are the options that the URL could have. A `clock` other than the host's replaces the clock of the store,
     for tests.
 
     >>> store = open_store("memory://", namespace="default")
@@ -83,21 +84,29 @@ def open_store(
         checked_key(namespace)
     except InvalidKey as error:
         raise InvalidOption(f"the namespace {namespace!r} cannot be used: {error}") from None
+    opener = opener_of(where)
+    if not isinstance(where, str):
+        adopted: Store = opener(where, namespace=namespace, clock=clock, options=options or {})
+        return adopted
+    opened: Store = opener(with_options(where, options or {}), namespace=namespace, clock=clock)
+    return opened
+
+
+def opener_of(where: str | Handle) -> Any:
+    """The function that opens this store. Raises `InvalidOption` or `StoreNotInstalled` where there is none."""
     if not isinstance(where, str) and (adopt := _adopter(where)) is not None:
-        store: Store = adopt(where, namespace=namespace, clock=clock, options=options or {})
-        return store
+        return adopt
     if where is not None and not isinstance(where, str):
         known = ", ".join(f"{package}.{name}" for package, name in _HANDLES if not name.startswith("Async"))
         raise InvalidOption(
-            f"a store is opened by its URL, or from one of {known}; not from {type(where).__module__}."
+            f"a store is opened from a URL, or from one of {known}; not from {type(where).__module__}."
             f"{type(where).__qualname__}"
         )
-    opener = _opener(scheme_of(where))  # type: ignore[arg-type]  # None is refused there, as what begins with no scheme
-    return opener(with_options(where or "", options or {}), namespace=namespace, clock=clock)
+    return _opener(scheme_of(where))  # type: ignore[arg-type]  # None is refused there, like text without a scheme
 
 
 def unready(url: str) -> str | None:
-    """Why opening this URL would make or change something; None where it would not. For those who only want to look."""
+    """Why opening this URL would create or change something; None if it would not. For commands that only read."""
     ours = _OURS.get(scheme_of(url).partition("+")[0])
     look = None if ours is None else _loaded(ours._replace(opener="unready"), optional=True)
     reason: str | None = None if look is None else look(url)
@@ -105,7 +114,7 @@ def unready(url: str) -> str | None:
 
 
 def schemes() -> tuple[str, ...]:
-    """Every scheme that can be opened here and now."""
+    """Every scheme that can be opened in this process."""
     ours = {scheme for scheme, store in _OURS.items() if not store.driver or find_spec(store.driver) is not None}
     return tuple(sorted({*ours, *(point.name for point in entry_points(group=GROUP))}))
 
@@ -127,9 +136,9 @@ def _opener(scheme: str) -> Opener:
         for point in entry_points(group=GROUP, name=name):
             return _load(point, base)
     raise StoreNotInstalled(
-        f"the scheme {scheme!r} is not known. Known here are {_known()}; write sqlite:///relative/path.db, "
-        "sqlite:////absolute/path.db, memory:// or memory://name. Another store registers itself under the "
-        f"entry point group {GROUP!r}: install the package that brings it."
+        f"the scheme {scheme!r} is not known. Known schemes are {_known()}, as in sqlite:///relative/path.db, "
+        "sqlite:////absolute/path.db, memory:// or memory://name. A store of another package is found through the "
+        f"entry point group {GROUP!r}: install that package."
     )
 
 
@@ -141,7 +150,7 @@ def _loaded(ours: _Ours, *, optional: bool = False) -> Any:
         if (error.name or "").startswith("holdfast"):
             raise
         raise StoreNotInstalled(
-            f"the store needs the driver {ours.driver!r}, which cannot be loaded ({error}). To get it: "
+            f"the store needs the driver {ours.driver!r}, which cannot be loaded ({error}). Install it: "
             f"pip install 'holdfast[{ours.extra}]'."
         ) from error
 
@@ -155,6 +164,6 @@ def _load(point: EntryPoint, base: str) -> Opener:
         opener: Opener = point.load()
     except ImportError as error:
         raise StoreNotInstalled(
-            f"the store for {base}:// cannot be loaded ({error}). To get it: install what {point.value!r} needs."
+            f"the store for {base}:// cannot be loaded ({error}). Install the packages that {point.value!r} needs."
         ) from error
     return opener

@@ -1,8 +1,8 @@
-"""How much work a command is for a store, and where a batch is cut so that no step of it takes long.
+"""How much work a command is for a store, and how a batch is divided so that no step takes long.
 
-A step is what a server does in one go: a script on Redis, during which nobody else is served; a statement or a
-transaction on PostgreSQL, which keeps its rows locked. The estimate is made of the command alone, before anything is
-read. One command by itself is one step, however much work it is.
+A step is what a server does without interruption: a script on Redis, during which no other client is served; a
+statement or a transaction on PostgreSQL, which keeps its rows locked. The estimate uses the command alone, before
+anything is read. A single command is always one step, however much work it is.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ..commands.runs import (
 from ..rules.runs.record import Finish
 
 AT_ONCE = 1_000
-"""How much work several commands may be together and still be one step: about ten milliseconds of a server's time.
+"""The largest work of several commands in one step: about ten milliseconds of a server's time.
 
 1,000 commands about locks, 250 starts of runs, or one claim of 250 runs.
 """
 OF_A_LOCK = 1
 """The work of a command about one lock or one state slot: its record is read and written."""
 OF_A_RUN = 4
-"""The work of starting, ending, claiming or telling one run: its row, its lists, and an entry or an event."""
+"""The work of starting, ending, claiming or notifying one run: its row, its lists, and an entry or an event."""
 OF_ENTRIES = 2
 """The work of adding a few entries to a journal."""
 OF_A_HISTORY = 50
-"""The work of reading the whole journal and inbox of a run, whose length nobody knows before."""
+"""The work of reading the whole journal and inbox of a run, whose length is not known before."""
 BYTES = 2_048
-"""So many bytes that a command brings along are as much work as a lock."""
+"""How many bytes in a command count as much work as a lock."""
 
 
 def parts_of(commands: Sequence[Command]) -> Sequence[range]:
-    """The places of the commands that go together: one part after the other, each of `AT_ONCE` or of one command."""
+    """The indexes of the commands that go together: consecutive parts, each of at most `AT_ONCE` or of one command."""
     if len(commands) <= 1:
         return (range(len(commands)),) if commands else ()
     parts, first, total = [], 0, 0
@@ -57,13 +57,13 @@ def parts_of(commands: Sequence[Command]) -> Sequence[range]:
 
 
 def work_of(command: Command) -> int:
-    """An estimate of the work of one command, also of one whose values are not of their kind."""
+    """An estimate of the work of one command, also of one whose values have the wrong type."""
     if isinstance(command, LockCommand):
         return OF_A_LOCK
     estimate = _ESTIMATES.get(type(command))
     try:
         return OF_A_RUN if estimate is None else estimate(command)
-    except (TypeError, ValueError, AttributeError):  # it will fail alone
+    except (TypeError, ValueError, AttributeError):  # the command will fail alone
         return OF_A_RUN
 
 

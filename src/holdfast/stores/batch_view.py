@@ -31,7 +31,7 @@ from .questions import (
 from .records import RecordName, Written, written
 
 FEW = 8
-"""How many items of an ordered list are asked for at least: others of the batch may take the first ones away."""
+"""The smallest number of items that is read of an ordered list: other commands may remove the first ones."""
 
 WORKER_LEASES = worker_key("")
 
@@ -43,11 +43,11 @@ class BatchView:
         self.now = snapshot.now
         self.changes = Changes()
         self.asked: set[Question] = set()
-        """What the commands that were kept have asked: their decisions rest on the answers."""
+        """The questions of the commands that were kept: their decisions depend on the answers."""
         self.looking = False
-        """Whether the command at hand only reads: then a row that another transaction keeps locked is no obstacle."""
+        """Whether the current command only reads: then a row that another transaction has locked is no obstacle."""
         self.claiming = False
-        """Whether it claims runs: then such a lock is no obstacle unless it is to be written."""
+        """Whether the current command claims runs: then a locked row is an obstacle only if it is to be written."""
         self._snapshot = snapshot
         self._new = Changes()
         self._asked: set[Question] = set()
@@ -56,7 +56,7 @@ class BatchView:
 
     @property
     def made(self) -> Changes:
-        """What the command that is being decided has changed so far."""
+        """What the current command has changed so far."""
         return self._new
 
     def keep(self) -> None:
@@ -66,7 +66,7 @@ class BatchView:
         self._begin()
 
     def drop(self) -> None:
-        """Forget what the last command changed."""
+        """Discard what the last command changed."""
         self._begin()
 
     def _begin(self) -> None:
@@ -74,7 +74,7 @@ class BatchView:
         self._asked = set()
 
     def postpone(self) -> None:
-        """Forget the last command, and keep its records from the later commands of the batch: none overtakes it."""
+        """Discard the last command, and block its records for the later commands of the batch: none overtakes it."""
         self._postponed |= {question for question in self._asked if _is_record(question)}
         self.drop()
 
@@ -95,14 +95,14 @@ class BatchView:
             raise RowLocked(question)
 
     def known(self, question: Range) -> RangeAnswer:
-        """The beginning of an ordered list as it is stored, whatever was changed since."""
+        """The beginning of an ordered list as it is stored, without the changes of this batch."""
         self._asked.add(question.stem)
         return self._snapshot.range(question)
 
     def _list(
         self, question: Callable[[int | None], Range], limit: int | None, gone: set[Any], come: Iterable[Any]
     ) -> list[Any]:
-        """The first `limit` items of an ordered list, without those that are gone and with those that have come."""
+        """The first `limit` items of an ordered list, with the removals and additions of this batch."""
         wanted = question(None if limit is None else limit + len(gone))
         if limit is not None and not self._snapshot.knows(wanted):
             wanted = question(rounded(limit + len(gone)))
@@ -135,17 +135,18 @@ class BatchView:
     def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
         """Write a record of any type; None removes it. Raises for what cannot be stored.
 
-        It is read before, so that one which cannot be read or which another client has changed is never overwritten.
+        The record is read first, so that an unreadable record, or one that another client has changed, is never
+        overwritten.
         """
         if record is not self.record(type, key):
             self.put_written(type, key, written(type, record))
 
     def put_written(self, type: RecordType[Any], key: str, change: Written) -> None:
-        """Write a record that was read and is encoded."""
+        """Write a record that was read before and is encoded already."""
         self._new.records[type.name, key] = change
 
     def record_texts(self, question: RecordsAfter | DueRecords) -> list[tuple[str, str | RecordUnreadable]]:
-        """What an ordered list of records tells of: keys and texts. A key whose record is not there is left out."""
+        """The items of an ordered list of records: keys and texts. A key without a record is omitted."""
         found: list[tuple[str, str | RecordUnreadable]] = []
         for item in self.known(question).items:
             key = item if isinstance(item, str) else item[1]
@@ -159,14 +160,14 @@ class BatchView:
 
 
 def _is_record(question: Question) -> bool:
-    """Whether a question is about one record that commands change; a worker's lease is only looked at."""
+    """Whether a question is about one record that commands change; the lease of a worker is only read."""
     if isinstance(question, LockByKey):
         return not question.key.startswith(WORKER_LEASES)
     return isinstance(question, RunById | SlotAt | RecordAt)
 
 
 def rounded(limit: int) -> int:
-    """At least a few, and then twice as many each time: so that little is asked twice."""
+    """At least a few, then twice as many each time, so that few items are read again."""
     rounded = FEW
     while rounded < limit:
         rounded *= 2

@@ -1,4 +1,4 @@
-"""What every store that runs the rules in Python does alike: failures, listings, hints."""
+"""Functions shared by all stores that run the rules in Python: failures, lists, hints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..rules import lock
 from ..rules.lock_outcomes import LockSeen, Outcome
 from ..rules.lock_record import LockRecord
 from ..rules.runs.lock_queue import OverflowReader
-from ..rules.runs.lock_requests import MARK
+from ..rules.runs.lock_requests import RUN_PREFIX
 from ..rules.slot import client_of
 
 Row = TypeVar("Row")
@@ -24,34 +24,34 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 class Undecided(Exception):
-    """A rule cannot decide with what was read. That is no fault of its command."""
+    """A rule cannot decide with the records that were read. The command is not at fault."""
 
 
 def failed(command: Command, error: Exception) -> Failed:
-    """The answer to a command that broke: it fails alone, and nothing was changed for it."""
+    """The answer to a command that raised an exception: it fails alone, and nothing was changed for it."""
     if isinstance(error, HoldfastError):
         return Failed(error=error)
     key = getattr(command, "key", None)
     place = f" on {key!r}" if key is not None else ""
     wrapped = HoldfastError(
         f"{type(command).__name__}{place} could not be carried out ({type(error).__name__}: {error}). "
-        "Nothing was changed for it. One of its values is not of the kind that it should be."
+        "Nothing was changed for it. One of its values probably has the wrong type."
     )
     wrapped.__cause__ = error
     return Failed(error=wrapped)
 
 
 def flaw(command: Command) -> Failed | None:
-    """The answer to a command with a value that is not of its kind: stored, it could not be read again."""
+    """The answer to a command with a value of the wrong type, which could not be read again once stored."""
     try:
         msgspec.convert(msgspec.to_builtins(command), type(command))
-    except Exception as error:  # whatever a value that is not of its kind leads to
+    except Exception as error:  # any error that a value of the wrong type causes
         return failed(command, error)
     return None
 
 
 def by_key(commands: Iterable[LockCommand]) -> dict[str, list[tuple[int, LockCommand]]]:
-    """Commands about locks by their key, each with its place in the batch."""
+    """Commands about locks by their key, each with its index in the batch."""
     keys: dict[str, list[tuple[int, LockCommand]]] = {}
     for place, command in enumerate(commands):
         keys.setdefault(command.key, []).append((place, command))
@@ -67,15 +67,15 @@ def decided(
 ) -> tuple[Row | None, list[Outcome]]:
     """Decide on the commands of a batch about one key. Returns what to write, None if nothing changed.
 
-    `write` makes what is written of a record, and raises where the store cannot hold it. A bad command fails alone.
-    `reader` is there where runs wait that the record does not list.
+    `write` encodes a record, and raises where the store cannot hold it. A bad command fails alone. `reader` is given
+    where runs wait that the record does not list.
     """
     if reader is not None:
         return _decided_apart(before, commands, now, write, reader)
     try:
         after, outcomes = decide_all(before, commands, now)
         return None if after is before else write(after), outcomes
-    except Exception:  # of one of them: which one is found by deciding one by one
+    except Exception:  # one command raised: deciding one by one shows which
         return _decided_apart(before, commands, now, write)
 
 
@@ -109,7 +109,7 @@ def _decided_apart(
 def decided_alone(
     record: LockRecord, command: LockCommand, now: int, reader: OverflowReader | None
 ) -> tuple[LockRecord, Outcome]:
-    """Decide on one command. What was taken by the reader is to be saved with the record."""
+    """Decide on one command. The runs that the reader took must be saved with the record."""
     if reader is None:
         return command.apply(record, now)
     after, outcomes = decide_all(record, [command], now, reader)
@@ -117,7 +117,7 @@ def decided_alone(
 
 
 def swept(outcomes: Sequence[Outcome], changed: int, following: str | None) -> Swept:
-    """The answer to `SettleDue`, from those about each key."""
+    """The answer to `SettleDue`, from the outcomes of each key."""
     return Swept(
         seen=len(outcomes),
         changed=changed,
@@ -128,7 +128,7 @@ def swept(outcomes: Sequence[Outcome], changed: int, following: str | None) -> S
 
 
 def listed(key: str, record: LockRecord | RecordUnreadable, now: int) -> ListedLock:
-    """One row of a page: settled for the eye only, or with the reason why it cannot be read."""
+    """One row of a page: settled without being written, or with the reason why it cannot be read."""
     if isinstance(record, RecordUnreadable):
         return ListedLock(key=key, record=None, error=str(record))
     shown, _ = lock.settle(record, now, offers=False)
@@ -136,12 +136,12 @@ def listed(key: str, record: LockRecord | RecordUnreadable, now: int) -> ListedL
 
 
 def at_least_one(limit: int) -> int:
-    """A page has room for one row, whatever was asked for: without any, paging would never end."""
+    """The limit of a page, at least one: with an empty page, paging would never end."""
     return max(1, limit)
 
 
 def end_of_prefix(prefix: str) -> str | None:
-    """The first text after all those that begin with the prefix, in the order of code points.
+    """The first text after all texts that begin with the prefix, in the order of code points.
 
     None: there is no such text. UTF-8 bytes sort as code points do, so this holds for stored keys too.
 
@@ -159,21 +159,21 @@ def end_of_prefix(prefix: str) -> str | None:
 
 
 def woken_by_channel(outcomes: Sequence[Outcome], hints: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Whom these steps granted or hinted, and who else is to be told, once each, by the channel that hears of it."""
+    """The attempts that these outcomes granted or hinted, and those in `hints`, once each, by their channel."""
     return woken_among(chain(_woken(outcomes), hints))
 
 
 def woken_among(attempts: Iterable[str]) -> dict[str, list[str]]:
-    """These attempts, once each, by the channel that hears of them."""
+    """These attempts, once each, by the channel on which their process listens."""
     channels: dict[str, list[str]] = {}
     for attempt in dict.fromkeys(attempts):
-        if not attempt.startswith(MARK):  # a run hears of it by an event
+        if not attempt.startswith(RUN_PREFIX):  # a run is notified by an event
             channels.setdefault(client_of(attempt), []).append(attempt)
     return channels
 
 
 def offers_to(unheard: Collection[str], commands: Sequence[Command], outcomes: Sequence[Outcome]) -> list[Inspect]:
-    """Looks at the keys on which these commands made offers to attempts whose process is dead."""
+    """The `Inspect` commands for the keys on which these commands made offers to attempts whose process has ended."""
     keys = [
         command.key
         for command, outcome in zip(commands, outcomes, strict=True)
@@ -183,7 +183,7 @@ def offers_to(unheard: Collection[str], commands: Sequence[Command], outcomes: S
 
 
 def pass_overs(unheard: Collection[str], looks: Sequence[Inspect], seen: Sequence[Outcome]) -> list[PassOver]:
-    """What ends the offers that nobody can receive. Only of waiters that are known to listen for hints."""
+    """The commands that end offers which no process can receive; only for waiters that are known to listen."""
     return [
         PassOver(key=look.key, id=holder.id, token=holder.token)
         for look, outcome in zip(looks, seen, strict=True)

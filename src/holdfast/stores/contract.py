@@ -1,11 +1,11 @@
 """The contract of a store, on one page.
 
-A store is a place where records live, bound to one namespace; a connection is one way into it. In essence
-there is one method, `Connection.execute(commands) -> outcomes`: each command is atomic by itself and
-independent of its neighbours, and the batch is one trip where the server allows it. A command is answered
-by an outcome, never by an exception that would take its neighbours along. An exception of `execute` speaks
-of the whole batch: a `StoreError`, whose `ambiguous` says whether the batch may have been carried out.
-The specification of each command is its docstring in `commands.py`.
+A store holds the records of one namespace; a connection sends commands to it. The main method is
+`Connection.execute(commands) -> outcomes`: each command is atomic by itself and independent of the others in its
+batch, and a batch is one round trip where the server allows it. A command is answered by an outcome, never by an
+exception that would make other commands fail. An exception of `execute` is about the whole batch: a `StoreError`, whose
+`ambiguous` says whether the batch may have been carried out. The docstring of each command in `commands` is its
+specification.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..rules.lock_outcomes import Outcome
 
 Role = Literal["commands", "heartbeats", "queries"]
 Hint = Callable[[Collection[str] | None], None]
-"""Called from any thread with the attempts that may have been granted; None: somebody, look for yourself."""
+"""Called from any thread with the attempts that may have been granted; None: any attempt, so all must check."""
 
 Clock = Callable[[], int]
 """Microseconds of wall-clock time."""
@@ -37,18 +37,18 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     server_clock: bool
     """`now` comes from one clock for all clients, not from the clients' hosts."""
     notifies: bool
-    """Waiters are told of a grant; without it they only ask again from time to time."""
+    """Waiters are notified of a grant; otherwise they only poll from time to time."""
     one_writer: bool = False
-    """Whoever has a transaction open keeps all others from writing."""
+    """An open transaction blocks all other writers."""
     workflows: bool = False
-    """It understands the commands of `run_commands.py`: workflows can run on it."""
+    """It supports the commands about runs: workflows can run on it."""
 
 
 Level = Literal["ok", "warning", "problem"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check-up found. `advice` says what to do; a finding that is ok needs none."""
+    """The result of one health check. `advice` says what to do; a finding that is ok has none."""
 
     check: str
     level: Level
@@ -57,32 +57,32 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection(Protocol):
-    """One way into a store. Used by one thread at a time; never shared across a fork."""
+    """A connection to a store. Used by one thread at a time; never shared across a fork."""
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry out the commands in their order, and answer each at its own place.
+        """Carry out the commands in their order, and return one outcome for each, in the same order.
 
-        `now` is the store's clock, read within the atomic step. After the step has been made durable, the
-        attempts in the outcomes' `woken` and `hinted` are sent hints; attempts of runs are posted an event within
-        the step instead. Where a hint shows that the process of a waiter that `listens` is dead, the
-        store may send `PassOver` for its offer. Raises `StoreError` for the batch as a whole.
+        `now` is the store's clock, read within the atomic step. After the step is durable, hints are sent to the
+        attempts in the outcomes' `woken` and `hinted`; attempts of runs get an event within the step instead. Where a
+        hint shows that the process of a waiter that `listens` has ended, the store may send `PassOver` for its offer.
+        Raises `StoreError` for the batch as a whole.
         """
 
     def close(self) -> None:
-        """Give the connection's resources back. Safe to call twice, and after an error in the middle."""
+        """Release the connection's resources. Safe to call twice, and after an error during a batch."""
 
 
 class Watch(Protocol):
     """A running subscription to hints."""
 
     polls: bool
-    """Whether hints are not sent at this moment. A watch that looks for itself gives them to `eager` attempts alone."""
+    """Whether no hints are sent at this moment. A watch that polls gives hints to `eager` attempts only."""
 
     def expect(self, id: str, *, eager: bool) -> None:
-        """Say that this attempt waits; `eager` for the head of a queue, which may be polled for often."""
+        """Register an attempt that waits; `eager` for the head of a queue, for which the store may be polled often."""
 
     def forget(self, id: str) -> None:
-        """Say that this attempt waits no longer."""
+        """Unregister an attempt that waits no longer."""
 
     def close(self) -> None:
         """End the subscription and its thread, if it has one."""
@@ -90,26 +90,26 @@ class Watch(Protocol):
 
 @runtime_checkable
 class SessionBound(Protocol):
-    """What a store is as well whose grants may end all at once, with a connection."""
+    """Implemented by stores whose grants may all end at once, with a connection."""
 
-    def on_severed(self, tell: Callable[[str], None]) -> None:
-        """Call this from any thread, with the reason, when what was granted through this store has ended."""
+    def on_severed(self, callback: Callable[[str], None]) -> None:
+        """Register a callback: called from any thread, with the reason, when all grants of this store have ended."""
 
 
 @runtime_checkable
 class UsesClientClocks(Protocol):
-    """What a store is as well whose time is that of its clients' hosts: it can tell whose clock differs."""
+    """Implemented by stores that use the clocks of their clients' hosts: they report clocks that differ."""
 
-    def on_differing_clock(self, name: str, tell: Callable[[str, str, int, float], None]) -> None:
-        """Call this for each process whose clock begins to differ from the others': name, host, process, seconds ahead.
+    def on_differing_clock(self, name: str, callback: Callable[[str, str, int, float], None]) -> None:
+        """Register a callback for each process whose clock begins to differ: name, host, process, seconds ahead.
 
-        `name` is what this client is called. Called from any thread, also about this process itself.
+        `name` is the name of this client. Called from any thread, also about this process itself.
         """
 
 
 @runtime_checkable
 class SharesTransactions(Protocol):
-    """What a store is as well on whose database users keep tables of their own."""
+    """Implemented by stores on whose database users may have tables of their own."""
 
     def transaction(self) -> AbstractContextManager[Any]:
         """A block with a connection for the user's own statements, in one transaction.
@@ -119,22 +119,23 @@ class SharesTransactions(Protocol):
         """
 
     def join(self, connection: Any) -> Connection:
-        """Carry commands out within the transaction that is open on this connection; ending it is the caller's.
+        """A connection that carries commands out within the transaction that is open on the caller's connection.
 
-        Raises `InvalidOption` for what is no connection to this store's own database. No hints are sent: whether the
-        transaction is ever committed is not known here. Closing it leaves the caller's connection as it is.
+        The caller ends the transaction. Raises `InvalidOption` unless `connection` is one to this store's database. No
+        hints are sent: the store does not know whether the transaction is committed. Closing the returned connection
+        leaves the caller's connection open.
         """
 
 
 @runtime_checkable
 class OutOfProcess(Protocol):
-    """What a store is as well that works in another process than its callers: two small batches overlap with them."""
+    """Implemented by stores that work in another process than their callers: two small batches may overlap."""
 
     out_of_process: Literal[True]
 
 
 class Store(Protocol):
-    """Where the records of one namespace live."""
+    """The records of one namespace."""
 
     @property
     def url(self) -> str:
@@ -142,29 +143,29 @@ class Store(Protocol):
 
     @property
     def identity(self) -> str:
-        """Equal for two stores of this process exactly if they are the same records."""
+        """Equal for two stores of this process exactly if they have the same records."""
 
     @property
     def capabilities(self) -> Capabilities:
         """What this store can promise."""
 
     def connect(self, role: Role) -> Connection:
-        """Open a connection. `heartbeats` go before the others wherever the store makes callers wait."""
+        """Open a connection. Where the store makes callers wait, `heartbeats` go first."""
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Subscribe to hints for attempts whose id begins with `channel` and a dot.
 
-        A hint may be lost, late, doubled or wrong; nobody's safety rests on it.
+        A hint may be lost, late, doubled or wrong; safety does not depend on it.
         """
 
     def diagnose(self) -> tuple[Finding, ...]:
-        """Look at what this store alone can know: its schema, its settings, its room. Changes nothing.
+        """Check what only this store can know: its schema, its settings, its disk space. Changes nothing.
 
-        What cannot be looked at is a finding too; nothing is raised for it.
+        A check that is not possible is a finding too; no error is raised for it.
         """
 
     def reopen(self) -> Store:
-        """The same store, opened anew for the child of a fork, which must not touch this one again."""
+        """The same store, opened again for the child of a fork, which must not use this one any more."""
 
     def close(self) -> None:
-        """Give back what is shared between connections. The connections have been closed before."""
+        """Release what the connections share. The connections have been closed before."""

@@ -1,4 +1,4 @@
-"""One run of the rules over one snapshot: the outcomes of a batch, its changes, and what must be known for them."""
+"""Applies the rules to one snapshot: the outcomes of a batch, its changes, and the questions that are still open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..rules import lock
 from ..rules.lock_outcomes import Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs.lock_queue import reader_of
-from ..rules.runs.lock_requests import asker_of
+from ..rules.runs.lock_requests import run_of_attempt
 from ..rules.runs.locks import tell
 from .common import at_least_one, by_key, decided, decided_alone, failed, swept
 from .footprint import list_of
@@ -42,7 +42,7 @@ LOOKS: tuple[type[Command], ...] = (*READS, *RUN_READS)
 
 
 class Decisions:
-    """What the rules say to a batch, and what they change."""
+    """The outcomes of a batch, and its changes."""
 
     def __init__(self, snapshot: Snapshot, check: Check) -> None:
         self.repository = BatchRepository(snapshot)
@@ -54,7 +54,7 @@ class Decisions:
         self._check = check
 
     def decide(self, commands: Sequence[Command]) -> None:
-        """Answer all commands, or note what must be known for that."""
+        """Answer all commands, or collect the questions that must be answered first."""
         for what, some in groupby(commands, _subject):
             if what == "locks":
                 self._decide_locks(list(some))
@@ -67,9 +67,9 @@ class Decisions:
     # -- locks ----------------------------------------------------------------------------------------------
 
     def _decide_locks(self, commands: list[Any]) -> None:
-        """Decide on commands about locks, those about one key together; runs are told in the order of the commands.
+        """Decide on commands about locks, those about one key together; runs are notified in the order of the commands.
 
-        Where that meets a row that is occupied, each command is decided by itself, so that no other waits for it.
+        Where a row is locked by another transaction, each command is decided by itself, so that no other waits for it.
         """
         if len(commands) == 1:
             self._decide_one(commands[0])
@@ -80,15 +80,15 @@ class Decisions:
             for key, some in by_key(commands).items():
                 outcomes = self._decide_key(key, [command for _, command in some])
                 answers.update(zip([place for place, _ in some], outcomes, strict=True))
-            told = [answers[place] for place in range(len(commands))]
-            hints = self._tell(told)
+            ordered = [answers[place] for place in range(len(commands))]
+            hints = self._notify_runs(ordered)
         except (Unanswered, RowLocked):
             self._decide_apart(commands)
             return
-        self._keep(told, hints)
+        self._keep(ordered, hints)
 
     def _decide_apart(self, commands: Sequence[Command]) -> None:
-        """Decide each command by itself: together they could not be decided."""
+        """Decide each command by itself, where they could not be decided together."""
         self.repository.drop()
         for command in commands:
             self._decide_one(command)
@@ -101,7 +101,7 @@ class Decisions:
         for answer in answers:
             self.woken += answer.notified
 
-    def _tell(self, answers: Sequence[Outcome]) -> list[str]:
+    def _notify_runs(self, answers: Sequence[Outcome]) -> list[str]:
         return [hint for one in answers if one.notified for hint in tell(self.repository, self.now, one.notified)]
 
     def _decide_key(self, key: str, commands: Sequence[LockCommand]) -> list[Outcome]:
@@ -121,7 +121,7 @@ class Decisions:
     # -- records of any type --------------------------------------------------------------------------------
 
     def _decide_records(self, commands: list[Any]) -> None:
-        """Decide on commands about records, those about one record together; if that does not go, each by itself."""
+        """Decide on commands about records, those about one record together; where that is impossible, one by one."""
         if len(commands) == 1:
             self._decide_one(commands[0])
             return
@@ -131,13 +131,13 @@ class Decisions:
             for some in by_record(commands).values():
                 outcomes = self._decide_record([command for _, command in some])
                 answers.update(zip([place for place, _ in some], outcomes, strict=True))
-            told = [answers[place] for place in range(len(commands))]
-            hints = self._tell(told)
+            ordered = [answers[place] for place in range(len(commands))]
+            hints = self._notify_runs(ordered)
             self._check(self.repository.made)
-        except Exception:  # what was not asked yet, what is occupied, or what this store cannot hold
+        except Exception:  # not read yet, locked by another transaction, or not storable
             self._decide_apart(commands)
             return
-        self._keep(told, hints)
+        self._keep(ordered, hints)
 
     def _decide_record(self, commands: Sequence[RecordCommand]) -> list[Outcome]:
         kind, key = commands[0].record_type, commands[0].key
@@ -179,7 +179,7 @@ class Decisions:
         self.outcomes.append(outcome)
 
     def _ask_for(self, question: Question, command: Command) -> Outcome | None:
-        """Note what a command needs to know; its failure, if that cannot even be asked."""
+        """Note a question of a command. Returns the failure of the command if the question is not valid."""
         try:
             question.check()
         except (TypeError, ValueError) as error:
@@ -205,10 +205,10 @@ class Decisions:
             return self._settle_due(command)
         if isinstance(command, Cleanup):
             return self._clean_up(command)
-        raise TypeError(f"{type(command).__name__} is not a command that this store knows")
+        raise TypeError(f"{type(command).__name__} is not a command that this store supports")
 
     def _apply(self, command: LockCommand) -> tuple[bool, Outcome]:
-        """Decide on one command about a lock. Also tells whether that changed its record."""
+        """Decide on one command about a lock. Also returns whether its record changed."""
         repository, key = self.repository, command.key
         before = repository.lock(key) or EMPTY
         reader = reader_of(repository, key, before)
@@ -239,7 +239,7 @@ class Decisions:
         return RecordPage(items=shown, next=following, now=self.now)
 
     def _list_due_records(self, command: ListDueRecords) -> RecordsDue:
-        """What is due and can be read."""
+        """The due records that can be read."""
         limit = page_size(command.limit)
         wanted = limit + 1
         while True:
@@ -253,7 +253,7 @@ class Decisions:
     # -- sweeps ---------------------------------------------------------------------------------------------
 
     def _settle_due(self, command: SettleDue) -> Swept:
-        """Settle what is due. What cannot be read or had is passed over, or it would hide what comes after it."""
+        """Settle the due locks. An unreadable or locked one is skipped, so that it does not hide those after it."""
         limit = at_least_one(command.limit)
         wanted = limit + 1
         repository, changed = self.repository, 0
@@ -283,7 +283,7 @@ class Decisions:
         return Swept(seen=len(keys[:limit]), changed=gone, next=keys[limit - 1] if len(keys) > limit else None)
 
     def _is_there(self, key: str) -> bool:
-        """Whether a lock that an index tells of can be read. One that somebody has removed by hand is forgotten."""
+        """Whether a lock that an index lists can be read. One that was deleted by hand is removed from the index."""
         if not self._legible(key):
             return False
         if self.repository.lock(key) is None:
@@ -292,12 +292,12 @@ class Decisions:
         return True
 
     def _can_be_told(self, key: str) -> bool:
-        """Whether the runs that a settled lock would be offered to can be told of it."""
+        """Whether the runs that a settled lock would be offered to can be notified."""
         before = self.repository.lock(key) or EMPTY
         reader = reader_of(self.repository, key, before)
         try:
             _, outcome = decided_alone(before, Settle(key=key), self.now, reader)
-            for asker in filter(None, map(asker_of, outcome.notified)):
+            for asker in filter(None, map(run_of_attempt, outcome.notified)):
                 with suppress(RecordUnreadable):
                     self.repository.run(asker[0])
         except RowLocked:
@@ -316,7 +316,7 @@ class Decisions:
 
 
 def _subject(command: Command) -> str:
-    """What a command is about, where those about the same are decided together."""
+    """The kind of record of a command; commands about the same kind are decided together."""
     if isinstance(command, LockCommand) and type(command.key) is str:
         return "locks"
     return "records" if is_about_a_record(command) else ""

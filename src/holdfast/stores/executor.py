@@ -1,10 +1,10 @@
-"""Carrying out a batch by the rules in Python, over a store that answers questions and writes changes.
+"""Executes a batch by the rules in Python, over a store that answers questions and writes changes.
 
-A `RecordSource` is what such a store implements. A batch is one read of everything that its commands will probably
-ask, one run of the rules (`decisions.py`), and one write; a rule that asks more is run again after a larger read. What
-another transaction has locked, and what another client changed in the meantime, is never guessed: those commands are
-left for the next try. Commands that cannot be written together are decided in halves, down to the one command that
-fails.
+Such a store implements `RecordSource`. A batch is one read of all records that its commands will probably need, one
+pass of the rules (`decisions.py`), and one write; where a rule needs more, it runs again after a larger read. Records
+that another transaction has locked, or that another client changed in the meantime, are never guessed: their commands
+are left for the next try. Commands that cannot be written together are decided in halves, down to the one command
+that fails.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from .questions import Changes, DueRecords, Members, Question, QueuedLimitKeys, 
 from .repository import BatchRepository
 
 SCANS: tuple[type[Command], ...] = (ListLocks, ListRuns, CountRuns)
-"""Reads about any number of rows: the store answers them itself, outside of decisions."""
+"""Commands that read any number of rows: the store answers them itself, outside of decisions."""
 SWEEPS: tuple[type[Command], ...] = (SettleDue, Cleanup, ListRecords, ListDueRecords)
-"""Decisions that rest on a list, or are one: each goes by itself, so that the list has all that came before it."""
+"""Decisions that depend on a list: each goes by itself, so that the list contains all earlier changes."""
 LISTS = (Members, RunsOf, QueuedLimitKeys, DueRecords)
 TRIES = 60
-"""How often one command is decided, at most, because another client was faster each time."""
+"""How often one command is decided, at most, if other clients change its records each time."""
 TRIES_TOGETHER = 3
-"""How often several commands are decided together, before they are decided in halves: one may be about a record that
-other clients change all the time, and the others are not."""
+"""How often several commands are decided together before they are decided in halves: only one of them may be about a
+record that other clients change all the time."""
 ROUNDS = 1_000
-"""How often a batch is read again, at most, because a rule asked more each time."""
+"""How often a batch is read again, at most, if a rule needs more each time."""
 
 
 class StepRefused(Exception):
-    """A step was not carried out, and nothing of it was done: a smaller one may be."""
+    """A step was refused, and nothing of it was done: a smaller step may succeed."""
 
     def __init__(self, error: StoreError) -> None:
         super().__init__(str(error))
         self.error = error
-        """The answer to a command that was alone in the step."""
+        """The failure of the command, if the step has only one."""
 
 
 class RecordSource(Protocol):
-    """What a store implements so that the rules can decide over its records.
+    """What a store implements so that the rules can decide on its records.
 
-    `read`, `write` and `scan` raise `StepRefused` where the store refuses what is asked and goes on working: a missing
-    right, or something else in the place of an index. Any other error of the store is about the connection.
+    `read`, `write` and `scan` raise `StepRefused` where the store refuses a request but still works: a missing
+    permission, or data of another type under the key of an index. Any other error is about the connection.
     """
 
     @property
     def guesses(self) -> Snapshot | None:
-        """What was true a while ago: only for forecasts of what will be asked. No decision rests on it."""
+        """Older answers, used only to predict what a command will read. No decision depends on them."""
 
     def read(self, questions: Collection[Question], *, changing: Collection[Question]) -> Snapshot:
         """Read the answers in one step, with the store's time taken with or after the records, never before.
 
         `changing` are those of the questions whose rows a decision may write; none where the commands only read. Where
-        the store has locks, these rows stay locked until `write` or `undo`; a row that another transaction keeps is
-        answered with `RowLocked`. Further answers that will probably be asked may be put into the snapshot too.
+        the store has locks, these rows stay locked until `write` or `undo`; a row that another transaction has locked is
+        answered with `RowLocked`. The snapshot may contain further answers that will probably be needed.
         """
 
     def write(self, repository: BatchRepository, hints: Sequence[str], woken: Sequence[str]) -> bool:
-        """Write the changes in one step, and make them durable. False: nothing was written, somebody was faster.
+        """Write the changes in one durable step. False: another client was faster, and nothing was written.
 
-        `woken` are the attempts that were granted something, `hints` those who are to look for another reason.
+        `woken` are the attempts that were granted something, `hints` those that must check for another reason.
         """
 
     def check(self, changes: Changes) -> None:
@@ -85,18 +85,18 @@ class RecordSource(Protocol):
 
 
 class Executed(NamedTuple):
-    """What came of a batch."""
+    """The result of a batch."""
 
     outcomes: list[Outcome | None]
-    """At the place of each command; None: a row that it needs is occupied, and nothing was done for it."""
+    """One for each command, in order; None: another transaction has locked a row of it, and nothing was done."""
     hints: list[str]
-    """Who is to be told besides those in the outcomes' `woken` and `hinted`."""
+    """Attempts to notify, besides those in the outcomes' `woken` and `hinted`."""
     moments: list[int]
     """When each command was decided, by the store's clock."""
 
 
 def execute(source: RecordSource, commands: Sequence[Command], *, in_halves: bool = True) -> Executed:
-    """Answer each command at its own place. A batch that is too much work for one step is cut (`work.py`).
+    """Answer the commands, in order. A batch that is too much work for one step is divided (`batch_cost.py`).
 
     With `in_halves=False` a step that is refused raises `StepRefused`, and nothing of it was done. That is for a store
     that handles errors of `write` by trying again: the outcomes of a half that was written would be lost.
@@ -115,7 +115,7 @@ def execute(source: RecordSource, commands: Sequence[Command], *, in_halves: boo
 
 
 def _decide_all(source: RecordSource, commands: Sequence[Command], done: Executed, *, in_halves: bool) -> None:
-    """Add what comes of some commands: in one step or, where that is refused, in halves."""
+    """Add the results of some commands: in one step or, where that is refused, in halves."""
     try:
         decisions = _decide(source, commands)
     except StepRefused as refused:
@@ -159,7 +159,7 @@ def _scanned(source: RecordSource, command: Command) -> Outcome:
 def _decide(source: RecordSource, commands: Sequence[Command]) -> Decisions:
     asked: dict[Question, None] = {}
     changing: dict[Question, None] = {}
-    lists: dict[Question, Command] = {}  # that a rule asked for: it asks about their items next
+    lists: dict[Question, Command] = {}  # lists that a rule needed: it needs their items next
     known: Snapshot | None = source.guesses
     tries, most = 0, TRIES if len(commands) == 1 else TRIES_TOGETHER
     for _ in range(ROUNDS):
@@ -192,14 +192,14 @@ def _decide(source: RecordSource, commands: Sequence[Command]) -> Decisions:
                 commands = (_narrowed(commands[0]),)
     raise StepRefused(
         StoreUnavailable(
-            f"other clients changed the records of this command each time before it could be written ({tries} times). "
+            f"other clients changed the records of this command before it could be written, {tries} times in a row. "
             "Nothing was changed for it. It can be sent again."
         )
     )
 
 
 def _narrowed(command: Command) -> Command:
-    """What to ask for after another client was faster: a claim rests on each of its runs, so it takes half as many."""
+    """The command to try next if another client was faster: a claim depends on all its runs, so half as many."""
     if isinstance(command, ClaimRuns) and command.limit > 1:
         return replace(command, limit=command.limit // 2)
     return command
@@ -211,7 +211,7 @@ def _forecast(expected: Iterator[Question]) -> dict[Question, None]:
         for question in expected:
             question.check()
             questions[question] = None
-    except Exception:  # values that are not of their kind: the rule will come upon them
+    except Exception:  # values of the wrong type: the rule will report them
         return questions
     return questions
 
@@ -219,7 +219,7 @@ def _forecast(expected: Iterator[Question]) -> dict[Question, None]:
 def _note(
     command: Command, questions: Iterable[Question], asked: dict[Question, None], changing: dict[Question, None]
 ) -> None:
-    """Note what a command asks, and which of it is about rows that it may write."""
+    """Note the questions of a command, and which of them are about rows that it may write."""
     writes = not isinstance(command, LOOKS)
     for question in questions:
         asked[question] = None

@@ -1,7 +1,7 @@
-"""Which questions a command will probably ask, so that most decisions are made with one read.
+"""Predicts which questions a command will need, so that most decisions need one read.
 
-This is a forecast: what is missing here costs one more trip, what is too much costs a little reading. Nothing that is
-decided rests on it. `footprint` is called again with what was read before, as long as it leads further.
+A missing question costs one more round trip, a superfluous one a little reading; no decision depends on the
+prediction. `footprint` is called again with the answers that were read before, as long as it yields new questions.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..rules.lock_record import LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.admission import FIRST_LOOK
 from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
-from ..rules.runs.lock_requests import asker_of
+from ..rules.runs.lock_requests import run_of_attempt
 from ..rules.runs.record import Finish, NewRun, Run
-from ..rules.runs.transitions import BURIED_AT_ONCE
+from ..rules.runs.transitions import ORPHANS_AT_ONCE
 from .batch_view import FEW, rounded
 from .questions import (
     Claimable,
@@ -59,11 +59,11 @@ from .records import page_size
 Questions = Iterator[Question]
 
 LOOKED_AT = (rule.worker_key(""), "run/")
-"""How the keys of locks begin that many commands look at and few change."""
+"""Prefixes of locks that many commands read and few change."""
 
 
 def footprint(command: Command, known: Snapshot | None) -> Questions:
-    """What a command will probably ask; `known` is what was read for it before."""
+    """The questions that a command will probably need; `known` are the answers that were read before."""
     if isinstance(command, LockCommand):
         yield from _lock(command.key, known)
     elif isinstance(command, SlotCommand):
@@ -89,8 +89,8 @@ def footprint(command: Command, known: Snapshot | None) -> Questions:
 def is_written(command: Command, question: Question) -> bool:
     """Whether a decision may write the row that a question is about; True where that is not known.
 
-    Leases of workers and locks of runs are only looked at, unless a command is about that very lock; so is the run of a
-    start, which is new or left as it is.
+    Leases of workers and locks of runs are only read, unless a command is about that lock itself; so is the run of a
+    start, which is new or stays unchanged.
     """
     if isinstance(question, LockByKey) and question.key.startswith(LOOKED_AT):
         lock_requests = command.lock_requests if isinstance(command, r.RecordRun) else ()
@@ -99,21 +99,21 @@ def is_written(command: Command, question: Question) -> bool:
 
 
 def _look(known: Snapshot | None, question: Question) -> object:
-    """What is known, or None."""
+    """The known answer, or None."""
     if known is None or not known.knows(question):
         return None
     try:
         return known.range(question).items if isinstance(question, Range) else known.get(question)
-    except Exception:  # an answer that is an error is none here; the rule will see it
+    except Exception:  # an answer that is an error counts as unknown here; the rule will raise it
         return None
 
 
 def _lock(key: str, known: Snapshot | None) -> Questions:
-    """A lock, and the first runs that wait for it: one of them may be offered it and is then told."""
+    """A lock, and the first runs that wait for it: one of them may get an offer and is then notified."""
     yield LockByKey(key)
     record = _look(known, LockByKey(key))
     if isinstance(record, LockRecord):
-        askers = (asker_of(waiter.id) for waiter in record.waiters[:FEW])
+        askers = (run_of_attempt(waiter.id) for waiter in record.waiters[:FEW])
         yield from _waiters([asker[0] for asker in askers if asker is not None])
 
 
@@ -145,13 +145,13 @@ def _records(command: ListRecords | ListDueRecords, known: Snapshot | None) -> Q
 
 
 def _listed(names: RecordsAfter | DueRecords, known: Snapshot | None) -> Questions:
-    """The records that a list tells of."""
+    """The records that a list names."""
     for item in _look(known, names) or ():  # type: ignore[attr-defined]
         yield RecordAt(names.kind, item if isinstance(item, str) else item[1])
 
 
 def list_of(command: ListRecords | ListDueRecords) -> RecordsAfter | DueRecords:
-    """The list that a page of records begins with: one further than asked, to know whether there is more."""
+    """The list of a page of records: one more than requested, to know whether there are more."""
     wanted = page_size(command.limit) + 1
     if isinstance(command, ListRecords):
         return RecordsAfter(wanted, command.kind, command.prefix, command.after)
@@ -175,7 +175,7 @@ def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
         group = group_of(workflow, place)
         yield GroupSize(group, queued=False)
         limit = terms.limit(place.limit) if isinstance(terms, WorkflowLimits) else None
-        if limit is not None and limit.max_queue is not None:  # to count a queue is work, and few limits need it
+        if limit is not None and limit.max_queue is not None:  # counting a queue costs time, and few limits need it
             yield GroupSize(group, queued=True)
         yield LatestArrivals(FEW, group, queued=False, rank=0)
         yield LatestArrivals(FEW, group, queued=True, rank=-new.priority)
@@ -198,7 +198,7 @@ def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
 
 
 def _finish(run: Run, known: Snapshot | None) -> Questions:
-    """The parent, those who wait at the limits of a run, and its locks."""
+    """The parent of a run, the runs that are queued under its limits, and its locks."""
     if run.parent:
         yield RunById(run.parent)
         yield EventByKey(run.parent, rule.ended_key(run))
@@ -213,7 +213,7 @@ def _finish(run: Run, known: Snapshot | None) -> Questions:
 
 
 def _queue(workflow: str, place: LimitKey, known: Snapshot | None) -> Questions:
-    """The first of those who wait at a limit, and how full it is."""
+    """The first runs that are queued under a limit, and how many runs it has admitted."""
     group = group_of(workflow, place)
     yield GroupSize(group, queued=False)
     first = Members(FIRST_LOOK, group, queued=True)
@@ -223,15 +223,15 @@ def _queue(workflow: str, place: LimitKey, known: Snapshot | None) -> Questions:
 
 
 def forecast_of(limit: int) -> int:
-    """How much of a list is read for a claim: more than is taken, to know what is due next.
+    """How many items of a list are read for a claim: more than it takes, to know what is due next.
 
-    No rule asks for just that many, so that a source which answers `Claimable` can tell this from a question.
+    No rule asks for exactly this number, so a source that answers `Claimable` can distinguish it from a question.
     """
     return rounded(max(FEW, limit) + 1) + 1
 
 
 def followed(names: Question, known: Snapshot | None) -> Questions:
-    """What is asked about the items of a list, one after another, by a rule that has asked for the list."""
+    """The questions about the items of a list, which a rule asks one after another once it has the list."""
     if isinstance(names, QueuedLimitKeys):
         for place, _ in _look(known, names) or ():  # type: ignore[attr-defined]
             yield from _queue(names.workflow, place, known)
@@ -249,13 +249,13 @@ def followed(names: Question, known: Snapshot | None) -> Questions:
 
 
 def _orphans(command: r.ClaimRuns, known: Snapshot | None) -> Iterator[Question | str]:
-    """The runs of workers that have died: these are set free, and may be claimed in the same step."""
+    """The runs of workers whose lease has expired: they are released, and may be claimed in the same step."""
     for worker in _look(known, RegisteredWorkers()) or ():  # type: ignore[attr-defined]
         lease = LockByKey(rule.worker_key(worker.id))
         if known is None or not known.knows(lease) or worker.id == command.worker:
             continue
         if not rule.holds(_look(known, lease), known.now, worker.id):  # type: ignore[arg-type]
-            orphans = RunsOf(rounded(BURIED_AT_ONCE), worker.id)
+            orphans = RunsOf(rounded(ORPHANS_AT_ONCE), worker.id)
             yield orphans
             yield from _look(known, orphans) or ()  # type: ignore[misc]
 
@@ -286,7 +286,7 @@ def _claim(command: r.ClaimRuns, known: Snapshot | None) -> Questions:
 
 
 def _claimed(id: str, known: Snapshot | None) -> Questions:
-    """Everything about a run that is claimed."""
+    """All questions about a run that is claimed."""
     yield RunById(id)
     yield Entries(id, whole=True)
     yield RunEvents(id, 0)
@@ -300,7 +300,7 @@ def _claimed(id: str, known: Snapshot | None) -> Questions:
 
 
 def _one_run(command: r.PostEvent | r.ReviveRun | r.WatchRun | r.ReadRun, known: Snapshot | None) -> Questions:
-    """What is asked about one run that is looked at, told something or revived."""
+    """The questions about one run that is read, gets an event or is revived."""
     yield RunById(command.run)
     yield RegisteredWorkers()
     if isinstance(command, r.PostEvent) and command.event.key:

@@ -1,7 +1,7 @@
-"""Which ordered lists a run is found in, and how the runs of a batch have moved between them.
+"""The ordered lists that contain a run, and how the runs of a batch have moved between them.
 
-A list is known by a key; a run stands in it as an item. What a batch changes is kept as differences from what is
-stored, so that a question about a list costs the same among few changed runs and among many.
+A list is identified by a key and contains a run as an item. The changes of a batch are kept as differences from the
+stored lists, so that a question about a list costs the same among few changed runs and among many.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def arrivals(group: str, *, queued: bool, rank: int) -> Key:
 
 
 def places_of(run: Run | None) -> set[tuple[Key, Any]]:
-    """The lists that a run stands in, each with its item."""
+    """The lists that contain a run, each with its item."""
     found: set[tuple[Key, Any]] = set()
     if run is None:
         return found
@@ -57,19 +57,19 @@ class IndexMoves:
         self._come: dict[Key, set[Any]] = {}
 
     def gone(self, key: Key) -> set[Any]:
-        """The items of a list that are stored and no longer right."""
+        """The stored items of a list that the batch has removed."""
         return set(self._gone.get(key, NOTHING))
 
     def come(self, key: Key) -> set[Any]:
-        """The items of a list that are not stored yet."""
+        """The items of a list that the batch has added."""
         return set(self._come.get(key, NOTHING))
 
     def growth(self, key: Key) -> int:
-        """By how many items a list is longer than it is stored."""
+        """By how many items a list is longer than the stored one."""
         return len(self._come.get(key, NOTHING)) - len(self._gone.get(key, NOTHING))
 
     def move(self, stored: Run | None, before: Run | None, after: Run | None) -> None:
-        """Note that a run is no longer as before, but as after."""
+        """Note that a run has changed from `before` to `after`."""
         basis, old, new = places_of(stored), places_of(before), places_of(after)
         for place in old - new:
             _note(place, self._gone if place in basis else self._come, adds=place in basis)

@@ -1,7 +1,7 @@
-"""Watches, and how those of one process find one another: a grant by this process is told to them directly.
+"""Hints within one process: a grant made by this process is passed directly to its watches.
 
-What comes from elsewhere comes by a datagram, a notification or a message, and is each store's own. What is the same
-for all is here: a hint is passed on so that a mistake in the callback ends neither a thread nor a command.
+Hints from other processes arrive by a datagram, a notification or a message, and each store receives them in its own
+way. Common to all is that an error in the callback of a hint ends neither a thread nor a command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("holdfast.stores")
 
 
 class HintReceiver:
-    """What passes hints on until it is closed. `polls`: hints come only for the heads of queues, see `Watch.polls`."""
+    """Passes hints to a callback until it is closed. `polls`: only heads of queues get hints, see `Watch.polls`."""
 
     polls = False
 
@@ -26,32 +26,32 @@ class HintReceiver:
         self._closed = threading.Event()
 
     def hint(self, ids: Collection[str] | None) -> None:
-        """Pass a hint on. A mistake in the callback must not end the thread, nor the sender's command."""
+        """Pass a hint on. An error in the callback must end neither the thread nor the sender's command."""
         if self._closed.is_set():
             return
         try:
             self._on_hint(ids)
         except Exception:
-            log.exception("a callback for wake-up hints failed")
+            log.exception("a callback for hints failed")
 
 
 W = TypeVar("W", bound=HintReceiver)
 
 
 class LocalHints(Generic[W]):
-    """The watches of this process, by the place that they watch and their channel."""
+    """The watches of this process, by their store and channel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: dict[tuple[Hashable, str], list[W]] = {}
 
     def add(self, place: Hashable, channel: str, watch: W) -> None:
-        """It hears from now on."""
+        """Register a watch."""
         with self._lock:
             self._watches.setdefault((place, channel), []).append(watch)
 
     def remove(self, place: Hashable, channel: str, watch: W) -> None:
-        """It hears no longer. Twice is harmless."""
+        """Unregister a watch. Safe to call twice."""
         with self._lock:
             near = self._watches.get((place, channel), [])
             if watch in near:
@@ -60,13 +60,13 @@ class LocalHints(Generic[W]):
                 self._watches.pop((place, channel), None)
 
     def channels(self, place: Hashable) -> list[str]:
-        """The channels of a place that are watched here."""
+        """The channels of a store that are watched in this process."""
         with self._lock:
             watched = list(self._watches)
         return [channel for where, channel in watched if where == place]
 
-    def tell(self, place: Hashable, channel: str, ids: Collection[str] | None) -> bool:
-        """Give a hint to all who watch this channel here. False if nobody does."""
+    def send(self, place: Hashable, channel: str, ids: Collection[str] | None) -> bool:
+        """Pass a hint to all watches of this channel. False if there is none."""
         with self._lock:
             near = list(self._watches.get((place, channel), ()))
         for watch in near:
@@ -74,7 +74,7 @@ class LocalHints(Generic[W]):
         return bool(near)
 
     def forget(self) -> list[W]:
-        """Begin anew, as the child of a fork: its lock may be held by a thread that is not there. Returns who was."""
+        """Reset in the child of a fork, where no thread may release the old lock. Returns the inherited watches."""
         inherited = [watch for near in self._watches.values() for watch in near]
         self._lock, self._watches = threading.Lock(), {}
         return inherited

@@ -1,7 +1,7 @@
-"""Which fields a native form knows.
+"""The fields that native forms know.
 
-A native form (Lua, SQL) is written for the fields that a command had then. A field that is added later must not be
-dropped without a word: a command in which it is set is left to the rules in Python, which every field reaches.
+A native form (Lua, SQL) is written for the fields that a command had at that time. A field that is added later must not
+be dropped silently: a command in which such a field is set is left to the rules in Python, which see every field.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import msgspec
 
 
 class KnownFields:
-    """The structs that the native forms of one store take, each with the fields whose value they make use of."""
+    """The structs that the native forms of one store accept, each with the fields that they use."""
 
     def __init__(self, known: Mapping[type[msgspec.Struct], Collection[str]]) -> None:
         self._others = {kind: _other_fields(kind, names) for kind, names in known.items()}
 
     def cover(self, value: msgspec.Struct) -> bool:
-        """Whether a value is of one of these types, of no subclass, and all other fields have their defaults."""
+        """Whether a value has one of these types exactly, no subclass, and all other fields have their defaults."""
         others = self._others.get(type(value))
         if others is None:
             return False
-        for name, default in others:  # noqa: SIM110  (on the way of every command; most have no such field)
+        for name, default in others:  # noqa: SIM110  (called for every command; most have no such field)
             if getattr(value, name) != default:
                 return False
         return True
 
 
 def _other_fields(kind: type[msgspec.Struct], known: Collection[str]) -> tuple[tuple[str, Any], ...]:
-    """The other fields and their defaults; one without a default is never what it must be."""
+    """The other fields and their defaults; a field without a default never matches."""
     fields = (field for field in msgspec.structs.fields(kind) if field.name not in known)
     return tuple((one.name, one.default_factory() if callable(one.default_factory) else one.default) for one in fields)

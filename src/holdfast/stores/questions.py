@@ -1,9 +1,9 @@
-"""What the rules may ask a store while they decide: questions, their answers, and the changes that follow.
+"""Questions that the rules ask a store while they decide, their answers, and the resulting changes.
 
-A store whose records are elsewhere cannot be asked row by row while a rule runs. So the rules run over a `Snapshot`:
-the answers to all questions that are known to matter, read in one step. A rule that asks another question stops with
-`Unanswered`, and is run again when that is known too (`executor.py`). A store knows how to answer these questions and
-how to write `Changes`; it knows no rule.
+Reading row by row while a rule runs would cost a round trip each. So the rules run over a `Snapshot`: the answers to all
+questions that are expected, read in one step. A rule that asks another question stops with `Unanswered`, and runs again
+when its answer has been read too (`executor.py`). A store answers these questions and writes `Changes`; it contains no
+rule.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .records import RecordName, Written
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The root of all questions. Each says in its docstring what its answer is."""
+    """The base class of all questions. The docstring of each describes its answer."""
 
     def check(self) -> None:
-        """Raise where a value is not of its kind, or no text: it came from a command that is wrong itself."""
+        """Raise for a value of the wrong type, or text that is not valid Unicode: the command that asks is invalid."""
         for name, kinds in _kinds_of(type(self)):
             value = getattr(self, name)
             for part in value if type(value) is tuple else (value,):
@@ -78,9 +78,9 @@ class EventByKey(Question, frozen=True):
 
 
 class RegisteredWorkers(Question, frozen=True):
-    """All workers that are enlisted: a sequence of `WorkerRecord`, in any order.
+    """All registered workers: a sequence of `WorkerRecord`, in any order.
 
-    Whoever asks this asks for the leases of the workers next, so a source answers these `LockByKey` with it.
+    A rule that asks this asks for the leases of the workers next, so a source answers these `LockByKey` with it.
     """
 
 
@@ -110,14 +110,14 @@ class RecordAt(Question, frozen=True):
 
 
 class GroupSize(Question, frozen=True):
-    """How many living runs of a group are queued, or else admitted: a number."""
+    """How many runs of a group are queued, or else admitted, and have not ended: a number."""
 
     group: str
     queued: bool
 
 
 class QueuedLimitKeys(Question, frozen=True):
-    """The places of a workflow at which runs are queued: a sequence of (`LimitKey`, how many), in any order."""
+    """The limit keys of a workflow under which runs are queued: a sequence of (`LimitKey`, how many), in any order."""
 
     workflow: str
 
@@ -152,10 +152,10 @@ class RunsByTime(Range, frozen=True):
 
 
 class Claimable(Question, frozen=True):
-    """No rule asks this: up to `limit` runs of a type that are due are about to be claimed, and its answer is None.
+    """Announces that up to `limit` due runs of a type will be claimed. No rule asks this; the answer is None.
 
-    A source that locks rows locks the first of them that are free, and answers `RunsAtOnce` and `RunsByTime` without
-    those that others have. Any other source ignores it.
+    A source that locks rows locks the first of these runs that are free, and answers `RunsAtOnce` and `RunsByTime`
+    without the runs that other transactions have locked. Any other source ignores it.
     """
 
     type: str
@@ -169,9 +169,9 @@ class RunsOf(Range, frozen=True):
 
 
 class Members(Range, frozen=True):
-    """The living runs of a group that are queued, or else admitted: (rank, arrival, id), in order.
+    """The runs of a group that are queued, or else admitted, and have not ended: (rank, arrival, id), in order.
 
-    The rank of a queued run is its negated priority; that of an admitted one is 0.
+    The rank of a queued run is its negated priority; that of an admitted run is 0.
     """
 
     group: str
@@ -179,7 +179,7 @@ class Members(Range, frozen=True):
 
 
 class LatestArrivals(Range, frozen=True):
-    """The living runs of a group with this rank, the latest first: (arrival, id)."""
+    """The runs of a group with this rank that have not ended, the latest first: (arrival, id)."""
 
     group: str
     queued: bool
@@ -217,14 +217,14 @@ class DueRecords(Range, frozen=True):
 
 
 class RangeAnswer(msgspec.Struct, frozen=True):
-    """The answer to a `Range`: items, and whether these are all."""
+    """The answer to a `Range`: items, and whether the list has no more."""
 
     items: tuple[Any, ...]
     complete: bool
 
 
 class Unanswered(Undecided):
-    """A rule asked what the snapshot does not tell."""
+    """A rule asked a question that the snapshot does not answer."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(question)
@@ -232,9 +232,9 @@ class Unanswered(Undecided):
 
 
 class RowLocked(Undecided):
-    """A rule asked for a row that another transaction keeps locked: it is not even known whether it is there.
+    """A rule asked for a row that another transaction has locked: it is not known whether the row still exists.
 
-    `seen` is the row as it was last committed, where the store can tell: enough for a command that only reads.
+    `seen` is the row as it was last committed, where the store can read it: enough for a command that only reads.
     """
 
     def __init__(self, question: Question, *seen: Any) -> None:
@@ -243,7 +243,7 @@ class RowLocked(Undecided):
 
 
 class Snapshot:
-    """What a store read in one step, at the moment `now` of its clock.
+    """The answers that a store read in one step, at the moment `now` of its clock.
 
     An answer may be an exception, which is raised where a rule asks: `RecordUnreadable`, or `RowLocked`.
     """
@@ -251,13 +251,13 @@ class Snapshot:
     def __init__(self, now: int) -> None:
         self.now = now
         self.occupied: list[Question] = []
-        """What was asked and could not be had."""
+        """Rows that a rule asked for and that were locked."""
         self.forgotten: Collection[str] = ()
-        """Workers that another transaction is about to forget, perhaps: they are given nothing."""
+        """Workers that another transaction may be removing: they get no runs."""
         self._answers: dict[Question, Any] = {}
 
     def put(self, question: Question, answer: Any) -> None:
-        """Note the answer to a question; that to a `Range` are the items that were found, at most as many as asked."""
+        """Note the answer to a question; for a `Range`, the items that were found, at most `limit`."""
         if not isinstance(question, Range):
             self._answers[question] = answer
         elif isinstance(answer, Exception):
@@ -291,12 +291,12 @@ class Snapshot:
         return error
 
     def beginning(self, question: Range) -> tuple[Any, ...]:
-        """What is known of an ordered list, be it enough or not."""
+        """The known beginning of an ordered list, complete or not."""
         found = self._answers.get(question.stem)
         return found.items if isinstance(found, RangeAnswer) else ()
 
     def range(self, question: Range) -> RangeAnswer:
-        """The answer to a `Range`: as many as asked, or all there are."""
+        """The answer to a `Range`: `limit` items, or the whole list."""
         found = self._found(question)
         if found is None:
             raise Unanswered(question)
@@ -312,7 +312,7 @@ class Snapshot:
 
 
 class AppendEntries(msgspec.Struct, frozen=True):
-    """Entries for a journal, from the place `at` on."""
+    """Entries for a journal, from the index `at` on."""
 
     at: int
     entries: tuple[str, ...]
@@ -348,7 +348,7 @@ class NotedStart(msgspec.Struct, frozen=True):
 
 
 class DanglingItem(msgspec.Struct, frozen=True):
-    """An item of a list of runs that leads nowhere: its run is not there, or cannot be read."""
+    """An item of a list of runs whose run does not exist or cannot be read."""
 
     list: Range
     """Without a limit."""
@@ -356,7 +356,7 @@ class DanglingItem(msgspec.Struct, frozen=True):
 
 
 class Changes:
-    """What commands changed: the last state of each record, and what was added to journals and inboxes in order."""
+    """The changes of commands: the last state of each record, and the additions to journals and inboxes in order."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
@@ -372,20 +372,20 @@ class Changes:
         self.workers: dict[str, WorkerRecord | None] = {}
         """None: the worker is removed."""
         self.starts: list[NotedStart] = []
-        self.strays: dict[DanglingItem, int | None] = {}
-        """None: it is removed from its list; a time: a run that is due is put off until then. Where a list is made of
-        the runs themselves there is nothing to do."""
+        self.dangling: dict[DanglingItem, int | None] = {}
+        """None: the item is removed from its list; a time: its run is due again at that time. Where a list is an index of
+        the rows of runs there is nothing to do."""
 
     def __bool__(self) -> bool:
         return any(
             (
                 self.runs, self.journals, self.inboxes, self.locks, self.slots, self.records, self.terms, self.workers,
-                self.starts, self.strays,
+                self.starts, self.dangling,
             )
         )  # fmt: skip
 
     def add(self, later: Changes) -> None:
-        """Add what came after."""
+        """Add later changes."""
         self.runs.update(later.runs)
         self.keys.update(later.keys)
         for run, steps in later.journals.items():
@@ -398,7 +398,7 @@ class Changes:
         self.terms.update(later.terms)
         self.workers.update(later.workers)
         self.starts.extend(later.starts)
-        self.strays.update(later.strays)
+        self.dangling.update(later.dangling)
 
 
 def journal_after(entries: Iterable[str], steps: Iterable[AppendEntries | TruncateJournal]) -> tuple[str, ...]:

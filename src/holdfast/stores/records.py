@@ -1,4 +1,4 @@
-"""What all stores do alike with records of a `RecordType`: decide on commands about one record, and list records."""
+"""Functions shared by all stores for records of a `RecordType`: decide on commands about one record, list records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RecordName = tuple[str, str]
 """The name of a record's type, and the record's key."""
 
 MOST_LISTED = 1_000_000
-"""How many records a page has, at most: servers take no limit of any size."""
+"""How many records a page has, at most: servers do not accept limits of any size."""
 
 
 class Written(NamedTuple):
@@ -31,12 +31,12 @@ def written(type: RecordType[Any], record: Any) -> Written:
 
 
 def is_about_a_record(command: Command) -> bool:
-    """Whether a command is about one record that can be named."""
+    """Whether a command is about one record with a valid name."""
     return isinstance(command, RecordCommand) and type(command.key) is str
 
 
 def by_record(commands: Iterable[RecordCommand]) -> dict[RecordName, list[tuple[int, RecordCommand]]]:
-    """Commands by the record that each is about, with its place in the batch. A key that is no text names no record."""
+    """Commands by their record, each with its index in the batch. A key that is not text names no record."""
     records: dict[RecordName, list[tuple[int, RecordCommand]]] = {}
     for place, command in enumerate(commands):
         if is_about_a_record(command):
@@ -57,7 +57,7 @@ def decided_record(
             record, outcome = command.apply(record, now)
             outcomes.append(outcome)
         return None if record is before else written(type, record), outcomes
-    except Exception:  # of one of them: which one is found by deciding one by one
+    except Exception:  # one command raised: deciding one by one shows which
         return _decided_apart(type, before, commands, now)
 
 
@@ -78,7 +78,7 @@ def _decided_apart(
 
 
 def page_size(limit: int) -> int:
-    """How many records a page has room for: one at least, or paging would never end."""
+    """How many records a page has: at least one, or paging would never end."""
     return min(max(1, limit), MOST_LISTED)
 
 
@@ -88,7 +88,7 @@ def listed_record(kind: str, key: str, text: str | RecordUnreadable) -> ListedRe
         return ListedRecord(key=key, record=None, error=str(text))
     known = type_named(kind)
     if known is None:
-        return ListedRecord(key=key, record=None, error=f"this process knows no record type {kind!r}")
+        return ListedRecord(key=key, record=None, error=f"this process does not know the record type {kind!r}")
     try:
         return ListedRecord(key=key, record=known.decode(key, text))
     except RecordUnreadable as error:

@@ -1,7 +1,7 @@
-"""Runs, locks and limits over a snapshot: what the rules read and write while they decide (`rules.run_book.Book`).
+"""The `RunRepository` of a batch: runs, locks and limits over a snapshot, as the rules read and write them.
 
-How a batch reads its snapshot and keeps its changes is in `batch_view.py`; here is what each question of a rule about
-runs, journals, locks, slots and limits means for it.
+`batch_view.py` defines how a batch reads its snapshot and keeps its changes; this module translates the reads and writes
+of the rules about runs, journals, locks, slots and limits into questions and changes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BatchRepository(BatchView):
         self._still_has_runs: set[str] = set()
 
     def drop(self) -> None:
-        """Forget what the last command changed."""
+        """Discard what the last command changed."""
         for name, run in self._new.runs.items():
             stored = self._snapshot.get(RunById(name))
             self._moves.move(stored, run, self.changes.runs.get(name, stored))
@@ -86,7 +86,7 @@ class BatchRepository(BatchView):
         return found or self._ask(RunById(id))
 
     def _stored(self, id: str) -> Run | None:
-        """A run as it is stored, whatever was changed since."""
+        """A run as it is stored, without the changes of this batch."""
         found: Run | None = self._ask(RunById(id))
         return found
 
@@ -106,7 +106,7 @@ class BatchRepository(BatchView):
         return mine or self._ask(RunByKey(workflow, key))
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
-        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+        """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
         gone, come = self._due_items(type)
         at_once = self._list(lambda most: RunsAtOnce(most, type), limit, gone, (item for item in come if item[0] < 0))
         by_time = self._list(lambda most: RunsByTime(most, type), limit, gone, (item for item in come if item[0] >= 0))
@@ -114,22 +114,22 @@ class BatchRepository(BatchView):
         for item in (*at_once, *by_time):
             if item[0] > now:
                 continue
-            stray = DanglingItem((RunsAtOnce if item[0] < 0 else RunsByTime)(None, type), item)
+            entry = DanglingItem((RunsAtOnce if item[0] < 0 else RunsByTime)(None, type), item)
             try:
                 run = self.run(item[1])
-            except RecordUnreadable:  # one that is damaged must not keep the others from being claimed
-                self._new.strays[stray] = now + POSTPONED
+            except RecordUnreadable:  # an unreadable run must not prevent the others from being claimed
+                self._new.dangling[entry] = now + POSTPONED
                 continue
-            except RowLocked:  # nor one that somebody else is claiming
+            except RowLocked:  # nor one that another transaction is claiming
                 continue
             if run is None:
-                self._new.strays[stray] = None
+                self._new.dangling[entry] = None
             elif run.crashes < POISONED or self._may_end(run):
                 found.append(run)
         return found
 
     def _may_end(self, run: Run) -> bool:
-        """Whether a run whose workers crashed over and over can be ended now: nothing that it concerns is taken."""
+        """Whether a run that has crashed too often can be ended now: no row that this needs is locked."""
         kept, moves = self._new, self._moves
         self._new, self._moves = Changes(), deepcopy(moves)
         self._new.add(kept)
@@ -138,20 +138,20 @@ class BatchRepository(BatchView):
         except RowLocked:
             return False
         except RecordUnreadable:
-            return True  # the rule says what becomes of it then
+            return True  # the rule decides what happens then
         finally:
             self._new, self._moves = kept, moves
         return True
 
     def _due_items(self, type: str) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
-        """The items by which runs of a type were due, and those by which they are due now."""
+        """The items of due runs of a type that this batch has removed, and those that it has added."""
         key = due_runs(type)
         gone, come = self._moves.gone(key), self._moves.come(key)
-        for stray, until in (*self.changes.strays.items(), *self._new.strays.items()):
-            if isinstance(stray.list, RunsAtOnce | RunsByTime) and stray.list.type == type:
-                gone.add(stray.item)
+        for entry, until in (*self.changes.dangling.items(), *self._new.dangling.items()):
+            if isinstance(entry.list, RunsAtOnce | RunsByTime) and entry.list.type == type:
+                gone.add(entry.item)
                 if until is not None:
-                    come.add((until, stray.item[1]))
+                    come.add((until, entry.item[1]))
         return gone, come
 
     def next_due(self, types: Sequence[str]) -> int | None:
@@ -171,7 +171,7 @@ class BatchRepository(BatchView):
         return None
 
     def owned(self, worker: str, limit: int | None) -> Sequence[Run]:
-        """The runs of a worker, by id. Those that cannot be had now are left to it, unless it is leaving."""
+        """The runs of a worker, by id. A locked run stays with it; if the worker unregisters, that is an error."""
         gone, come = self._moves.gone(runs_of(worker)), self._moves.come(runs_of(worker))
         found = []
         try:
@@ -179,20 +179,20 @@ class BatchRepository(BatchView):
                 try:
                     run = self.run(name)
                 except RecordUnreadable:
-                    continue  # one that is damaged must not keep the others from being set free
+                    continue  # an unreadable run must not prevent the others from being released
                 except RowLocked as occupied:
                     self._leave_to(worker, occupied)
                     continue
                 if run is not None:
                     found.append(run)
                 else:
-                    self._new.strays[DanglingItem(RunsOf(None, worker), name)] = None
+                    self._new.dangling[DanglingItem(RunsOf(None, worker), name)] = None
         except RowLocked as occupied:
             self._leave_to(worker, occupied)
         return found
 
     def _leave_to(self, worker: str, occupied: RowLocked) -> None:
-        """Keep a worker enlisted, because it still has runs; where it is leaving, all of them are needed."""
+        """Keep a worker registered, because it still has runs; where it unregisters, all of its runs are needed."""
         if worker in self._new.workers:
             raise occupied
         self._still_has_runs.add(worker)
@@ -207,7 +207,7 @@ class BatchRepository(BatchView):
         return journal_after(self._ask(Entries(run, whole=limit is None)), steps)[:limit]
 
     def append(self, run: str, at: int, entries: Sequence[str]) -> None:
-        """Write entries from the place `at` on."""
+        """Write entries from the index `at` on."""
         if entries:
             self._new.journals.setdefault(run, []).append(AppendEntries(at, tuple(entries)))
 
@@ -265,19 +265,19 @@ class BatchRepository(BatchView):
     # -- workers, locks, slots ------------------------------------------------------------------------------
 
     def workers(self) -> Sequence[WorkerRecord]:
-        """All workers that are enlisted, the latest last."""
+        """All registered workers, the latest last."""
         known: dict[str, WorkerRecord | None] = {worker.id: worker for worker in self._ask(RegisteredWorkers())}
         known |= self.changes.workers
         known |= self._new.workers
         living = (worker for worker in known.values() if worker is not None)
         return sorted(living, key=lambda worker: (worker.since, worker.id))
 
-    def enlist(self, worker: WorkerRecord) -> None:
+    def register_worker(self, worker: WorkerRecord) -> None:
         """Write a worker."""
         self._new.workers[worker.id] = worker
 
-    def dismiss(self, worker: str) -> None:
-        """Remove a worker, unless it still has runs that could not be had."""
+    def unregister_worker(self, worker: str) -> None:
+        """Remove a worker, unless it still has runs that were locked."""
         if worker not in self._still_has_runs:
             self._new.workers[worker] = None
 
@@ -293,7 +293,7 @@ class BatchRepository(BatchView):
     def put_lock(self, key: str, record: LockRecord | None) -> None:
         """Write the record of a lock; None removes it."""
         if self.claiming and key not in self.changes.locks and key not in self._new.locks:
-            self._snapshot.get(LockByKey(key))  # raises if another transaction has it
+            self._snapshot.get(LockByKey(key))  # raises if another transaction has locked it
         self._new.locks[key] = record
 
     def settle(self, key: str, now: int) -> None:
@@ -325,27 +325,27 @@ class BatchRepository(BatchView):
         self._new.terms[workflow] = terms
 
     def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
-        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+        """The runs of a group that have not ended: queued ones by priority and arrival, or admitted ones by arrival."""
         key = members(group, queued=queued)
         gone, come = self._moves.gone(key), self._moves.come(key)
         found = self._list(lambda most: Members(most, group, queued), limit, gone, come)
         for item in found:
             if self._snapshot.knows(RunById(item[-1])) and self._missing(item[-1]):
-                self._new.strays[DanglingItem(Members(None, group, queued), item)] = None
+                self._new.dangling[DanglingItem(Members(None, group, queued), item)] = None
         return [item[-1] for item in found]
 
     def _missing(self, run: str) -> bool:
-        """Whether a run that a list tells of is not there."""
+        """Whether a run that a list names does not exist."""
         with suppress(RecordUnreadable, RowLocked):
             return self.run(run) is None
         return False
 
     def admitted(self, group: str) -> int:
-        """How many living runs of a group were let in."""
+        """How many admitted runs of a group have not ended."""
         return self._size(group, queued=False)
 
     def queued(self, group: str) -> int:
-        """How many of a group wait."""
+        """How many runs of a group are queued."""
         return self._size(group, queued=True)
 
     def _size(self, group: str, *, queued: bool) -> int:
@@ -353,7 +353,7 @@ class BatchRepository(BatchView):
         return size + self._moves.growth(members(group, queued=queued))
 
     def last_arrival(self, group: str, priority: int) -> int:
-        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+        """The highest arrival of admitted runs and of queued runs with this priority; 0: there is none."""
         return max(self._latest(group, queued=False, rank=0), self._latest(group, queued=True, rank=-priority))
 
     def _latest(self, group: str, *, queued: bool, rank: int) -> int:
@@ -364,7 +364,7 @@ class BatchRepository(BatchView):
         return max((arrival for arrival, _ in (*left[:1], *come)), default=0)
 
     def crowded(self, workflow: str) -> Sequence[LimitKey]:
-        """The places of a workflow where runs wait, in order."""
+        """The limit keys of a workflow under which runs are queued, in order."""
         waiting: dict[LimitKey, int] = dict(self._ask(QueuedLimitKeys(workflow)))
         for before, after in self.changed():
             for run, count in ((before, -1), (after, 1)):
@@ -380,7 +380,7 @@ class BatchRepository(BatchView):
         return starts[n - 1][0] if len(starts) >= n else None
 
     def starts_after(self, group: str, moment: int) -> int:
-        """How many starts of a group were noted for later: later than now, which is all that is ever asked."""
+        """How many starts of a group were noted for later than now; rules ask for no other moment."""
         assert moment == self.now  # noqa: S101
         stored: int = self._ask(StartsToCome(group))
         return stored + sum(start.at > moment for start in self._noted(group))
@@ -393,10 +393,10 @@ class BatchRepository(BatchView):
         for changes in (self.changes, self._new):
             yield from (start for start in changes.starts if start.group == group)
 
-    # -- what is no question --------------------------------------------------------------------------------
+    # -- lists, which the store reads itself -----------------------------------------------------------------
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
-        """Lists are read by the store itself, outside of decisions."""
+        """Not supported: the store reads lists itself, outside of decisions."""
         raise NotImplementedError
 
     def run_counts(self) -> dict[str, int]:

@@ -1,13 +1,14 @@
-"""URLs of stores, and what may be shown of them.
+"""URLs of stores, and their form for logs and messages.
 
-A password is in the userinfo (`user:password@`) or in the query (`?password=`). What cannot be told from a
-password with certainty is hidden too: better a host name less in a log than a password more.
+A password is in the userinfo (`user:password@`) or in the query (`?password=`). Text that may be part of a password is
+hidden too: a missing host name in a log is better than a visible password.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from ..errors import InvalidOption
@@ -20,18 +21,18 @@ HIDDEN = "***"
 
 
 def scheme_of(url: str) -> str:
-    """The scheme in lower case. The refusal does not repeat the text, which might be a password."""
+    """The scheme in lower case. The error does not repeat the text, which may be a password."""
     match = _SCHEME.match(url) if isinstance(url, str) else None
     if match is None:
         raise InvalidOption(
-            "a store's address begins with a scheme and ://, such as sqlite:///relative/path.db, "
-            "sqlite:////absolute/path.db or memory://name; the one that was given does not"
+            "the URL of a store begins with a scheme and ://, such as sqlite:///relative/path.db, "
+            "sqlite:////absolute/path.db or memory://name; this one does not"
         )
     return match[1].lower()
 
 
 def redacted(url: str) -> str:
-    """The URL without its secrets, for people and logs.
+    """The URL without its secrets, for logs and messages.
 
     >>> redacted("postgresql://app:s3cret@db.example/locks?sslpassword=x&sslmode=require")
     'postgresql://app:***@db.example/locks?sslpassword=***&sslmode=require'
@@ -41,7 +42,7 @@ def redacted(url: str) -> str:
         return HIDDEN
     start, rest = match[0], url[match.end() :]
     if not rest.startswith("/"):  # an empty authority has no userinfo; an @ is part of the path then
-        # The last @ of all: a password that was not percent-encoded may hold any of / ? # @.
+        # The last @ in the URL: a password that was not percent-encoded may contain / ? # and @.
         userinfo, at, place = rest.rpartition("@")
         if at and not (place and "://" in userinfo):
             user, colon, _ = userinfo.partition(":")
@@ -49,6 +50,21 @@ def redacted(url: str) -> str:
         elif at:
             rest = f"{HIDDEN}@{place}"
     return start + _SECRET.sub(lambda found: found[1] + HIDDEN, rest)
+
+
+def anchored(url: str) -> str:
+    """The URL with its relative path, if it has one, made absolute: it is then valid in any working directory.
+
+    >>> anchored("sqlite:////var/lib/app/holdfast.db")
+    'sqlite:////var/lib/app/holdfast.db'
+    """
+    match = _SCHEME.match(url)
+    if match is None or match[1].lower() != "sqlite" or not url[match.end() :].startswith("/"):
+        return url
+    path, question, query = url[match.end() + 1 :].partition("?")
+    if not path or path.startswith("/") or path == ":memory:":
+        return url
+    return f"{match[0]}/{quote(str(Path.cwd()))}/{path}{question}{query}"
 
 
 def with_options(url: str, options: Mapping[str, object]) -> str:

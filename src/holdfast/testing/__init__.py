@@ -1,8 +1,8 @@
-"""The test kit: a plugin for pytest with a clock that tests move, and the suite that every store must pass.
+"""Tools for tests: a pytest plugin, a virtual clock, an engine with mocked steps, and the conformance suite of stores.
 
-`holdfast.testing.plugin` is loaded by pytest itself; docs/testing.md tells what its fixtures do. `StoreConformance`
-proves a store of one's own. Both need pytest, which `pip install 'holdfast[testing]'` brings; nothing else in the
-package imports this one.
+pytest loads `holdfast.testing.plugin` by itself; docs/testing.md describes its fixtures. `StoreConformance` is the
+suite that every store must pass, including stores of other packages. Both need pytest, which
+`pip install 'holdfast[testing]'` installs. No other part of Holdfast imports this package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreConformance", "StoreUnderTest", "TestEngine", "VirtualClock"]
 
-_HOMES = {
+_MODULES = {
     "StoreConformance": "conformance",
     "StoreUnderTest": "plugin",
     "TestEngine": "engine",
@@ -28,16 +28,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and not before: every run of pytest loads the plugin, few need the suite."""
-    if name not in _HOMES:
+    """Import a name on first use: every run of pytest loads the plugin, but few need the suite."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if f"{__name__}.suite" not in sys.modules:
         try:
-            import pytest  # noqa: PLC0415  (its asserts are to explain themselves)
+            import pytest  # noqa: PLC0415  (so that it rewrites the asserts of the suite)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"{__name__}.{name} needs pytest, which is not installed: pip install 'holdfast[testing]'.",
                 name="pytest",
             ) from error
         pytest.register_assert_rewrite(f"{__name__}.suite")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

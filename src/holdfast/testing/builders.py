@@ -1,4 +1,4 @@
-"""Short ways to write commands, and a clock for a store that stands still until it is moved."""
+"""Short functions that build commands, and a clock for stores that stands still until a test moves it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOT: Address = ("global", "", "k")
 
 
 class ManualClock:
-    """Microseconds that pass only when the test says so; begins at a value of today.
+    """A clock in microseconds that moves only when the test moves it; it starts at a realistic time.
 
     >>> clock = ManualClock()
     >>> clock.pass_by(1.5)
@@ -28,47 +28,47 @@ class ManualClock:
         self.now = START
 
     def __call__(self) -> int:
-        """The time of this clock, as a store reads it."""
+        """The time of this clock, in microseconds, as a store reads it."""
         return self.now
 
     def pass_by(self, seconds: float) -> None:
-        """Move the hands, forwards or backwards."""
+        """Move the clock, forwards or backwards."""
         self.now += round(seconds * SECOND)
 
 
 def acquire(key: str = "k", id: str = "a.1", *, ttl: float | None = 30, **options: Any) -> c.Acquire:
-    """Try once to take a key."""
+    """Try once to acquire a key."""
     options.setdefault("waiter_ttl", 10 * SECOND)
     return c.Acquire(key=key, id=id, label=ME, ttl=_length(ttl), **options)
 
 
 def wait(key: str = "k", id: str = "b.1", **options: Any) -> c.Acquire:
-    """Take a key, or a place in its queue."""
+    """Acquire a key, or wait in its queue."""
     return acquire(key, id, queue=True, **options)
 
 
 def renew(key: str = "k", id: str = "a.1", *, token: int | None, ttl: float | None = 30) -> c.Renew:
-    """Prolong a grant."""
+    """Renew a grant."""
     return c.Renew(key=key, id=id, token=token, ttl=_length(ttl))
 
 
 def release(key: str = "k", id: str = "a.1", *, token: int | None) -> c.Release:
-    """End a grant."""
+    """Release a grant."""
     return c.Release(key=key, id=id, token=token)
 
 
 def pass_over(key: str = "k", id: str = "b.1", *, token: int) -> c.PassOver:
-    """End an offer that nobody receives."""
+    """End an offer whose waiter does not receive it."""
     return c.PassOver(key=key, id=id, token=token)
 
 
 def abandon(key: str = "k", id: str = "a.1", *, ttl: float = 30) -> c.Abandon:
-    """Give an attempt up, whatever it is."""
+    """Give up an attempt, whether it holds or waits."""
     return c.Abandon(key=key, id=id, ttl=round(ttl * SECOND))
 
 
 def transfer(key: str = "k", id: str = "a.1", *, token: int | None, to: str = "c.1") -> c.Transfer:
-    """Give a grant to another attempt."""
+    """Transfer a grant to another attempt."""
     return c.Transfer(key=key, id=id, token=token, to_id=to, to_label=ME, ttl=30 * SECOND)
 
 
@@ -95,7 +95,7 @@ def swap(
 
 
 def read(address: Address = SLOT) -> c.ReadSlot:
-    """Look at a slot."""
+    """Read a slot."""
     return c.ReadSlot(address=address)
 
 

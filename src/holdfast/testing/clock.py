@@ -1,12 +1,11 @@
-"""A clock for tests: nobody sleeps, and time passes when the test says so.
+"""A virtual clock for tests: no call sleeps, and time passes only when the test moves the clock.
 
-While it is installed, Holdfast's own clocks stand still: the local deadlines, the heartbeats, the waiting of every
-caller, and the stores that are opened meanwhile and live by the host's clock. `advance` goes from timer to timer, and
-at each one it lets everything that is due come to rest before it goes on, so a healthy lease is renewed on the way.
-What waits for a real thing, such as a file that another process has locked, still waits in real time.
+While it is installed, all clocks of Holdfast stand still: local deadlines, heartbeats, the timeouts of waiting callers,
+and the clock of each store that is opened meanwhile and uses the host's clock. `advance` goes from timer to timer. At
+each timer it waits until everything that is due has been done before it goes on, so a healthy lease is renewed on the
+way. A wait for a real resource, such as a file that another process has locked, still takes real time.
 
-`installing.py` exchanges the names for it, so nothing of this costs production code anything; `resting.py` knows who
-waits.
+`clock_patches.py` installs the clock, so production code pays nothing for it; `clock_waiters.py` tracks the waiters.
 """
 
 from __future__ import annotations
@@ -30,80 +29,80 @@ from ..validation import MICROSECONDS, Duration, seconds
 from .clock_waiters import ClockWait, ClockWaiters, finish
 
 LOOP_PATIENCE = 0.2
-"""Real seconds after which an event loop that does not answer is taken for stuck."""
+"""Real seconds after which an event loop that does not respond is considered stuck."""
 LOOP_TURNS = 4
 SLICE = 0.05
 NUDGE = 1_000
-"""Microseconds by which time goes on at least."""
+"""The smallest step of the clock, in microseconds."""
 
 
 class VirtualClock(ClockWaiters):
-    """Time for the clients and stores of one test."""
+    """The clock of the clients and stores of one test."""
 
     longest_wait = 86_400.0
-    """Virtual seconds that the test may wait for something that never comes, before it is told so."""
+    """Virtual seconds after which a wait of the test that nothing ends raises `TimeoutError`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._began, self._wall_began = real_elapsed(), host_clock()
         self._passed = 0
         self._moving = threading.RLock()
-        self._looks: weakref.WeakKeyDictionary[Heartbeats, tuple[int, float]] = weakref.WeakKeyDictionary()
+        self._checks: weakref.WeakKeyDictionary[Heartbeats, tuple[int, float]] = weakref.WeakKeyDictionary()
         self._round = 0
         self._halted: set[Heartbeats] = set()
         self._stuck: dict[asyncio.AbstractEventLoop, threading.Event] = {}
-        self._earlier = set(threading.enumerate())
+        self._earlier_threads = set(threading.enumerate())
 
-    # -- reading it -------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------------
 
     def elapsed(self) -> float:
-        """Seconds on the clock that local deadlines live by."""
+        """The time for local deadlines, in seconds."""
         return self._began + self._passed / MICROSECONDS
 
     def microseconds(self) -> int:
-        """The wall clock that the stores live by."""
+        """The wall clock that the stores use, in microseconds."""
         return self._wall_began + self._passed
 
     def now(self) -> datetime:
-        """The wall clock, in UTC; what `lease.expires_at` is compared with."""
+        """The wall clock, in UTC; compare `lease.expires_at` with it."""
         return datetime.fromtimestamp(self.microseconds() / MICROSECONDS, UTC)
 
     def __repr__(self) -> str:
-        return f"<VirtualClock {self._passed / MICROSECONDS:g} s after its beginning>"
+        return f"<VirtualClock {self._passed / MICROSECONDS:g} s after its start>"
 
-    # -- moving it --------------------------------------------------------------------------------------------
+    # -- moving -----------------------------------------------------------------------------------------------
 
     def advance(self, duration: Duration) -> None:
-        """Let time pass, from timer to timer. Leases are renewed on the way, waiters look again or time out."""
+        """Let time pass, from timer to timer. Leases are renewed on the way, and waiters check again or time out."""
         _not_on_a_loop("advance")
         self._advance(_span(duration))
 
     async def advance_async(self, duration: Duration) -> None:
-        """As `advance`, while this event loop goes on."""
-        await _beside_the_loop(lambda: self._advance(_span(duration)))
+        """As `advance`, while this event loop continues to run."""
+        await _in_a_thread(lambda: self._advance(_span(duration)))
 
     def pause(self, duration: Duration) -> None:
         """Let time jump, as if this process had been stopped meanwhile: nothing happens on the way.
 
-        What goes on afterwards finds that leases are past their ttl.
+        Code that continues afterwards finds that leases are past their ttl.
         """
         _not_on_a_loop("pause")
         self._jump(_span(duration))
 
     async def pause_async(self, duration: Duration) -> None:
         """As `pause`, from an event loop."""
-        await _beside_the_loop(lambda: self._jump(_span(duration)))
+        await _in_a_thread(lambda: self._jump(_span(duration)))
 
     @contextmanager
     def halted(self, client: BaseClient) -> Iterator[None]:
-        """Stop the heartbeats of one client for a block, as if its process were stopped while the others go on."""
+        """Stop the heartbeats of one client for a block, as if only its process were stopped."""
         heartbeats = client.runtime.heartbeats
         self._halted.add(heartbeats)
         try:
             yield
         finally:
             self._halted.discard(heartbeats)
-            heartbeats._mail.put(None)
+            heartbeats._queue.put(None)
 
     def _advance(self, span: int) -> None:
         with self._moving:
@@ -127,18 +126,22 @@ class VirtualClock(ClockWaiters):
         with self._changed:
             self._passed = max(passed, self._passed)
             now = self.elapsed()
-            due = [nap for nap in self._naps if nap.deadline is not None and nap.deadline <= now]
-        for nap in sorted(due, key=lambda nap: nap.deadline or 0.0):
-            nap.ring()
+            due = [
+                clock_wait
+                for clock_wait in self._waits
+                if clock_wait.deadline is not None and clock_wait.deadline <= now
+            ]
+        for clock_wait in sorted(due, key=lambda clock_wait: clock_wait.deadline or 0.0):
+            clock_wait.notify()
 
     def _next(self) -> int | None:
-        """When somebody wants to be woken next."""
+        """When the next timer is due, in microseconds since the start; None if there is no timer."""
         with self._changed:
-            wishes = [nap.deadline for nap in self._naps if nap.deadline is not None]
-            wishes += [
-                wake_at for heartbeats, (_, wake_at) in list(self._looks.items()) if heartbeats not in self._halted
+            deadlines = [clock_wait.deadline for clock_wait in self._waits if clock_wait.deadline is not None]
+            deadlines += [
+                wake_at for heartbeats, (_, wake_at) in list(self._checks.items()) if heartbeats not in self._halted
             ]
-        moment = min(wishes, default=None)
+        moment = min(deadlines, default=None)
         if moment is None:
             return None
         passed = int((moment - self._began) * MICROSECONDS)
@@ -146,45 +149,45 @@ class VirtualClock(ClockWaiters):
             passed += 1
         return passed
 
-    # -- coming to rest ---------------------------------------------------------------------------------------
+    # -- settling ---------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Wait until nothing is under way that is due now: every keeper has looked around, everybody rests."""
+        """Wait until everything that is due now is done: each heartbeat thread has checked, and no call is busy."""
         give_up = time.monotonic() + self.patience
         while True:
             with self._changed:
                 self._round += 1
-                begun, stirs = self._round, self._stirs
+                begun, changes_seen = self._round, self._change_count
             for runtime in open_runtime():
-                runtime.heartbeats._mail.put(None)
-            self._wait_until(partial(self._at_rest, begun), give_up)
-            self._visit_loops()
+                runtime.heartbeats._queue.put(None)
+            self._wait_until(partial(self._is_idle, begun), give_up)
+            self._run_loops()
             with self._changed:
-                if self._stirs == stirs and not self._busy():
+                if self._change_count == changes_seen and not self._busy():
                     return
 
-    def _at_rest(self, begun: int) -> bool:
-        return not self._unlooked(begun) and not self._busy()
+    def _is_idle(self, begun: int) -> bool:
+        return not self._unchecked(begun) and not self._busy()
 
-    def _unlooked(self, begun: int) -> list[str]:
+    def _unchecked(self, begun: int) -> list[str]:
         found = []
         for runtime in open_runtime():
             heartbeats = runtime.heartbeats
             thread = heartbeats._thread
             running = thread is not None and thread.is_alive() and not heartbeats._stopping
-            if running and self._looks.get(heartbeats, (0, 0.0))[0] < begun:
+            if running and self._checks.get(heartbeats, (0, 0.0))[0] < begun:
                 found.append(f"the heartbeats of {runtime.store.url}")
         return found
 
     def _busy(self) -> list[str]:
-        """What is at work now, for people."""
+        """What is busy now, as text for messages."""
         me = threading.get_ident()
         found = [
             "a call of a client"
-            for visit in self._visits
-            if not visit.resting
-            and visit.thread != me
-            and (visit.loop is None or (visit.loop.is_running() and visit.loop not in self._stuck))
+            for flow in self._flows
+            if not flow.waiting
+            and flow.thread != me
+            and (flow.loop is None or (flow.loop.is_running() and flow.loop not in self._stuck))
         ]
         found += ["a command that was sent to the store"] * self._sent
         for runtime in open_runtime():
@@ -197,17 +200,17 @@ class VirtualClock(ClockWaiters):
         with self._changed:
             while not condition():
                 if time.monotonic() >= give_up:
-                    busy = [*self._busy(), *self._unlooked(self._round)]
+                    busy = [*self._busy(), *self._unchecked(self._round)]
                     raise TimeoutError(
-                        f"the virtual clock cannot go on: within {self.patience:g} real seconds this did not come to "
-                        f"rest: {', '.join(busy)}. Something in it waits for the test, or for real time."
+                        f"the virtual clock cannot move on: after {self.patience:g} real seconds this is still busy: "
+                        f"{', '.join(busy)}. It may be waiting for the test itself, or for real time."
                     )
                 self._changed.wait(SLICE)
 
-    def _visit_loops(self) -> None:
-        """Let every running event loop do what it was asked to do so far; a stuck one is left alone."""
+    def _run_loops(self) -> None:
+        """Let every running event loop run its pending callbacks; a stuck loop is skipped."""
         with self._changed:
-            loops = {visit.loop for visit in self._visits if visit.loop is not None}
+            loops = {flow.loop for flow in self._flows if flow.loop is not None}
         for runtime in open_runtime():
             loops.update(runtime._probes)
         mine = running_loop()
@@ -222,50 +225,50 @@ class VirtualClock(ClockWaiters):
             if not answered.wait(LOOP_PATIENCE):
                 self._stuck[loop] = answered
 
-    def _pass_the_time(self, nap: ClockWait, bell: threading.Lock) -> None:
-        """The thread of the test waits itself: nobody else would move the clock, so time passes meanwhile.
+    def _advance_while_waiting(self, clock_wait: ClockWait, woken: threading.Lock) -> None:
+        """Move the clock while the thread of the test itself waits, since no other thread would move it.
 
-        Not while another thread of the test is at work, which may be about to do what is waited for.
+        The clock stands still while another thread of the test is busy: that thread may be about to end the wait.
         """
-        give_up, stirs = time.monotonic() + self.patience, self._stirs
-        limit = (self.elapsed() if nap.visit is None else nap.visit.began) + self.longest_wait
-        while not nap.rung:
-            others = self._others_at_work()
+        give_up, changes_seen = time.monotonic() + self.patience, self._change_count
+        limit = (self.elapsed() if clock_wait.flow is None else clock_wait.flow.began) + self.longest_wait
+        while not clock_wait.notified:
+            others = self._other_busy_threads()
             if not others:
                 following = self._next()
                 if following is None or self.elapsed() > limit:
                     raise TimeoutError(
-                        f"the test has waited for {self.longest_wait:g} s of virtual time, and nothing came of it"
+                        f"the test has waited for {self.longest_wait:g} s of virtual time, and nothing ended its wait"
                     )
                 with self._moving:
                     self._move(max(following, self._passed + NUDGE))
                     self._settle()
                 continue
-            if bell.acquire(timeout=SLICE):
+            if woken.acquire(timeout=SLICE):
                 return
-            if self._stirs != stirs:
-                give_up, stirs = time.monotonic() + self.patience, self._stirs
+            if self._change_count != changes_seen:
+                give_up, changes_seen = time.monotonic() + self.patience, self._change_count
             elif time.monotonic() >= give_up:
                 raise TimeoutError(
                     f"the test waits while its clock stands still, and nothing has happened for {self.patience:g} real "
-                    f"seconds. Time does not pass by itself while another thread is at work: {', '.join(others)}"
+                    f"seconds. The clock does not move by itself while another thread is busy: {', '.join(others)}"
                 )
 
-    def _others_at_work(self) -> list[str]:
+    def _other_busy_threads(self) -> list[str]:
         with self._changed:
-            resting = {nap.thread for nap in self._naps}
+            waiting = {clock_wait.thread for clock_wait in self._waits}
         return [
             thread.name
             for thread in threading.enumerate()
-            if thread not in self._earlier
-            and thread.ident not in resting
-            and thread.ident != self._owner
+            if thread not in self._earlier_threads
+            and thread.ident not in waiting
+            and thread.ident != self._test_thread
             and not thread.name.startswith("holdfast")
         ]
 
 
 def open_runtime() -> list[Runtime]:
-    """The moving parts of every open client."""
+    """The runtime of every open client."""
     found = [client._runtime for client in list(base._clients)]
     return [runtime for runtime in found if runtime is not None]
 
@@ -274,13 +277,15 @@ def _span(duration: Duration) -> int:
     return round(seconds(duration, what="the time to pass") * MICROSECONDS)
 
 
-def _not_on_a_loop(word: str) -> None:
+def _not_on_a_loop(method: str) -> None:
     if running_loop() is not None:
-        raise RuntimeError(f"{word}() would stop the event loop that runs in this thread: await clock.{word}_async()")
+        raise RuntimeError(
+            f"{method}() would block the event loop that runs in this thread: use clock.{method}_async()"
+        )
 
 
-async def _beside_the_loop(work: Callable[[], None]) -> None:
-    """Do this in a thread of its own, while the event loop goes on."""
+async def _in_a_thread(work: Callable[[], None]) -> None:
+    """Run a function in its own thread while the event loop continues to run."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     errors: list[BaseException] = []
@@ -288,7 +293,7 @@ async def _beside_the_loop(work: Callable[[], None]) -> None:
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # (it is raised where it is awaited)
+        except BaseException as error:  # (raised again in the awaiting task)
             errors.append(error)
         finally:
             with suppress(RuntimeError):
@@ -303,7 +308,7 @@ async def _beside_the_loop(work: Callable[[], None]) -> None:
 
 
 def _after_some_turns(loop: asyncio.AbstractEventLoop) -> threading.Event:
-    """An event that is set when the loop has gone round a few times."""
+    """An event that is set when the loop has completed a few iterations."""
     answered = threading.Event()
 
     def turn(left: int) -> None:

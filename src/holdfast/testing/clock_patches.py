@@ -1,4 +1,7 @@
-"""What is exchanged while a virtual clock is installed, so that nothing of it costs production code anything."""
+"""The patches that are in place while a virtual clock is installed.
+
+They replace the functions that read the time or wait, so production code needs no hook for tests and pays for none.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ from .clock_waiters import FOREVER
 T = TypeVar("T")
 
 REAL = ("_platform", "stores", "fencing", "cli", "testing")
-"""Rooms that wait for real things, and so in real time."""
+"""Subpackages that wait for real resources, and so keep the real clock."""
 
 
 @contextmanager
 def installed(clock: VirtualClock) -> Iterator[VirtualClock]:
-    """Let everything of Holdfast live by this clock."""
+    """Use this clock in all of Holdfast, for the length of a block."""
     flag_wait, flag_wait_async = Notifier.wait, Notifier.wait_async
     real_run, real_run_async = runners.run, runners.run_async
-    look_around, enqueue = Heartbeats._look_around, Batcher.enqueue
+    check, enqueue = Heartbeats._check, Batcher.enqueue
 
     def wait(flag: Notifier, timeout: float | None = None) -> bool:
         return clock._wait(flag, timeout)
@@ -41,18 +44,18 @@ def installed(clock: VirtualClock) -> Iterator[VirtualClock]:
         return await clock._wait_async(flag, timeout)
 
     def run(flow: Flow[T], batchers: Batchers) -> T:
-        with clock._visit(None):
+        with clock._track(None):
             return real_run(flow, batchers)
 
     async def run_async(flow: Flow[T], batchers: Batchers) -> T:
-        with clock._visit(asyncio.get_running_loop()):
+        with clock._track(asyncio.get_running_loop()):
             return await real_run_async(flow, batchers)
 
     def look(heartbeats: Heartbeats) -> float:
         begun = clock._round
-        wake_at = clock.elapsed() + FOREVER if heartbeats in clock._halted else look_around(heartbeats)
+        wake_at = clock.elapsed() + FOREVER if heartbeats in clock._halted else check(heartbeats)
         with clock._changed:
-            clock._looks[heartbeats] = begun, wake_at
+            clock._checks[heartbeats] = begun, wake_at
             clock._changed.notify_all()
         return wake_at
 
@@ -60,38 +63,38 @@ def installed(clock: VirtualClock) -> Iterator[VirtualClock]:
         return clock._count(lambda counted: enqueue(batcher, commands, counted), done)
 
     class RealPause(Notifier):
-        """Between two tries of the same thing a caller waits a moment, which no test wants to move."""
+        """The short pause between two tries of a caller: it stays in real time, since no test wants to move it."""
 
         __slots__ = ()
         wait = flag_wait
         wait_async = flag_wait_async
 
-    exchanged: dict[Any, Any] = {real_elapsed: clock.elapsed, real_run: run, real_run_async: run_async}
+    replaced: dict[Any, Any] = {real_elapsed: clock.elapsed, real_run: run, real_run_async: run_async}
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            room = name.split(".")[1:2]
-            if name.startswith("holdfast.") and module is not None and room[0] not in REAL:
-                for word in ("elapsed", "run", "run_async"):
-                    value = vars(module).get(word)
-                    if value is not None and value in exchanged:
-                        _exchange(stack, module, word, exchanged[value])
+            subpackage = name.split(".")[1:2]
+            if name.startswith("holdfast.") and module is not None and subpackage[0] not in REAL:
+                for function_name in ("elapsed", "run", "run_async"):
+                    value = vars(module).get(function_name)
+                    if value is not None and value in replaced:
+                        _replace(stack, module, function_name, replaced[value])
         for pausing in ("holdfast.runtime.flows", "holdfast.state.compare_and_swap"):
-            _exchange(stack, sys.modules[pausing], "Notifier", RealPause)
-        _exchange(stack, Notifier, "wait", wait)
-        _exchange(stack, Notifier, "wait_async", wait_async)
-        _exchange(stack, Heartbeats, "_look_around", look)
-        _exchange(stack, Batcher, "enqueue", send)
-        _exchange(
+            _replace(stack, sys.modules[pausing], "Notifier", RealPause)
+        _replace(stack, Notifier, "wait", wait)
+        _replace(stack, Notifier, "wait_async", wait_async)
+        _replace(stack, Heartbeats, "_check", look)
+        _replace(stack, Batcher, "enqueue", send)
+        _replace(
             stack, open_store, "__kwdefaults__", {**(open_store.__kwdefaults__ or {}), "clock": clock.microseconds}
         )
         try:
             yield clock
         finally:
-            for nap in list(clock._naps):
-                nap.ring()
+            for clock_wait in list(clock._waits):
+                clock_wait.notify()
 
 
-def _exchange(stack: ExitStack, owner: Any, name: str, value: object) -> None:
+def _replace(stack: ExitStack, owner: Any, name: str, value: object) -> None:
     before = getattr(owner, name)
     stack.callback(setattr, owner, name, before)
     setattr(owner, name, value)

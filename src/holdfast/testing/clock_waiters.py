@@ -1,8 +1,8 @@
-"""Who is at work and who waits, while a virtual clock is installed.
+"""Tracks which calls are busy and which wait, while a virtual clock is installed.
 
-A call of a client is at work from its beginning to its end, except while it rests: while it waits for a flag, until a
-moment of the virtual clock at the latest. Whoever is woken is at work at once, though its thread may not have noticed
-yet, so that the clock never goes on too early.
+A call of a client is busy from its start to its end, except while it waits for a flag, with a deadline on the virtual
+clock or without one. A call that is notified counts as busy at once, although its thread may not run yet: so the clock
+never moves on too early.
 """
 
 from __future__ import annotations
@@ -22,75 +22,75 @@ FOREVER = 365 * 86_400.0
 
 
 class TrackedFlow:
-    """A flow under way. It is at work unless it rests on the virtual clock."""
+    """A flow that is being executed. It is busy unless it waits on the virtual clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None, began: float) -> None:
         self.loop = loop
         self.began = began
         self.thread = threading.get_ident()
-        self.resting = False
+        self.waiting = False
 
 
-_current: ContextVar[TrackedFlow | None] = ContextVar("holdfast_visit", default=None)
+_current: ContextVar[TrackedFlow | None] = ContextVar("holdfast_flow", default=None)
 
 
 class ClockWait:
-    """Somebody who waits for a flag, until a moment of the virtual clock at the latest."""
+    """One wait for a flag, until a deadline on the virtual clock at the latest."""
 
     def __init__(self, clock: ClockWaiters, timeout: float | None, wake: Callable[[], bool]) -> None:
         self.clock = clock
-        self.wake = wake  # False: whoever waited is gone
+        self.wake = wake  # returns False if the waiter no longer exists
         self.deadline = None if timeout is None else clock.elapsed() + max(0.0, timeout)
-        self.visit = _current.get()
+        self.flow = _current.get()
         self.thread = threading.get_ident()
-        self.rung = False
+        self.notified = False
 
-    def ring(self) -> None:
-        """Wake whoever waits. From here on it is at work, though its thread may not have noticed yet."""
+    def notify(self) -> None:
+        """Wake the waiter. It counts as busy from here on, although its thread may not run yet."""
         with self.clock._changed:
-            if self.rung:
+            if self.notified:
                 return
-            self.rung = True
-            self.clock._rise(self)
+            self.notified = True
+            self.clock._remove_wait(self)
         self.wake()
 
 
 class ClockWaiters:
-    """The part of a virtual clock that knows who waits on it."""
+    """The part of a virtual clock that tracks its waiters."""
 
     patience = 30.0
-    """Real seconds that anything may take to come to rest."""
+    """Real seconds that a call may be busy before the clock raises `TimeoutError`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._naps: set[ClockWait] = set()
-        self._visits: set[TrackedFlow] = set()
-        self._sent = 0  # parcels that nobody waits for, and that have not been answered
-        self._stirs = 0
-        self._owner = threading.get_ident()
+        self._waits: set[ClockWait] = set()
+        self._flows: set[TrackedFlow] = set()
+        self._sent = 0  # commands without a waiting caller that have no outcome yet
+        self._change_count = 0
+        self._test_thread = threading.get_ident()
 
     def elapsed(self) -> float:
-        """Seconds on the clock that local deadlines live by."""
+        """The time for local deadlines, in seconds."""
         raise NotImplementedError
 
-    def _pass_the_time(self, nap: ClockWait, bell: threading.Lock) -> None:
-        """The thread of the test waits itself."""
+    def _advance_while_waiting(self, clock_wait: ClockWait, woken: threading.Lock) -> None:
+        """Move the clock while the thread of the test itself waits."""
         raise NotImplementedError
 
     @contextmanager
-    def _visit(self, loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
-        visit = TrackedFlow(loop, self.elapsed())
-        token = _current.set(visit)
+    def _track(self, loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+        flow = TrackedFlow(loop, self.elapsed())
+        token = _current.set(flow)
         with self._changed:
-            self._visits.add(visit)
-            self._stir()
+            self._flows.add(flow)
+            self._count_change()
         try:
             yield
         finally:
             with self._changed:
-                self._visits.discard(visit)
-                self._stir()
-            with suppress(ValueError):  # a coroutine that is collected ends in another context
+                self._flows.discard(flow)
+                self._count_change()
+            with suppress(ValueError):  # a garbage-collected coroutine ends in another context
                 _current.reset(token)
 
     def _count(self, send: Callable[[Done], bool], done: Done | None) -> bool:
@@ -101,7 +101,7 @@ class ClockWaiters:
                 if open_:
                     open_.clear()
                     self._sent -= 1
-                    self._stir()
+                    self._count_change()
 
         def counted(outcomes: Any, error: Any) -> None:
             try:
@@ -112,7 +112,7 @@ class ClockWaiters:
 
         with self._changed:
             self._sent += 1
-            self._stir()
+            self._count_change()
         sent = False
         try:
             sent = send(counted)
@@ -121,28 +121,28 @@ class ClockWaiters:
                 close()
         return sent
 
-    # -- waiting on it ----------------------------------------------------------------------------------------
+    # -- waiting ----------------------------------------------------------------------------------------------
 
     def _wait(self, flag: Notifier, timeout: float | None) -> bool:
-        bell = threading.Lock()
-        bell.acquire()
+        woken = threading.Lock()
+        woken.acquire()
 
         def wake() -> bool:
-            bell.release()
+            woken.release()
             return True
 
-        nap = ClockWait(self, timeout, wake)
-        if flag._watch(nap.ring):
+        clock_wait = ClockWait(self, timeout, wake)
+        if flag._watch(clock_wait.notify):
             return True
         try:
-            if self._lie_down(nap):
-                if nap.thread == self._owner:
-                    self._pass_the_time(nap, bell)
+            if self._begin_wait(clock_wait):
+                if clock_wait.thread == self._test_thread:
+                    self._advance_while_waiting(clock_wait, woken)
                 else:
-                    bell.acquire()
+                    woken.acquire()
         finally:
-            flag._unwatch(nap.ring)
-            self._get_up(nap)
+            flag._unwatch(clock_wait.notify)
+            self._end_wait(clock_wait)
         return flag.is_set()
 
     async def _wait_async(self, flag: Notifier, timeout: float | None) -> bool:  # noqa: ASYNC109
@@ -154,70 +154,70 @@ class ClockWaiters:
             found = waiting()
             if found is None:
                 return False
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with suppress(RuntimeError):  # the loop is closed, so no task is left to wake
                 found.get_loop().call_soon_threadsafe(finish, found)
             return True
 
-        nap = ClockWait(self, timeout, wake)
-        weakref.finalize(future, self._naps.discard, nap).atexit = False
-        if flag._watch(nap.ring):
+        clock_wait = ClockWait(self, timeout, wake)
+        weakref.finalize(future, self._waits.discard, clock_wait).atexit = False
+        if flag._watch(clock_wait.notify):
             return True
-        # The loop keeps whoever waits alive, by a timer, and nothing else does.
+        # Only this timer of the loop references the future, so closing the loop lets the waiter be collected.
         timers = [loop.call_later(FOREVER, finish, future)]
 
-        def stands_still(stirs: int) -> None:
-            if self._stirs != stirs:
-                timers.append(loop.call_later(self.patience, stands_still, self._stirs))
+        def check_progress(changes_seen: int) -> None:
+            if self._change_count != changes_seen:
+                timers.append(loop.call_later(self.patience, check_progress, self._change_count))
             elif not future.done():
                 future.set_exception(
                     TimeoutError(
-                        f"a task waits while the clock of its test stands still, and nothing has happened for "
-                        f"{self.patience:g} real seconds: let time pass beside it, by await clock.advance_async()"
+                        f"a task waits while the virtual clock stands still, and nothing has happened for "
+                        f"{self.patience:g} real seconds: call await clock.advance_async() in another task"
                     )
                 )
 
         try:
-            if self._lie_down(nap):
-                if nap.visit is not None and nap.thread == self._owner:
-                    timers.append(loop.call_later(self.patience, stands_still, self._stirs))
+            if self._begin_wait(clock_wait):
+                if clock_wait.flow is not None and clock_wait.thread == self._test_thread:
+                    timers.append(loop.call_later(self.patience, check_progress, self._change_count))
                 await future
             else:
                 await asyncio.sleep(0)
         finally:
             for timer in timers:
                 timer.cancel()
-            flag._unwatch(nap.ring)
-            self._get_up(nap)
+            flag._unwatch(clock_wait.notify)
+            self._end_wait(clock_wait)
         return flag.is_set()
 
-    def _lie_down(self, nap: ClockWait) -> bool:
-        """Begin to wait. False if there is nothing to wait for any more."""
+    def _begin_wait(self, clock_wait: ClockWait) -> bool:
+        """Begin to wait. Returns False if the wait is already over."""
         with self._changed:
-            if nap.rung or (nap.deadline is not None and nap.deadline <= self.elapsed()):
+            if clock_wait.notified or (clock_wait.deadline is not None and clock_wait.deadline <= self.elapsed()):
                 return False
-            self._naps.add(nap)
-            if nap.visit is not None:
-                nap.visit.resting = True
-            self._stir()
+            self._waits.add(clock_wait)
+            if clock_wait.flow is not None:
+                clock_wait.flow.waiting = True
+            self._count_change()
             return True
 
-    def _get_up(self, nap: ClockWait) -> None:
+    def _end_wait(self, clock_wait: ClockWait) -> None:
         with self._changed:
-            nap.rung = True
-            self._rise(nap)
+            clock_wait.notified = True
+            self._remove_wait(clock_wait)
 
-    def _rise(self, nap: ClockWait) -> None:
-        self._naps.discard(nap)
-        if nap.visit is not None:
-            nap.visit.resting = False
-        self._stir()
+    def _remove_wait(self, clock_wait: ClockWait) -> None:
+        self._waits.discard(clock_wait)
+        if clock_wait.flow is not None:
+            clock_wait.flow.waiting = False
+        self._count_change()
 
-    def _stir(self) -> None:
-        self._stirs += 1
+    def _count_change(self) -> None:
+        self._change_count += 1
         self._changed.notify_all()
 
 
 def finish(future: asyncio.Future[None]) -> None:
-    """Let whoever awaits it go on."""
+    """Complete the future, unless it is done already."""
     if not future.done():
         future.set_result(None)

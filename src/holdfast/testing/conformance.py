@@ -1,6 +1,6 @@
 """`StoreConformance`: everything that a store must satisfy, as one class of tests.
 
-Subclass it in a test module, say where the store is, and let pytest run it:
+Subclass it in a test module, return the address of the store, and run pytest:
 
     from holdfast.testing import StoreConformance
 
@@ -8,7 +8,8 @@ Subclass it in a test module, say where the store is, and let pytest run it:
         def url(self, folder):
             return f"mystore://localhost/{folder.name}"
 
-The hooks and options are those of `suite.base.Suite`. `HOLDFAST_HISTORIES` is how many random histories are told.
+The hooks and options are those of `suite.base.SuiteBase`. The environment variable `HOLDFAST_HISTORIES` sets the
+number of random histories.
 """
 
 from __future__ import annotations
@@ -26,4 +27,4 @@ from .suite.slots import SlotTests
 class StoreConformance(
     CommandTests, ResendTests, SlotTests, RecordTests, RunQueueTests, PagingTests, HistoryTests, ClientTests
 ):
-    """The suite that every store must pass. Only `url` has to be given."""
+    """The suite that every store must pass. Only `url` must be overridden."""

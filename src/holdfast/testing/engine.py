@@ -1,7 +1,7 @@
 """`TestEngine`: workflows in a test, with a clock that the test moves and steps that it replaces.
 
-Runs live in memory. Sleeps, timers, retries and timeouts of workflows pass when `advance` is called, and nobody sleeps
-for them; the bodies of steps run as they are, unless they are replaced by `mock`.
+Runs are kept in memory. Sleeps, timers, retries and timeouts of workflows pass when the test calls `advance`, and take
+no real time. The bodies of steps run as they are, unless `mock` replaces them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ..workflow.worker import Worker
 
 MANY = 1_000
 HOP = 300 * 86_400 * MICROSECONDS
-"""Time is moved by no more than this at once: the worker's lease must live on."""
+"""The largest step of the clock: between two steps the worker's lease is renewed, so that it does not expire."""
 
 
 class _Client(BaseClient):
-    """A client on a memory of its own, by the test's clock."""
+    """A client on its own memory store, with the test's clock."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -48,50 +48,50 @@ class _Client(BaseClient):
 
 
 class _Worker(Worker):
-    """A worker whose time is the test's."""
+    """A worker that uses the test's clock."""
 
     clock: Callable[[], int]
     mocks: dict[str, Callable[..., Any]]
     due: dict[str, tuple[int, Driver]]
 
     def now(self) -> int:
-        """The test's time."""
+        """The time of the test's clock."""
         return self.clock()
 
     def _sync(self, now: int, *, force: bool = False) -> None:
-        """There is one clock."""
+        """Nothing to measure: store and worker share one clock."""
 
     def _park_later(self, seconds: float) -> None:
-        """A run stays in memory: nothing would bring it back but the test."""
+        """Never park a run: only the test could load it again."""
 
     def wake_at(self, driver: Driver, due: int | None) -> None:
-        """Remember when time brings this driver something; `advance` goes there."""
+        """Store when this driver is due; `advance` stops at that moment."""
         self.due.pop(driver.run.id, None)
         if due is not None:
             self.due[driver.run.id] = (due, driver)
 
-    def gone(self, driver: Driver) -> None:
+    def driver_left(self, driver: Driver) -> None:
         """The driver has left its run."""
         self.due.pop(driver.run.id, None)
-        super().gone(driver)
+        super().driver_left(driver)
 
     def body_of(self, call: StepCall) -> Callable[..., Any]:
-        """The function of a step, or what the test has put in its place."""
+        """The function of a step, or its mock."""
         return self.mocks.get(call.name, call.function)
 
     def send(self, command: Command, answer: Answer) -> None:
-        """Send a command. A lock with a lease lives on while its run is driven, however far time is moved."""
+        """Send a command. Locks are requested without a ttl, so that none expires when time is moved far."""
         if isinstance(command, RecordRun) and command.lock_requests:
             command = replace(command, lock_requests=tuple(replace(ask, ttl=None) for ask in command.lock_requests))
         super().send(command, answer)
 
     def renew(self, held: LocalGrant, heartbeats: object) -> Callable[[], None]:  # noqa: ARG002
-        """Nothing ends it here."""
+        """Renew nothing: locks have no ttl here."""
         return lambda: None
 
     async def next_moment(self) -> int | None:
-        """When time brings something next: to a driver, or to a run that waits to begin again."""
-        next_due = await self.ask(ReadNextDue(types=tuple(kind for kind, _ in self._types())))
+        """When a driver, or a run that waits to be claimed again, is due next."""
+        next_due = await self.execute(ReadNextDue(types=tuple(kind for kind, _ in self._types())))
         assert isinstance(next_due, NextDue)  # noqa: S101
         moments = [when for when, _ in self.due.values()]
         if next_due.next_due is not None and next_due.next_due > self.now():
@@ -99,7 +99,7 @@ class _Worker(Worker):
         return min(moments, default=None)
 
     def next_due(self) -> Driver | None:
-        """The driver to which time has brought something, the earliest first; it is not told again."""
+        """The driver that is due, the earliest first; it is removed from the list."""
         first = min(self.due.values(), key=lambda pair: pair[0], default=None)
         if first is None or first[0] > self.now():
             return None
@@ -107,13 +107,13 @@ class _Worker(Worker):
         return first[1]
 
     async def keep(self) -> None:
-        """The lease lives on, however far time is moved."""
+        """Renew the worker's lease, so that it does not expire when time is moved far."""
         if self._lease is not None:
             await self._lease.renew()
 
 
 class TestEngine(Engine):
-    """An engine for tests.
+    """An engine for tests, with its own clock and with steps that can be mocked.
 
     >>> import asyncio
     >>> from holdfast import workflow
@@ -162,7 +162,7 @@ class TestEngine(Engine):
         return datetime.fromtimestamp(self._now / MICROSECONDS, UTC)
 
     def mock(self, step: Step[Any, Any] | str, instead: Any) -> None:
-        """Put something in the place of a step: a function, an exception to raise, or the value that it returns."""
+        """Replace a step by a function, an exception to raise, or a value to return."""
         name = step if isinstance(step, str) else (step_of(step) or step).name
         if isinstance(instead, BaseException) or (isinstance(instead, type) and issubclass(instead, BaseException)):
 
@@ -179,7 +179,7 @@ class TestEngine(Engine):
         self._mocks[name] = body
 
     async def advance(self, duration: Duration) -> None:
-        """Let time pass, from one timer to the next, until all runs wait for something later."""
+        """Let time pass, from timer to timer, until every run waits for something later or has ended."""
         worker = self._open()[1]
         assert isinstance(worker, _Worker)  # noqa: S101
         end = self._now + round(seconds(duration) * MICROSECONDS)
@@ -187,9 +187,9 @@ class TestEngine(Engine):
         while (moment := await worker.next_moment()) is not None and moment <= end:
             await self._move(worker, moment)
             if (driver := worker.next_due()) is not None:
-                driver.rested.clear()
+                driver.became_idle.clear()
                 worker.later(0, driver.tick)
-                await driver.rested.wait()
+                await driver.became_idle.wait()
             await self.settle()
         await self._move(worker, end)
         await self.settle()

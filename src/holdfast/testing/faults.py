@@ -1,8 +1,9 @@
-"""Real stores with a fault in the way: replies that get lost, connections that stall, clocks that are set. No mocks.
+"""Fault injection on real stores, without mocks: lost replies, stalled connections, clocks that are set.
 
-`planned` puts a plan between clients and their store, in this process. `SkewedClock` gives other processes, clients or
-servers, a wall clock that the test sets. `Proxy` has the faults of a network: it lives in `holdfast.testing.proxy` and
-can be had here too. Servers are killed and paused by their own methods (`holdfast.testing.servers`).
+`planned` puts a plan of faults between the clients of this process and their store. `SkewedClock` gives other
+processes, clients or servers, a wall clock that the test sets. `Proxy` simulates the faults of a network; it is defined
+in `holdfast.testing.proxy` and can be imported from here too. Servers are killed and paused by their own methods
+(`holdfast.testing.servers`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["ClockMissing", "FaultyConnection", "FaultyStore", "Plan", "Proxy", "
 
 
 class Plan:
-    """What is to go wrong next, and a count of everything that went through."""
+    """The faults to inject next, and a record of all commands that were executed."""
 
     def __init__(self) -> None:
         self.lose_reply_of: type[Command] | None = None
@@ -47,12 +48,12 @@ class Plan:
         self.open_connections = 0
 
     def count(self, kind: type[Command]) -> int:
-        """How many commands of a kind have been carried out."""
+        """How many commands of a kind have been executed."""
         return sum(isinstance(command, kind) for command in self.sent)
 
 
 class FaultyConnection:
-    """A real connection, used through the plan."""
+    """A real connection, with the faults of a plan."""
 
     def __init__(self, connection: Connection, plan: Plan) -> None:
         self._connection = connection
@@ -61,11 +62,11 @@ class FaultyConnection:
         plan.open_connections += 1
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry the commands out, unless the plan refuses; answer, unless the plan loses the reply."""
+        """Execute the commands, unless the plan refuses them; return the outcomes, unless the plan loses the reply."""
         plan = self._plan
         plan.before(commands)
         if plan.refuse is not None and any(isinstance(command, plan.refuse) for command in commands):
-            raise StoreUnavailable("refused by the test's plan")
+            raise StoreUnavailable("refused by the test's plan: nothing was executed")
         outcomes = self._connection.execute(commands)
         plan.sent.extend(commands)
         plan.batches.append(len(commands))
@@ -74,11 +75,11 @@ class FaultyConnection:
         if lost is not None and any(isinstance(command, lost) for command in commands):
             plan.lose_reply_of = None
             plan.lost.append(lost.__name__)
-            raise StoreUnavailable("the reply was lost by the test's plan", ambiguous=True)
+            raise StoreUnavailable("the test's plan lost the reply: the commands were executed", ambiguous=True)
         return outcomes
 
     def close(self) -> None:
-        """Close the real one."""
+        """Close the real connection."""
         if not self._closed:
             self._closed = True
             self._plan.open_connections -= 1
@@ -86,7 +87,7 @@ class FaultyConnection:
 
 
 class FaultyStore:
-    """A real store, reached through the plan."""
+    """A real store, with the faults of a plan."""
 
     def __init__(self, store: Any, plan: Plan) -> None:
         self._store = store
@@ -96,11 +97,11 @@ class FaultyStore:
         return getattr(self._store, name)
 
     def connect(self, role: Role) -> Connection:
-        """A connection with the plan in the way."""
+        """A connection with the faults of the plan."""
         return FaultyConnection(self._store.connect(role), self._plan)
 
     def reopen(self) -> Store:
-        """The same store for the child of a fork, with the plan still in the way."""
+        """The same store for the child of a fork, with the same plan."""
         return FaultyStore(self._store.reopen(), self._plan)
 
 
@@ -109,7 +110,7 @@ _patching = threading.Lock()
 
 @contextmanager
 def clients_open(opening: Callable[..., Store]) -> Iterator[None]:
-    """Clients that are made inside open their store in this way."""
+    """Clients that are created in the block open their store with this function."""
     before = vars(base)["open_store"]
     setattr(base, "open_store", opening)  # noqa: B010  (a name that the module does not export)
     try:
@@ -120,7 +121,7 @@ def clients_open(opening: Callable[..., Store]) -> Iterator[None]:
 
 @contextmanager
 def planned(opening: Callable[..., Store] = open_store) -> Iterator[Plan]:
-    """Clients that are made inside go through the plan."""
+    """Inject faults into the clients that are created in the block. Yields the plan."""
     plan = Plan()
 
     def through_the_plan(url: str, **options: Any) -> Store:
@@ -129,7 +130,7 @@ def planned(opening: Callable[..., Store] = open_store) -> Iterator[Plan]:
     with _patching, clients_open(through_the_plan):
         yield plan
     if plan.open_connections:
-        raise AssertionError("a connection was left open")
+        raise AssertionError(f"{plan.open_connections} connections to the store were not closed")
 
 
 class ClockMissing(HoldfastError):
@@ -137,56 +138,57 @@ class ClockMissing(HoldfastError):
 
 
 class SkewedClock:
-    """The wall clock of other processes, which `set` moves for all of them in the same instant.
+    """The wall clock of other processes, which `set` moves for all of them at the same instant.
 
-    It is libfaketime, preloaded, so on Linux only. Who is started by `start` lives by it, and ends with the block; also
-    who is started with `env`, a server for example: `servers.valkey(env=clock.env)`. Clocks that cannot be set
-    (monotonic, boot time) stay real, as on a host whose clock is set.
+    It preloads libfaketime, so it works on Linux only. Processes that are started by `start` use it, and are killed at
+    the end of the block. Processes that are started with `env` use it too, for example a server:
+    `servers.valkey(env=clock.env)`. Clocks that cannot be set (monotonic, boot time) stay real, as on a host whose
+    clock is set.
     """
 
     SETTLING = 0.005
-    """Seconds; Valkey counts by itself for up to a millisecond before it looks at the clock again."""
-    OBJECTS = Path("/dev/shm")  # noqa: S108  (where the library keeps two objects a process)
+    """Seconds that `set` waits: Valkey caches its clock for up to a millisecond."""
+    OBJECTS = Path("/dev/shm")  # noqa: S108  (libfaketime keeps two objects per process there)
 
     def __init__(self, offset: float = 0.0) -> None:
         library = _faketime()
         if library is None:
             raise ClockMissing(
-                "libfaketime is not installed, or was not built for this system: the clock cannot be moved. Install it "
-                f"with\n    {shlex.quote(sys.executable)} -m pip install libfaketime"
+                "libfaketime is not installed, or was not built for this system, so the clock cannot be moved. Install "
+                f"it with\n    {shlex.quote(sys.executable)} -m pip install libfaketime"
             )
         self._processes: list[subprocess.Popen[str]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-clock-"))
         self._folder.chmod(0o755)  # a server may run as another user
-        self._hands = self._folder / "clock"
+        self._offset_file = self._folder / "clock"
         preload = shutil.copy(library, self._folder)
         Path(preload).chmod(0o755)
         self.set(offset)
         self.env = {
             "LD_PRELOAD": preload,
-            "FAKETIME_TIMESTAMP_FILE": str(self._hands),
+            "FAKETIME_TIMESTAMP_FILE": str(self._offset_file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             "NO_FAKE_STAT": "1",
         }
-        """What a process needs in its environment to live by this clock."""
+        """The environment variables that make a process use this clock."""
 
     def set(self, offset: float) -> None:
-        """Put the clock so many seconds ahead of the true time, or behind it with a minus.
+        """Set the clock so many seconds ahead of the true time; a negative offset sets it behind.
 
-        Whoever looks at it after this has returned sees it moved.
+        Every process that reads the clock after this call has returned gets the new time.
         """
-        fresh = self._hands.with_suffix(".new")
+        fresh = self._offset_file.with_suffix(".new")
         fresh.write_text(f"{offset:+.6f}")
         fresh.chmod(0o644)
-        fresh.replace(self._hands)
+        fresh.replace(self._offset_file)
         time.sleep(self.SETTLING)
 
     def start(
         self, command: Sequence[str], *, stdin: int | IO[str] | None = None, stdout: int | IO[str] | None = None
     ) -> subprocess.Popen[str]:
-        """Start a process that lives by this clock; it is killed at the end, if it is still there."""
+        """Start a process that uses this clock; it is killed at the end of the block if it is still running."""
         process = subprocess.Popen(  # noqa: S603  (the test's own command)
             command, env={**os.environ, **self.env}, stdin=stdin, stdout=stdout, text=True
         )
@@ -194,12 +196,12 @@ class SkewedClock:
         return process
 
     def forget(self, pid: int) -> None:
-        """Remove what the library of a killed process could not."""
+        """Remove the shared-memory objects that libfaketime could not remove in a killed process."""
         for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
             (self.OBJECTS / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Kill what was started here. Whoever still lives by the clock sees the true time from now on."""
+        """Kill the processes that were started here. Other processes with this clock read the true time from now on."""
         for process in self._processes:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
@@ -218,7 +220,7 @@ class SkewedClock:
 
 
 def _faketime() -> Path | None:
-    """The library within its package, found without importing it."""
+    """The path of the library in its package, found without importing the package; None if there is none."""
     spec = importlib.util.find_spec("libfaketime")
     if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
         return None

@@ -1,8 +1,8 @@
-"""The plugin for pytest: clients on a private store, and a clock that the test moves.
+"""The pytest plugin: fixtures for clients on a private store, and for a clock that the test moves.
 
-`holdfast` and `async_holdfast` are clients on a store that no other test sees; `holdfast_store` is that store, for
-further clients; `holdfast_clock` makes time a thing of the test. `--holdfast-url`, or `holdfast_url` in the ini
-file, says where the store is; without it, in memory.
+`holdfast` and `async_holdfast` are clients on a store that no other test uses. `holdfast_store` is that store, for
+further clients. `holdfast_clock` is a virtual clock that the test moves. The option `--holdfast-url`, or `holdfast_url`
+in the ini file, is the address of the store; the default is a memory store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 pytest.register_assert_rewrite("holdfast.testing.suite")
 
-from ..client import AsyncClient, Client  # noqa: E402  (what follows may be rewritten, so it must not come first)
+from ..client import AsyncClient, Client  # noqa: E402  (after the line above, so that pytest can rewrite its asserts)
 from ..stores import open_store, redacted  # noqa: E402
 from ..stores.contract import Store  # noqa: E402
 from .clock import VirtualClock  # noqa: E402
@@ -27,7 +27,7 @@ DEFAULT_URL = "memory://{test}"
 
 
 class _Elsewhere:
-    """A store as another process sees it: callers who use it do not meet the others at the local gate."""
+    """A store as another process sees it: its callers do not share a local queue with those of other clients."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -42,10 +42,10 @@ def _open_elsewhere(url: str, **options: Any) -> Any:
 
 
 class StoreUnderTest:
-    """A store of one test's own. `client()` and `async_client()` make further clients, closed at its end.
+    """The store of one test. `client()` and `async_client()` create further clients, closed at the end of the test.
 
-    Each of them behaves as if it were in a process of its own. Two clients that are made by `Client(url)` are what
-    they are: two of one process, whose callers meet before they go to the store.
+    Each of these clients behaves as if it were in its own process. Two clients that are created by `Client(url)` are
+    two clients of one process: their callers share a local queue.
     """
 
     def __init__(self, url: str, namespace: str) -> None:
@@ -56,21 +56,21 @@ class StoreUnderTest:
         self._closing.callback(self.store.close)
 
     def client(self, **options: Any) -> Client:
-        """One more client on this store, as another process would have it."""
+        """Create one more client on this store, as if it were in another process."""
         with clients_open(_open_elsewhere):
             client = Client(self.url, **{"namespace": self.namespace, **options})
         self._closing.callback(client.close)
         return client
 
     def async_client(self, **options: Any) -> AsyncClient:
-        """One more asynchronous client on this store. It need not be closed by whoever asked for it."""
+        """Create one more async client on this store. It is closed at the end of the test."""
         with clients_open(_open_elsewhere):
             client = AsyncClient(self.url, **{"namespace": self.namespace, **options})
-        self._closing.callback(client._shut)  # noqa: SLF001  (its event loop is gone by then, so not by await)
+        self._closing.callback(client._shut)  # noqa: SLF001  (no await: its event loop is closed by then)
         return client
 
     def close(self) -> None:
-        """Close every client that was made here, and the store."""
+        """Close every client that was created here, and the store."""
         self._closing.close()
 
     def __str__(self) -> str:
@@ -81,10 +81,10 @@ class StoreUnderTest:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option and the line of the ini file."""
+    """Add the option `--holdfast-url` and the ini setting `holdfast_url`."""
     text = (
-        "where tests that use Holdfast have their store; {folder} is the test's own folder and {test} a name of its "
-        "own (default: in memory)"
+        "address of the store for tests that use Holdfast; {folder} is replaced by the test's temporary folder, {test} "
+        "by a name that is unique to the test (default: a memory store)"
     )
     parser.getgroup("holdfast").addoption("--holdfast-url", default=None, metavar="URL", help=text)
     parser.addini("holdfast_url", text, default="")
@@ -92,16 +92,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def holdfast_clock() -> Iterator[VirtualClock]:
-    """A clock that stands still until the test moves it, for all clients and stores that are made in the test."""
+    """A clock that stands still until the test moves it, for all clients and stores that the test creates."""
     with installed(VirtualClock()) as clock:
         yield clock
 
 
 @pytest.fixture
 def holdfast_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreUnderTest]:
-    """The store beneath the clients of this test. `$HOLDFAST_URL` is its address, for code that makes its own.
+    """The store of this test's clients. `$HOLDFAST_URL` is its address, for code that creates its own client.
 
-    On a store that all tests share, such code must be told the `namespace` too: else it is in `default`, with others.
+    If all tests share one store, pass the `namespace` to such code too: otherwise it uses `default`, as other tests do.
     """
     clock = request.getfixturevalue("holdfast_clock") if "holdfast_clock" in request.fixturenames else None
     template = request.config.getoption("holdfast_url") or request.config.getini("holdfast_url") or DEFAULT_URL
@@ -124,11 +124,11 @@ def holdfast_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def holdfast(holdfast_store: StoreUnderTest) -> Client:
-    """A client on a store that no other test sees. It is closed at the end of the test."""
+    """A client on a store that no other test uses. It is closed at the end of the test."""
     return holdfast_store.client()
 
 
 @pytest.fixture
 def async_holdfast(holdfast_store: StoreUnderTest) -> AsyncClient:
-    """An asynchronous client on a store that no other test sees, for any event loop. It is closed at the end."""
+    """An async client on a store that no other test uses, for any event loop. It is closed at the end of the test."""
     return holdfast_store.async_client()

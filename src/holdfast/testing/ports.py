@@ -1,9 +1,9 @@
-"""Ports for servers and proxies in tests: the system chooses, and nobody else gets the port while it is held.
+"""Ports for servers and proxies in tests: the system chooses a port, and no other process gets it while it is held.
 
-A port that was merely seen to be free can be taken by the time it is used; worse, while a server is down, a client
-that keeps trying can be given the server's port as its own and reach itself. So the port stays bound by a socket that
-does not listen. Linux lets a server listen beside it; elsewhere the port is only chosen, and who starts there tries
-again.
+A port that is free when it is chosen can be in use a moment later. Worse, while a server is down, a client that keeps
+connecting can get the server's port as its own source port and connect to itself. So a socket that does not listen
+keeps the port bound. On Linux a server can listen on the port beside that socket. On other systems the port is only
+chosen, and a server that cannot use it is started again on another port.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HOLDS = sys.platform.startswith("linux")
 
 
 class HeldPort:
-    """A port of this machine's own address, kept for one server.
+    """A port on 127.0.0.1 that is reserved for one server.
 
     >>> port = HeldPort()
     >>> with port.listen() as listening:
@@ -32,13 +32,13 @@ class HeldPort:
             self._holding.close()
 
     def listen(self) -> socket.socket:
-        """A socket that listens there."""
+        """A socket that listens on this port."""
         listening = _bound(self.number)
         listening.listen(128)
         return listening
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._holding.close()
 
 

@@ -1,4 +1,4 @@
-"""Real processes for tests: a script that says what it does on its standard output, line by line."""
+"""Real processes for tests: each runs a script that reports on its standard output, line by line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def say(*words): print(*words, flush=True)
 
 
 class Process:
-    """A Python process that runs a script after the prelude, and is talked to by lines."""
+    """A Python process that runs the prelude and a script, and exchanges lines with the test."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         self.popen = subprocess.Popen(  # noqa: S603  (this interpreter, and the test's own script)
@@ -29,27 +29,27 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self.popen.pid
 
     def hear(self) -> str:
-        """The next line that the process says; empty when it has ended."""
+        """The next line that the process prints; empty when it has ended."""
         assert self.popen.stdout is not None  # noqa: S101  (a pipe)
         return self.popen.stdout.readline().strip()
 
     def tell(self, line: str = "") -> None:
-        """Give it a line to read."""
+        """Send a line to its standard input."""
         assert self.popen.stdin is not None  # noqa: S101  (a pipe)
         self.popen.stdin.write(line + "\n")
         self.popen.stdin.flush()
 
     def kill(self) -> None:
-        """End it by SIGKILL, and wait until it is dead."""
+        """Send SIGKILL, and wait until the process has ended."""
         self.popen.kill()
         self.popen.wait()
 
     def end(self) -> None:
-        """Kill it and close the pipes."""
+        """Kill the process and close the pipes."""
         self.kill()
         for pipe in (self.popen.stdin, self.popen.stdout):
             if pipe is not None:
@@ -58,7 +58,7 @@ class Process:
 
 @contextmanager
 def running(script: str, *arguments: str) -> Iterator[Process]:
-    """A process that is dead at the end of the block."""
+    """A process that is killed at the end of the block."""
     process = Process(script, *arguments)
     try:
         yield process

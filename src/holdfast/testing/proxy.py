@@ -4,9 +4,9 @@
         client = connect(proxy.url_for(server.url))
         proxy.stall()
 
-It knows no protocol: a request is what the client sends until the server answers. Every order is in force when its
-method returns, for the connections that are there and for those to come. One thread does all the work, and ends with
-the block.
+The proxy knows no protocol: a request is everything that a client sends until the server answers. A fault is active
+when the method that sets it returns, for open and for new connections. One thread does all the work, and ends with the
+block.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ Direction = Literal["to_server", "to_client"]
 
 _CHUNK = 65_536
 _FULL = 1_048_576
-"""Bytes on the way in one direction, from which on the sender has to wait."""
+"""Bytes buffered in one direction; above this the proxy stops reading, so the sender has to wait."""
 _REMEMBERED = 65_536
-"""Bytes of a request that are searched for what `drop_next_reply` names."""
+"""How many bytes of a request are searched for the `containing` of `drop_next_reply`."""
 _RESET = struct.pack("ii", 1, 0)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class _Way:
-    """One direction of one connection: what was read at `source`, and when it may go to `sink`."""
+    """One direction of one connection: the bytes read from `source`, and when each may be sent to `sink`."""
 
     def __init__(self, direction: Direction, source: socket.socket, sink: socket.socket) -> None:
         self.direction, self.source, self.sink = direction, source, sink
         self.queue: deque[tuple[float, bytes]] = deque()
-        """Empty bytes stand for the end."""
+        """Empty bytes mark the end of the stream."""
         self.size = 0
         self.ended = False
-        """There is nothing more to read."""
+        """The source has reached its end."""
         self.done = False
-        """The end was passed on."""
+        """The end was forwarded to the sink."""
 
     def put(self, data: bytes, due: float) -> None:
         self.queue.append((due, data))
@@ -59,7 +59,7 @@ class _Way:
 
 
 class _Link:
-    """One connection: two sockets and two ways."""
+    """One connection: two sockets and two directions."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client, self.server = client, server
@@ -71,9 +71,9 @@ class _Link:
         self.request = b""
         self.loses_its_reply = False
         self.lossy = False
-        """Bytes are missing in it, so it is of no use any more."""
+        """Bytes of this connection were dropped, so it cannot be used any more."""
         self.cut_off = False
-        """The client is gone, the server may finish."""
+        """The client side is closed; the server may still finish."""
 
     def close(self, *, reset: bool) -> None:
         for end in (self.client, self.server):
@@ -81,7 +81,7 @@ class _Link:
 
 
 class Proxy:
-    """A way to one server, on a port of its own. Close it, or use it as a context manager."""
+    """A proxy to one server, on its own port. Close it, or use it as a context manager."""
 
     host = LOCALHOST
 
@@ -90,17 +90,17 @@ class Proxy:
         found = socket.getaddrinfo(target_host, target_port, type=socket.SOCK_STREAM)[0]
         self._family, self._address = found[0], found[4]
         self.connections = 0
-        """How many were accepted so far."""
+        """Connections accepted so far."""
         self.requests = 0
-        """How many requests were let through so far."""
+        """Requests forwarded so far."""
         self.bytes_to_server = 0
-        """Passed on to the server so far."""
+        """Bytes forwarded to the server so far."""
         self.bytes_to_client = 0
-        """Passed on to clients so far."""
+        """Bytes forwarded to clients so far."""
         self.bytes_dropped = 0
-        """Read and thrown away so far."""
+        """Bytes read and dropped so far."""
         self.replies_dropped = 0
-        """How often `drop_next_reply` has struck."""
+        """Replies that `drop_next_reply` has dropped so far."""
         self._links: list[_Link] = []
         self._stalled = False
         self._delay = 0.0
@@ -119,20 +119,20 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="holdfast-proxy", daemon=True)
         self._thread.start()
 
-    # -- where it is ------------------------------------------------------------------------------------------
+    # -- address ----------------------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
-        """Where clients connect to, on 127.0.0.1."""
+        """The port on 127.0.0.1 that clients connect to."""
         return self._held.number
 
     @property
     def open_connections(self) -> int:
-        """How many connections of clients there are now."""
+        """How many connections of clients are open now."""
         return sum(not link.cut_off for link in list(self._links))
 
     def url_for(self, url: str) -> str:
-        """The same URL, with this proxy in the place of the server.
+        """The same URL, with the address of this proxy instead of the server's.
 
         >>> with Proxy("127.0.0.1", 5432) as proxy:
         ...     url = proxy.url_for("postgresql://me:secret@127.0.0.1:5432/db?x=1")
@@ -141,50 +141,50 @@ class Proxy:
         """
         parts = urlsplit(url)
         if parts.port is not None and parts.port != self.target[1]:
-            raise ValueError(f"this proxy leads to port {self.target[1]}, and the URL to port {parts.port}")
+            raise ValueError(f"this proxy forwards to port {self.target[1]}, but the URL has port {parts.port}")
         person, at, _ = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{person}{at}{self.host}:{self.port}").geturl()
 
     # -- faults -----------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Reset all connections, now. What was on the way is lost; new connections are welcome."""
+        """Reset all connections, now. Bytes that were buffered are lost; new connections are accepted."""
         self._order(self._cut)
 
     def refuse(self) -> None:
-        """Accept no new connections, as if no server were there; the open ones stay."""
+        """Refuse new connections, as if no server were running; the open ones stay."""
         self._order(self._refuse)
 
     def stall(self) -> None:
-        """Leave all bytes where they are, both ways. Connections stay open, and new ones are accepted."""
+        """Forward nothing in either direction. Connections stay open, and new ones are accepted."""
         self._order(lambda: setattr(self, "_stalled", True))
 
     def delay(self, seconds: float) -> None:
-        """Pass everything on that much later, in each direction. What is on the way already is not held up."""
+        """Forward everything that much later, in each direction. Bytes that are buffered already are not delayed."""
         if seconds < 0:
-            raise ValueError("nothing arrives before it was sent")
+            raise ValueError("a delay must not be negative: nothing arrives before it was sent")
         self._order(lambda: setattr(self, "_delay", seconds))
 
     def half_open(self, lost: Direction = "to_client") -> None:
-        """Drop everything in one direction, also the end of a connection, and tell nobody."""
+        """Drop everything in one direction, also the end of a connection; neither side is notified."""
         if lost not in {"to_client", "to_server"}:
             raise ValueError(f"a direction is 'to_client' or 'to_server', not {lost!r}")
         self._order(lambda: setattr(self, "_dropped", lost))
 
     def drop_next_reply(self, containing: bytes = b"") -> None:
-        """Let the next request through, swallow its answer, and cut that connection for the client.
+        """Forward the next request, drop its reply, and reset that connection for the client.
 
-        With `containing`, the next request with these bytes in it. The server gets the whole request and the end of
-        the connection, so that it carries the request out. `replies_dropped` tells when it has happened.
+        With `containing`, the next request with these bytes in it. The server receives the whole request and then the
+        end of the connection, so it executes the request. `replies_dropped` counts the dropped replies.
         """
         self._order(lambda: setattr(self, "_armed", containing))
 
     def go_on(self) -> None:
-        """End all faults. What was stalled goes on; connections in which bytes are missing are reset."""
+        """End all faults. Stalled bytes are forwarded; connections that have lost bytes are reset."""
         self._order(self._go_on)
 
     def close(self) -> None:
-        """Reset what is open, and give the port back."""
+        """Reset all connections, and release the port."""
         if self._thread.is_alive():
             with suppress(RuntimeError):
                 self._order(lambda: setattr(self, "_closing", True))
@@ -201,7 +201,7 @@ class Proxy:
         return f"<Proxy on {self.host}:{self.port} to {self.target[0]}:{self.target[1]}>"
 
     def _order(self, what: Callable[[], None]) -> None:
-        """Have it done by the thread, between two of its steps."""
+        """Run a function in the proxy's thread, between two of its steps."""
         done = threading.Event()
         self._orders.put((what, done))
         with suppress(OSError):
@@ -210,7 +210,7 @@ class Proxy:
             if not self._thread.is_alive() and not done.is_set():
                 raise RuntimeError("the proxy is closed")
 
-    # -- what the thread does ---------------------------------------------------------------------------------
+    # -- the proxy's thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -242,7 +242,7 @@ class Proxy:
             done.set()
 
     def _set_interests(self) -> None:
-        """Wait for exactly what can be used now. A fault is mostly this: not to look."""
+        """Wait only for the sockets that can be used now. Most faults are sockets that are not selected."""
         now = time.monotonic()
         wanted: dict[socket.socket, tuple[int, _Link | None]] = {}
         if self._listening is not None:
@@ -289,7 +289,7 @@ class Proxy:
         while self._listening is not None:
             try:
                 client, _ = self._listening.accept()
-            except OSError:  # nobody is there, or gone again
+            except OSError:  # no server is running, or it has just ended
                 return
             self.connections += 1
             server = socket.socket(self._family)
@@ -350,7 +350,7 @@ class Proxy:
             self._armed, link.loses_its_reply = None, True
 
     def _lose_reply(self, link: _Link, data: bytes) -> None:
-        """The client is cut off at the first byte of its answer; the server reads on to the end of what was sent."""
+        """Reset the client at the first byte of its reply; the server still reads everything that was sent."""
         self.bytes_dropped += len(data)
         if not link.cut_off:
             self.replies_dropped += 1
@@ -392,7 +392,7 @@ class Proxy:
             self._links.remove(link)
             link.close(reset=reset)
 
-    # -- orders -----------------------------------------------------------------------------------------------
+    # -- commands to the thread -------------------------------------------------------------------------------
 
     def _cut(self) -> None:
         if self._listening is not None:

@@ -1,4 +1,4 @@
-"""What the ids of runs tell of attempts: a later attempt of a workflow starts its children under ids of their own.
+"""Ids of children that contain the attempt: a later attempt of a workflow starts its children under other ids.
 
 This is about children without an `id=`, and about what they start: `top/mid` is `top/mid.attempt-2` in the second
 attempt of `top`, and its child is `top/mid.attempt-2/leaf`.
@@ -22,7 +22,7 @@ def marked(child: str, attempt: int) -> str:
 
 
 def is_marked(run: str) -> bool:
-    """Whether a run is of a later attempt of a run above it."""
+    """Whether a run was started by a later attempt of a run above it."""
     return _MARK.search(run) is not None
 
 

@@ -1,8 +1,8 @@
-"""The children of a run, for its driver: cancels that must arrive, and children that an earlier attempt has started.
+"""The children of a run, for its driver: cancels that must be delivered, and children of earlier attempts.
 
 A cancel is sent again until it is answered, and a run does not end before that. From the second attempt of a workflow
-on, a child may be there already: a living one is adopted, a completed one keeps its result, any other begins anew. One
-that another run has started is refused, also where that run was the same code in another attempt.
+on, a child may exist already: a child that has not ended is adopted, a completed child keeps its result, any other is
+restarted. A child that another run has started is refused, also if that run was the same code in another attempt.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
 from .driver_host import DriverHost, EarlierAttempts, Reclaimed
 from .queries import RunQueries
+from .recorder import Barrier
 from .replay import Replay
 
 RETRY_SECONDS = 0.2
-"""How long a command about a child waits that found the store away."""
-
-Barrier = tuple[int, int]
-"""An effect begins when so many journal entries and so many writes of children and attributes are stored."""
+"""Seconds until a command about a child is sent again after the store could not be reached."""
 
 
 class Children:
-    """What a driver still has to do about the children of its run."""
+    """The commands that a driver must send about the children of its run."""
 
     def __init__(
         self,
@@ -38,7 +36,7 @@ class Children:
         settled: Callable[[], None],
         refused: Callable[[Outcome | HoldfastError], None],
     ) -> None:
-        """`settled` is called when something was answered, `refused` when the run cannot be driven on here."""
+        """`settled` is called when a command was answered, `refused` when the run cannot be driven here any longer."""
         self._host, self._code, self._settled, self._refused = host, code, settled, refused
         self._gave_up = False
         self._cancels: deque[tuple[Barrier, str]] = deque()
@@ -46,22 +44,22 @@ class Children:
         self._left = False
         self.reclaiming = 0
         """How many children are being looked up that an earlier attempt may have started."""
-        self.gone: set[str] = set()
-        """Children that had ended, or were never there, when they were to be cancelled."""
+        self.ended: set[str] = set()
+        """Children that had ended, or never existed, when they were to be cancelled."""
 
     @property
     def busy(self) -> bool:
-        """Whether something must be answered before the run may be parked or ended."""
+        """Whether a command must be answered before the run may be parked or ended."""
         return bool(self._cancels or self._unanswered or self.reclaiming)
 
     def cancel(self, child: str, barrier: Barrier) -> None:
-        """Cancel a child as soon as this is reached."""
+        """Cancel a child as soon as this barrier is reached."""
         self._cancels.append((barrier, child))
 
     def send(self, reached: Callable[[Barrier], bool]) -> None:
-        """Send the cancels whose moment has come. The id of a child that was refused is that of another run.
+        """Send the cancels whose barrier is reached, except to children that were refused: their ids are other runs'.
 
-        A child that is being looked up may be refused yet.
+        A child that is being looked up may still be refused, so its cancel waits.
         """
         while self._cancels and reached(self._cancels[0][0]) and self._cancels[0][1] not in self._code.unclaimed:
             _, child = self._cancels.popleft()
@@ -70,9 +68,9 @@ class Children:
                 self._cancel(child)
 
     def give_up(self, stored_with: dict[str, Barrier]) -> None:
-        """The run fails, and no child is started any more: cancel those that are stored, or are about to be.
+        """The run fails, and starts no further child: cancel the children that are stored or are being stored.
 
-        The others are not this run's children: their ids may be those of other runs.
+        All others are not children of this run: their ids may be those of other runs.
         """
         never = {new.id for new in self._code.unstarted} | self._code.unclaimed
         left = [child for _, child in self._cancels if child not in never or child in stored_with]
@@ -80,7 +78,7 @@ class Children:
         self._gave_up = True
 
     def leave(self) -> None:
-        """Send nothing more, and ignore what is still answered."""
+        """Send nothing more, and ignore late answers."""
         self._left = True
         self._cancels.clear()
 
@@ -99,7 +97,7 @@ class Children:
                 self._refused(answer)
                 return
             if isinstance(answer, RunRefused) or (isinstance(answer, Posted) and not answer.run.living):
-                self.gone.add(child)
+                self.ended.add(child)
             self._unanswered -= 1
             self._settled()
 
@@ -107,7 +105,7 @@ class Children:
             self._host.send(PostEvent(run=child, event=RunEvent(kind="cancel", key=key)), answered)
 
     def reclaim(self, new: NewRun) -> None:
-        """Look whether an earlier attempt has started this child, and make it ready for this one."""
+        """Look up whether an earlier attempt has started this child, and prepare it for this attempt."""
         self.reclaiming += 1
         self._code.unclaimed.add(new.id)
         self._reclaim(new)
@@ -118,7 +116,7 @@ class Children:
         def answered(answer: Reclaimed | HoldfastError) -> None:
             if self._left:
                 return
-            if isinstance(answer, StoreUnavailable | RunLocked):  # locked: somebody else revives it at this moment
+            if isinstance(answer, StoreUnavailable | RunLocked):  # locked: another caller is reviving it
                 self._host.emit("record_failed", run=code.run.id, error=str(answer))
                 self._host.later(RETRY_SECONDS, lambda: self._reclaim(new))
                 return
@@ -138,10 +136,10 @@ class Children:
             self._host.reclaim(code.run.id, new, EarlierAttempts(code.earlier, restarted=code.restarted), answered)
 
 
-def reclaim(asking: RunQueries, parent: str, new: NewRun, before: EarlierAttempts) -> Flow[Reclaimed]:
-    """Make a child ready that an earlier attempt of its parent may have started, or say that it is absent.
+def reclaim(queries: RunQueries, parent: str, new: NewRun, before: EarlierAttempts) -> Flow[Reclaimed]:
+    """Prepare a child that an earlier attempt of its parent may have started, or return that it is absent.
 
-    Raises what keeps the child from running.
+    Raises the error that keeps the child from running.
     """
     outcome, _ = yield from send(ReadRun(run=new.id))
     assert isinstance(outcome, RunSeen)  # noqa: S101
@@ -151,18 +149,18 @@ def reclaim(asking: RunQueries, parent: str, new: NewRun, before: EarlierAttempt
     if child.parent != parent:
         if child.root == new.root and same_but_for_attempts(child.parent, parent):
             raise _of_another_attempt(parent, child)
-        return "absent"  # the id is another run's: the start is refused
+        return "absent"  # another run has this id: the start will be refused
     if (child.workflow, outcome.claim.entries[0]) != (workflow_of(new.type), new.input):
         raise RunExists(
             f"the run {parent!r} started the child {new.id!r} with another workflow or input, in an earlier attempt or "
-            "before it was restarted. The child was left as it is. Give it an id that contains what differs "
+            "before it was restarted. The child was not changed. Give it an id that contains what differs "
             "(ctx.attempt), or start a new run instead of restarting this one.",
             run_id=new.id,
             status=child.status,
         )
     if child.living:
         return "ready"
-    own, _ = yield from asking.see(parent, history=True)  # after the child, so that no end of it is missed
+    own, _ = yield from queries.see(parent, history=True)  # after the child, so that no end of it is missed
     ends = {event.key: event.number for event in own.events if event.kind == "child"}
     number = ends.get(ended_key(child))
     if number is None:  # forgotten by a restart; or by a retry, which revives the child itself
@@ -170,21 +168,21 @@ def reclaim(asking: RunQueries, parent: str, new: NewRun, before: EarlierAttempt
     elif child.status == "completed":
         number = before.events + 1
     if number <= before.events:
-        yield from asking.revive(new.id, restart=True, fence=child.fence)
+        yield from queries.revive(new.id, restart=True, fence=child.fence)
     return "ready"
 
 
 def _of_another_attempt(parent: str, child: Run) -> RunExists:
     """The error for a child that the same code has started in another attempt of a run above it.
 
-    A store tells the end of a child to the run that started it, and to no other: an adopted child would end unheard.
+    A store notifies only the run that started a child of its end: the end of an adopted child would never arrive.
     """
     between = first_that_differs(parent, child.parent)
     return RunExists(
         f"the run {child.id!r} was started by {child.parent!r}, and this is {parent!r}, the same code in another "
-        f"attempt. Only the run that started a child is told of its end, so the child was left as it is "
+        f"attempt. Only the run that started a child receives its end, so the child was not changed "
         f"({child.status}). Put retry= on the workflow that starts this child: then completed children keep their "
-        f"results. To begin all of them anew, give the run {between!r} an id=, too, or put ctx.run_id into the id of "
+        f"results. To restart all of them, also give the run {between!r} an id=, or put ctx.run_id into the id of "
         "this child.",
         run_id=child.id,
         status=child.status,

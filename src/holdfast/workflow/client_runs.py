@@ -1,4 +1,4 @@
-"""`client.runs`: start, look at and speak to runs from anywhere, without driving them. For Django, Flask and scripts.
+"""`client.runs`: start, read, signal and cancel runs from any process, without driving them: Django, Flask, scripts.
 
 A workflow is given by its definition or by its name; the process needs no engine and none of the workflow's code.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import builtins
 from collections.abc import Coroutine, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar, overload
 
-from ..rules.runs.record import Scalar
+from ..rules.runs.outcomes import Started
+from ..rules.runs.record import NewRun, Scalar
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow
 from ..runtime.runners import run, run_async
+from ..runtime.threads import in_thread
 from ..validation import Duration
 from .definition import Workflow
 from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
@@ -24,14 +27,24 @@ T = TypeVar("T")
 
 
 class AsyncRunQueries:
-    """What an asynchronous client and an engine can be asked about runs alike."""
+    """The methods about runs that an asynchronous client and an engine have in common."""
 
     def _ready(self) -> RunQueries:
-        """Who asks; raises when that is closed."""
+        """The queries of this client; raises when it is closed."""
         raise NotImplementedError
 
     async def _run(self, flow: Flow[T]) -> T:
         return await run_async(flow, self._ready().client.runtime.batchers)
+
+    async def _start_within(
+        self, connection: Any, new: NewRun, workflow: Workflow[Any, Any] | str, *, require_definition: bool
+    ) -> Started:
+        """Start a run in the transaction that is open on a connection, which is used in another thread meanwhile."""
+        queries = self._ready()
+        begin = partial(queries.start_within, connection, new, workflow=workflow, require_definition=require_definition)
+        started = await in_thread(begin, name="holdfast-transaction")
+        await self._run(queries.look_for_workers_of(started.run))
+        return started
 
     async def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
@@ -56,24 +69,24 @@ class AsyncRunQueries:
         return await self._run(self._ready().list(wanted, after=after, limit=limit))
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
-        """Send a signal to a living run. It is kept until the run reads it; with the same key it counts once."""
+        """Send a signal to a run that has not ended. It is kept until the run reads it; one key counts once."""
         await self._run(self._ready().signal(run_id, name, payload, idempotency_key))
 
     async def cancel(self, run_id: str) -> None:
-        """Ask a run to stop, wherever it is; its `finally` blocks have half a minute."""
+        """Cancel a run, wherever it is driven; its `finally` blocks have half a minute."""
         await self._run(self._ready().cancel(run_id))
 
     async def retry(self, run_id: str) -> RunInfo:
-        """Let a run that failed go on from the step that failed it."""
+        """Continue a failed run from the step that failed."""
         return await self._run(self._ready().revive(run_id, restart=False))
 
     async def restart(self, run_id: str) -> RunInfo:
-        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
         return await self._run(self._ready().revive(run_id, restart=True))
 
 
 class _BaseRuns:
-    """What both colours have in common."""
+    """What the sync and the async form have in common."""
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
@@ -185,11 +198,11 @@ class Runs(_BaseRuns):
         return run(self._asking.list(wanted, after=after, limit=limit), self._client.runtime.batchers)
 
     def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
-        """Send a signal to a living run."""
+        """Send a signal to a run that has not ended."""
         run(self._asking.signal(run_id, name, payload, idempotency_key), self._client.runtime.batchers)
 
     def cancel(self, run_id: str) -> None:
-        """Ask a run to stop."""
+        """Cancel a run."""
         run(self._asking.cancel(run_id), self._client.runtime.batchers)
 
     @overload
@@ -199,16 +212,16 @@ class Runs(_BaseRuns):
     def result(
         self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, Any] | None = None
     ) -> Any:
-        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         output = Any if workflow is None else workflow.output_type
         return run(self._asking.result(run_id, output, checked_timeout(timeout)), self._client.runtime.batchers)
 
     def retry(self, run_id: str) -> RunInfo:
-        """Let a run that failed go on from the step that failed it."""
+        """Continue a failed run from the step that failed."""
         return run(self._asking.revive(run_id, restart=False), self._client.runtime.batchers)
 
     def restart(self, run_id: str) -> RunInfo:
-        """Let a run begin anew with a new history. Raises `RunLocked` while somebody drives it."""
+        """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
         return run(self._asking.revive(run_id, restart=True), self._client.runtime.batchers)
 
 
@@ -228,6 +241,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        connection: Any = None,
     ) -> str: ...
     @overload
     async def start(
@@ -238,6 +252,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        connection: Any = None,
     ) -> str: ...
     @overload
     async def start(
@@ -249,6 +264,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        connection: Any = None,
         require_definition: bool = False,
     ) -> str: ...
     async def start(
@@ -260,14 +276,21 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        connection: Any = None,
         require_definition: bool = False,
     ) -> str:
         """Start a run, which an engine will drive, and return its id.
 
-        With `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
+        With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
+        used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`). With
+        `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
         """
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
         options["priority"] = priority
+        if connection is not None:
+            new = self._asking.new_run(workflow, input, **options)
+            started = await self._start_within(connection, new, workflow, require_definition=require_definition)
+            return started.run.id
         return await self._run(self._start(workflow, input, **options, require_definition=require_definition))
 
     @overload
@@ -285,6 +308,6 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         *,
         workflow: Workflow[Any, Any] | None = None,
     ) -> Any:
-        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         output = Any if workflow is None else workflow.output_type
         return await self._run(self._asking.result(run_id, output, checked_timeout(timeout)))

@@ -1,4 +1,4 @@
-"""What workflow code holds: `ctx`. What it does goes through here, and is the same in every life of its run."""
+"""The `ctx` of workflow code. Its methods give the same results whenever a run is replayed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StepInfo(msgspec.Struct, frozen=True):
-    """What a step can know of itself. The idempotency key is the same whenever this step of this run is tried."""
+    """What a step knows about itself. The idempotency key is the same in every attempt of this step of this run."""
 
     run_id: str
     step_id: str
@@ -46,7 +46,7 @@ class StepInfo(msgspec.Struct, frozen=True):
 
     @property
     def idempotency_key(self) -> str:
-        """Hand this to whoever carries out an effect, so that it is carried out once."""
+        """Give this to the service that executes an effect, so that the effect happens once."""
         return f"{self.run_id}:{self.step_id}"
 
 
@@ -54,13 +54,13 @@ _current_step: ContextVar[StepInfo | None] = ContextVar("holdfast_step", default
 
 
 def step_scope(info: StepInfo) -> None:
-    """From here on this is the body of a step, and not workflow code."""
+    """From here on the code that runs is the body of a step, not workflow code."""
     _current_step.set(info)
     current_context.set(None)
 
 
 def current_step() -> StepInfo:
-    """What is known of the step whose body is running."""
+    """The step whose body is running."""
     info = _current_step.get()
     if info is None:
         raise InvalidOption("there is no step here: current_step() is for the body of a step")
@@ -124,7 +124,7 @@ class Context(ContextLocks):
     def __init__(self, code: Replay, *, seed: str) -> None:
         self._code = code
         self._counts: dict[str, int] = {}
-        self._unfit: dict[str, InvalidValue] = {}  # signals that were taken and could not be read, by name
+        self._unfit: dict[str, InvalidValue] = {}  # signals that could not be read, by name
         self._random = random.Random(seed)
         self.run_id = code.run.id
         self.workflow_name = workflow_of(code.run.type)
@@ -168,7 +168,7 @@ class Context(ContextLocks):
         **options: Any,
     ) -> Coroutine[Any, Any, R]: ...
     async def step(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
-        """Run a function once and record what it returns; after a crash the record is taken instead.
+        """Run a function once and record its result; after a crash the recorded result is used.
 
         `retry=Retry(...)` and `timeout=` (of one attempt) are for the step; all other arguments are for the function.
         """
@@ -183,7 +183,7 @@ class Context(ContextLocks):
             if inspect.iscoroutine(function):
                 function.close()
             raise InvalidWorkflow(
-                f"the step {name!r} is given {function!r} to call, which is no function: hand over the function and "
+                f"the step {name!r} is given {function!r} to call, which is no function: give the function and "
                 "its arguments, ctx.step(name, function, *args)"
             )
         return await self._call(name, function, args, options, retry=retry, timeout=timeout)
@@ -195,12 +195,12 @@ class Context(ContextLocks):
     async def transaction(self, name: str, function: Callable[..., R], *args: Any) -> R:
         """Run `function(connection, *args)` and record its result in one transaction of the store's own database.
 
-        What it writes through the connection is written exactly once, whatever crashes.
+        What it writes through the connection is written exactly once, also after a crash.
         """
         if not self._code.transactional:
             raise NotInWorkflow(
-                "ctx.transaction needs a store on whose database your own tables can be: SQLite or PostgreSQL. "
-                "Elsewhere use ctx.step, and current_step().idempotency_key to make its effect happen once."
+                "ctx.transaction needs a store that is a database for your own tables too: SQLite or PostgreSQL. "
+                "On this store use ctx.step, and current_step().idempotency_key to make its effect happen once."
             )
         if inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(f"the transaction {name!r} runs in a thread: it must be a plain function, not async")
@@ -261,29 +261,29 @@ class Context(ContextLocks):
     # -- time and chance --------------------------------------------------------------------------------
 
     def now(self) -> datetime:
-        """The time of the workflow: when the last thing was delivered to it."""
+        """The time of the workflow: that of the last result or event that it received."""
         self._code.check()
         return EPOCH + timedelta(microseconds=self._code.loop.now)
 
     def random(self) -> float:
-        """A number between 0 and 1, the same in every life."""
+        """A number between 0 and 1, the same on every replay."""
         self._code.check()
         return self._random.random()
 
     def uuid4(self) -> uuid.UUID:
-        """A random id, the same in every life."""
+        """A random id, the same on every replay."""
         self._code.check()
         return uuid.UUID(int=self._random.getrandbits(128), version=4)
 
     async def sleep(self, duration: Duration) -> None:
-        """Wait for so long, across crashes; a run that waits for long costs one row."""
+        """Wait for a duration, also across crashes; a run that waits for long costs one row."""
         if self._code.over:
             await self._code.out()
         self._code.check()
         await asyncio.sleep(seconds(duration, what="a sleep"))
 
     async def sleep_until(self, when: datetime) -> None:
-        """Wait until a moment, which must say its time zone."""
+        """Wait until a moment, given with its time zone."""
         if self._code.over:
             await self._code.out()
         if not isinstance(when, datetime) or when.tzinfo is None:
@@ -320,7 +320,7 @@ class Context(ContextLocks):
     @overload
     def signals(self, name: str, *, type: Any = None) -> Coroutine[Any, Any, list[Any]]: ...
     async def signals(self, name: str, *, type: Any = None) -> list[Any]:
-        """Take all signals of this name that are there now, in their order, without waiting; maybe none.
+        """Return all signals of this name that have arrived, in their order, without waiting; maybe none.
 
         `type` is what each payload is read as; without it, it is plain JSON. Where one cannot be read so, those before
         it are returned, and the next call raises `InvalidValue` for it.
@@ -350,7 +350,7 @@ class Context(ContextLocks):
     async def start_child(
         self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None
     ) -> ChildHandle[Any]:
-        """Start a run of another workflow as a child of this one, and go on."""
+        """Start a run of another workflow as a child of this one, and continue."""
         if self._code.over:
             await self._code.out()
         self._code.check()
@@ -394,14 +394,14 @@ class Context(ContextLocks):
         return decode_value(text, output, what=f"the result of the run {id!r}")
 
     async def set_attributes(self, **attributes: Scalar) -> None:
-        """Set what this run can be found by in listings; what is not named stays as it is."""
+        """Set attributes by which lists find this run; attributes that are not named stay."""
         if self._code.over:
             await self._code.out()
         self._code.set_attributes(checked_attributes(attributes))
 
 
 class ReplayLogger(logging.LoggerAdapter[logging.Logger]):
-    """Logs what happens, once: it is silent while a history is replayed."""
+    """A logger that is silent while a history is replayed, so that each line is logged once."""
 
     def __init__(self, logger: logging.Logger, code: Replay) -> None:
         super().__init__(logger, {"run_id": code.run.id})
@@ -409,9 +409,9 @@ class ReplayLogger(logging.LoggerAdapter[logging.Logger]):
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802  (the name is logging's)
         """Whether this would be logged now."""
-        told = self._code.replaying and self._code.run.claims > 1  # by an earlier life
+        told = self._code.replaying and self._code.run.claims > 1  # by an earlier claim
         return not told and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Say which run it is."""
+        """Add the run to the message."""
         return f"[{self._code.run.id}] {msg}", kwargs

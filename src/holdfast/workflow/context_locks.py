@@ -1,4 +1,4 @@
-"""The locks of a run, as its code takes them: `async with ctx.mutex("account-42") as lease`."""
+"""The locks of a run, as its code acquires them: `async with ctx.mutex("account-42") as lease`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def scoped(code: Replay, key: str, scope: Scope) -> str:
     elif scope == "execution":
         owner = code.run.root or code.run.id
     else:
-        raise InvalidOption(f"the scope of a lock is one of {', '.join(SCOPES)}, not {scope!r}")
+        raise InvalidOption(f"scope={scope!r}: the scope of a lock is one of {', '.join(SCOPES)}")
     return checked_key(f"{scope}/{owner.replace('%', '%25').replace('/', '%2F')}/{key}")
 
 
 class ContextLock(AsyncOnly):
-    """A lock that is taken by a run, at the beginning of an `async with`, and given back at its end."""
+    """A lock that a run acquires at the beginning of an `async with`, and releases at its end."""
 
     def __init__(
         self,
@@ -54,39 +54,39 @@ class ContextLock(AsyncOnly):
         self._inside: dict[asyncio.Task[Any] | None, list[RunLockScope]] = {}
 
     async def __aenter__(self) -> RunLease:
-        place = await self._code.replay_locks.take(
+        lock = await self._code.replay_locks.acquire(
             key=self.key, kind=self._kind, permits=self._permits, weight=self._weight, ttl=self._ttl
         )
-        lease = place.future.result()
-        self._inside.setdefault(asyncio.current_task(), []).append(RunLockScope(place, lease))
+        lease = lock.future.result()
+        self._inside.setdefault(asyncio.current_task(), []).append(RunLockScope(lock, lease))
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         block = self._inside[asyncio.current_task()].pop()
-        self._code.replay_locks.give(block.place)
+        self._code.replay_locks.release(block.lock)
         block.leave(error)
 
 
 class ContextReadWriteLock:
-    """Two sides of one key: many readers or one writer, in order of arrival."""
+    """A read-write lock: many readers or one writer, in order of arrival."""
 
     def __init__(self, code: Replay, key: str, *, lease: Duration | None = None) -> None:
         self.key = key
         self._code, self._lease = code, lease
 
     def read(self) -> ContextLock:
-        """The side that many may have at a time."""
+        """The lock for reading, which many runs may hold at a time."""
         return ContextLock(self._code, self.key, kind="rw", permits=ALL, weight=1, lease=self._lease)
 
     def write(self) -> ContextLock:
-        """The side that one has alone."""
+        """The lock for writing, which one run holds alone."""
         return ContextLock(self._code, self.key, kind="rw", permits=ALL, weight=ALL, lease=self._lease)
 
 
 class ContextLockSet(AsyncOnly):
-    """Several locks, taken one after the other in the order of their keys, whatever order they were named in."""
+    """Several locks, acquired one after the other in the order of their keys, whatever the order of the arguments."""
 
     def __init__(self, locks: dict[str, ContextLock]) -> None:
         self._locks = locks
@@ -105,24 +105,24 @@ class ContextLockSet(AsyncOnly):
 
 
 class ContextLocks:
-    """The part of a context that makes locks."""
+    """The part of a context that creates locks."""
 
     _code: Replay
 
     def mutex(self, key: str, *, scope: Scope = "workflow", lease: Duration | None = None) -> ContextLock:
-        """A lock that one run has at a time: `async with ctx.mutex("account-42") as lease`.
+        """A lock that one run holds at a time: `async with ctx.mutex("account-42") as lease`.
 
-        `scope` says who meets at the key: all runs of this `workflow`, this run and its children (`execution`), or
-        everybody (`global`), also processes with `client.lock(key)`. It is the run's until the block ends, through
-        crashes and days of sleep. With `lease=` it also ends so long after it was last renewed, which is done while the
-        run is driven; then the block is left with `LeaseLost`.
+        The key is shared, by `scope`, with all runs of this `workflow`, with the parents and children of this run
+        (`execution`), or with all runs and all processes that use `client.lock(key)` (`global`). The run holds the lock
+        until the block ends, through crashes and days of sleep. With `lease=` it also expires so long after its last
+        renewal; it is renewed while the run is driven. If it expires, the block is left with `LeaseLost`.
         """
         return ContextLock(self._code, scoped(self._code, key, scope), lease=lease)
 
     def semaphore(
         self, key: str, *, permits: int, scope: Scope = "workflow", lease: Duration | None = None
     ) -> ContextLock:
-        """A lock that as many runs have at a time as it has permits."""
+        """A lock that as many runs hold at a time as it has permits."""
         return ContextLock(
             self._code,
             scoped(self._code, key, scope),
@@ -132,11 +132,11 @@ class ContextLocks:
         )
 
     def rwlock(self, key: str, *, scope: Scope = "workflow", lease: Duration | None = None) -> ContextReadWriteLock:
-        """A lock with two sides: `async with ctx.rwlock("doc-7").read()`, or `.write()`."""
+        """A read-write lock: `async with ctx.rwlock("doc-7").read()`, or `.write()`."""
         return ContextReadWriteLock(self._code, scoped(self._code, key, scope), lease=lease)
 
     def locks(self, *keys: str, scope: Scope = "workflow", lease: Duration | None = None) -> ContextLockSet:
-        """Several mutexes at once, always taken in one order, so that two runs cannot wait for each other.
+        """Several mutexes at once, always acquired in one order, so that two runs cannot wait for each other.
 
         `async with ctx.locks("a", "b") as leases` gives a lease for each key.
         """

@@ -1,8 +1,8 @@
-"""`ctx.state`: values that outlive a step, by their scope.
+"""`ctx.state`: values that are kept between steps, by their scope.
 
 `workflow` and `execution` are the slots of `client.state`, shared with other runs and with processes outside. A change
-is written in the same atomic step as its entry in the run's journal, so it is made once, whatever crashes. `session`
-is the run's own: it lives in the workflow's memory, and every life of the run brings it to the same place.
+is written in the same atomic step as its entry in the run's journal, so it is made once, whatever crashes. `session` is
+private to the run: it is kept in the workflow's memory, and every replay computes the same value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 Change = Callable[[str, Address, Decide[Any], Any], Awaitable[Any]]
-"""Changes a slot, or looks at it, as a step: by what name, where, how, and the type of what comes of it."""
+"""Changes or reads a slot, as a step: its name, the slot, the function that decides, and the type of the result."""
 UNWRITTEN = PendingValue("", 0, None, fresh=True)
 
 
@@ -43,7 +43,7 @@ class RunStates:
         return self._shared(("execution", self._code.run.root, checked_key(key)), initial, type)
 
     def session(self, key: str, initial: Any = NOTHING, *, type: Any = None) -> SessionState[Any]:
-        """A value of this run alone, which no other run and no child sees. Its methods are not awaited."""
+        """A value of this run alone, which no other run and no child can read. Its methods are not awaited."""
         return SessionState(self._code, checked_key(key), self._session, initial=initial, type=type)
 
     def _shared(self, address: Address, initial: Any, type: Any) -> RunState[Any]:
@@ -64,7 +64,7 @@ class RunState(AsyncState[T]):
 
 
 class SessionState(SyncState[T]):
-    """A value of one run, in its workflow's memory."""
+    """A value of one run, in the memory of its workflow."""
 
     def __init__(self, code: Replay, key: str, values: dict[str, PendingValue], *, initial: object, type: Any) -> None:
         self._code, self._values = code, values

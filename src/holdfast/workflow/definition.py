@@ -7,7 +7,7 @@ inside a run it becomes a recorded step, called outside it is itself.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from copy import copy
 from functools import update_wrapper
@@ -165,6 +165,16 @@ class Workflow(Generic[I, O]):
         return f"<workflow {self.type}>"
 
 
+if TYPE_CHECKING:
+
+    class StepResult(Awaitable[R], Any):  # type: ignore[misc]
+        """What a plain step returns: inside a run an awaitable for its result, outside the result itself.
+
+        A type checker cannot know where a call stands. Awaited, this is the type of the result; everywhere else it is
+        compatible with any type.
+        """
+
+
 class Step(Generic[P, R]):
     """A function that is recorded when it is called inside a run, and is itself outside."""
 
@@ -199,18 +209,20 @@ class Step(Generic[P, R]):
         bound.function = MethodType(self.function, instance)
         return bound
 
-    def __call__(self, *args: P.args, **options: P.kwargs) -> Any:
+    def __call__(self, *args: P.args, **options: P.kwargs) -> StepResult[R]:
         """Inside a run: an awaitable for the recorded result. Outside: whatever the function returns."""
         context = current_context.get()
         if context is None:
-            return self.function(*args, **options)
+            result: StepResult[R] = self.function(*args, **options)
+            return result
         call: Any
         if args and isinstance(args[0], type) and self._is_class_method_of(args[0]):
             call = context.call(self.__get__(args[0], type(args[0])), args[1:], options)
         else:
             call = context.call(self, args, options)
-        call.__qualname__ = self.name  # for the warning of one who forgets to await it
-        return call
+        call.__qualname__ = self.name  # for the warning about a step that is not awaited
+        recorded: StepResult[R] = call
+        return recorded
 
     def _is_class_method_of(self, owner: type[Any]) -> bool:
         """Whether `@classmethod` is above this step there: since Python 3.13 that calls it with the class itself."""
@@ -240,8 +252,9 @@ class AsyncStep(Step[P, R]):
         def __get__(self: AsyncStep[Concatenate[S, Q], R], instance: S, owner: type[Any]) -> AsyncStep[Q, R]: ...
         def __get__(self, instance: Any, owner: type[Any]) -> Any: ...
 
-        def __call__(self, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, R]:  # noqa: D102
-            ...
+        def __call__(  # type: ignore[override]  # noqa: D102
+            self, *args: P.args, **options: P.kwargs
+        ) -> Coroutine[Any, Any, R]: ...
 
 
 class _StepMaker:

@@ -1,16 +1,15 @@
-"""Drives one run: delivers what comes, records it under the fence, and begins effects.
+"""Drives one run: delivers events and results to its workflow code, begins its effects, and parks or ends it.
 
-Everything here happens in plain callbacks of the engine's event loop, never in a task, because the workflow's own loop
-runs inside. What is delivered goes into the journal in the order of its delivery, with at most one record under way. An
-effect (a step, a word to a child) begins when everything that was delivered before it is durable. A driver that is
-refused, or told to leave, begins nothing more and records nothing more.
+Everything happens in plain callbacks of the engine's event loop, never in a task, because the loop of the workflow code
+runs inside of them. Every delivery goes into the journal, in order, through the `Recorder`. An effect (a step, a cancel
+of a child) begins when everything that was delivered before it is stored. A driver that is refused by the store, or
+leaves its run, begins nothing more and records nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,28 +18,25 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from ..commands.runs import RecordRun
-from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, StoreUnavailable, WorkflowFailed
-from ..platform import elapsed
+from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, WorkflowFailed
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import Claim, Recorded, RunRefused
 from ..rules.runs.record import End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
-from .children import Barrier, Children
+from .children import Children
 from .context import SlotWork, StepCall
 from .definition import Workflow
 from .driver_host import DriverHost
-from .driver_locks import DriverLocks, Make
+from .driver_locks import DriverLocks, MakeEntry
 from .driver_state import DriverState
 from .failures import failure_of, is_one_of, refusal_in
 from .limits import exceeded
 from .pause import Pause, pause_of
 from .queries import RESTART
-from .replay import OF_LOCKS, Replay
+from .recorder import RETRY_SECONDS, Barrier, Recorder
+from .replay import LOCK_EVENTS, Replay
 from .step_runner import StepRunner, TransactionResult
-
-RETRY_SECONDS = 0.2
-"""How long a record waits that found the store away."""
 
 _log = logging.getLogger("holdfast.workflow")
 
@@ -49,7 +45,7 @@ Delivery = Callable[[], None]
 
 
 class Driver:
-    """One run in the hands of this process."""
+    """One run that is driven by this process."""
 
     def __init__(self, host: DriverHost, workflow: Workflow[Any, Any], claim: Claim) -> None:
         self.host, self.workflow = host, workflow
@@ -58,51 +54,39 @@ class Driver:
         self.end: Ending | None = None
         self.idle_since = host.now()
         self.finished = asyncio.Event()
-        self.rested = asyncio.Event()
+        self.became_idle = asyncio.Event()
         self._code = Replay(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
+        self._recorder = Recorder(host, self._code, claim.run, self._recorded, self._refused)
         self._steps = StepRunner(host, claim.run.id, self._step_reported, self._flush)
         self._slots = DriverState(host, self._steps)
         self._driver_locks = DriverLocks(host, claim.run, self._deliver_made, self._advance)
-        self._sent = 0.0  # when the record that is under way was sent
-        # The events that it had seen when it last said that it is stuck; -1: it did not say so.
-        self._stuck_at = -1 if claim.run.stuck is None else claim.run.stuck.seen
-        self._seen = claim.run.posted
-        self._fresh: list[str] = []  # delivered, and not yet on their way to the store
-        self._delivered = self._durable = claim.run.length
-        self._effects: deque[tuple[Barrier, int, Callable[[], None]]] = deque()
-        self._written = self._floor = 0  # writes of children and attributes: that are stored, that must be
         self._children = Children(host, self._code, self._children_settled, self._refused)
-        self._pause: Pause | None = None  # between two attempts of the workflow
-        self._attempt_begun = ""  # the entry with which this driver began an attempt after others
         self._claim = claim
-        self._looks = self._looked_for = 0  # how often events are to be asked for, and were
-        self._looked = 0  # the last timer of length 0 before whose end the store was asked for events
+        self._seen = claim.run.posted
+        self._effects: deque[tuple[Barrier, int, Callable[[], None]]] = deque()
         self._transactions: deque[StepCall] = deque()
         self._backlog: deque[Delivery] = deque()
-        self._busy = True  # not begun, delivering, or a transaction has the journal
-        self._recording: RecordRun | None = None
-        self._writing = self._looking = 0  # what `_written` and `_looked` are when it is answered
-        self._records = 0
-        self._mark = secrets.token_hex(4)  # one worker may drive a run twice under one fence: their records differ
+        self._pause: Pause | None = None  # between two attempts of the workflow
+        self._busy = True  # not begun, delivering, or a transaction is writing the journal
         self._draining = False
-        self._due: int | None = None  # when its host is to wake it
+        self._due: int | None = None  # the time that was last given to `host.wake_at`
 
-    # -- from the worker --------------------------------------------------------------------------------
+    # -- called by the worker ---------------------------------------------------------------------------
 
     def begin(self, claim: Claim) -> None:
-        """Replay the history, and go on from there."""
+        """Replay the history, and continue from there."""
         self._driver_locks.replay_locks = self._code.replay_locks
         try:
             self._pause = pause_of(claim.entries)
         except Exception as error:  # as below
             self._fail(error)
         if self._pause is None and claim.run.length == 1 and claim.run.last.startswith(RESTART):
-            self._begin_attempt(seen=0)  # children of the history that was removed may be there
+            self._begin_attempt(seen=0)  # children of the removed history may exist
         elif self._pause is None:
             self._replay(claim.entries, claim.events)
         else:
             self._code.attempt, self._code.earlier = self._pause.attempt, self._pause.earlier
-            self._code.hear(claim.events)
+            self._code.receive(claim.events)
             for child in self._pause.entry.children:  # an earlier driver may have crashed before it sent these cancels
                 self._children.cancel(child, (0, 0))
         self._busy = False
@@ -113,49 +97,51 @@ class Driver:
         if self.end is None:
             try:
                 code.replay(entries, events)
-            except Exception as error:  # whatever it is: the run has failed, and is not left in the air
+            except Exception as error:  # whatever it is: the run is recorded as failed, and does not hang
                 self._fail(error)
         code.replaying = False
         self._driver_locks.replay_locks = code.replay_locks
         if self.end is None:
             self._driver_locks.begin(self._claim.held, self._claim.events)
         if code.after_others:
-            wanted, code.unstarted = code.unstarted, []
-            for new in wanted:
+            unstarted, code.unstarted = code.unstarted, []
+            for new in unstarted:
                 self.reclaim(new)
         if not code.unstarted and code.attributes is None:
-            self._written = code.writes
+            self._recorder.writes_are_stored()
         for call in code.calls.values():
             self.called(call)
 
     def _begin_attempt(self, seen: int) -> None:
-        """Begin an attempt after others. That goes into the journal with whatever goes there first."""
+        """Begin a later attempt, or the first one after a restart. Its entry is written with the next record.
+
+        A retry by hand must know that there were earlier attempts, because their children may exist. So the entry is
+        written even if this attempt fails at once.
+        """
         claim, self._pause = self._claim, None
-        begun = self._attempt_begun = j.encode_entry(j.AttemptBegun(at=self.host.now(), seen=seen))
-        self._fresh.append(begun)
-        self._delivered += 1
+        begun = self._recorder.append(j.AttemptBegun(at=self.host.now(), seen=seen), keep=True)
         self._replay((*claim.entries, begun), claim.events)
 
-    def hear(self, events: tuple[RunEvent, ...]) -> None:
-        """Take note of events."""
+    def receive(self, events: tuple[RunEvent, ...]) -> None:
+        """Receive events from the store; those that are known already are skipped."""
         for event in events:
             if event.number > self._seen:
                 self._seen = event.number
                 if self._pause is not None:
                     self._claim = replace(self._claim, events=(*self._claim.events, event))
-                if event.kind in OF_LOCKS:
-                    self._driver_locks.hear(event)
+                if event.kind in LOCK_EVENTS:
+                    self._driver_locks.receive(event)
                 else:
-                    self._code.hear([event])
+                    self._code.receive([event])
         self._advance()
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Time has passed: end the timers that are due."""
         self._due = None
-        self._deliver_when_free(self._time_passes)
+        self._deliver_when_free(self._deliver_due)
 
     def next_time(self) -> int | None:
-        """When time alone brings something, in microseconds since 1970."""
+        """When a timer, a retry or a timeout is due next, in microseconds since 1970."""
         first, stop, deadline = self._code.next_time(), self._code.stop_at, self._deadline()
         if stop is None and deadline is None:
             return first
@@ -163,11 +149,11 @@ class Driver:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way here: it waits for time or for others."""
+        """Whether nothing is in progress here: the run waits for time or for events."""
         return not (
             self._busy
             or self._steps.running
-            or self._recording
+            or self._recorder.under_way
             or self._wants_record()
             or self._effects
             or self.left
@@ -178,46 +164,47 @@ class Driver:
 
     @property
     def length(self) -> int:
-        """How many entries its journal has in the store."""
-        return self._durable
+        """The number of entries that the journal has in the store."""
+        return self._recorder.length
 
-    def look(self) -> None:
-        """Ask the store for events that have come, with the next record, which may be empty."""
-        self._looks += 1
+    def poll(self) -> None:
+        """Read new events with the next record, which may be empty."""
+        self._recorder.poll()
         self._flush()
 
     @property
     def seen(self) -> int:
-        """How many events it knows of."""
+        """The number of the last event that was received."""
         return self._seen
 
     @property
     def ending(self) -> bool:
-        """Whether a record is on its way after which this process does not drive the run."""
-        return self._recording is not None and self._recording.then is not None
+        """Whether a record is under way that parks or ends the run."""
+        record = self._recorder.under_way
+        return record is not None and record.then is not None
 
     @property
     def ended(self) -> Run | None:
-        """The run as it ended here; None if it did not."""
+        """The run as it ended here; None if it did not end here."""
         if self.left != "ended" or not isinstance(self.end, Finish):
             return None
         return replace(self.run, status=self.end.status, result=self.end.result)
 
     @property
     def can_park(self) -> bool:
-        """Whether nothing is under way here, and it has no lock with a lease: such a run stays where it is."""
+        """Whether nothing is in progress, and no lock of the run has a lease: such a lock must be renewed here."""
         return self.idle and not self._driver_locks.leased
 
     def park(self) -> None:
-        """Leave the run to nobody until something is due, if it can be parked."""
+        """Give the run up until it is due or receives an event, if it can be parked."""
         if self.can_park:
             self.end = Park(self.next_time())
             self._flush()
 
     def drain(self) -> None:
-        """Begin no further step, and let another worker go on as soon as those under way are recorded."""
+        """Begin no further step, and release the run to other workers as soon as the running steps are recorded."""
         self._draining = True
-        under_way = self._busy or self._steps.running or self._recording or self._wants_record()
+        under_way = self._busy or self._steps.running or self._recorder.under_way or self._wants_record()
         if self.end is None and self.left is None and not under_way and not self._children.busy:
             self._effects.clear()
             self._transactions.clear()
@@ -225,10 +212,11 @@ class Driver:
             self._flush()
 
     def leave(self, why: Leaving) -> None:
-        """Stop here and now; nothing of it is recorded any more."""
+        """Stop driving the run at once; nothing more is recorded."""
         if self.left is not None:
             return
         self.left = why
+        self._recorder.leave()
         self._steps.stop()
         self._effects.clear()
         self._children.leave()
@@ -237,73 +225,71 @@ class Driver:
         self._driver_locks.leave()
         self._code.over = True
         self.host.later(0, self._code.leave)  # in a callback of its own: the workflow's loop runs in no task
-        self.rested.set()
-        self.host.gone(self)
+        self.became_idle.set()
+        self.host.driver_left(self)
 
-    # -- what the code asks for -------------------------------------------------------------------------
+    # -- called by the workflow code --------------------------------------------------------------------
 
     def called(self, call: StepCall) -> None:
-        """A step begins when everything before it is durable."""
+        """A step was called: it begins when everything before it is stored."""
         self._effect(lambda: self._begin_step(call))
 
     def dropped(self, call: StepCall) -> None:
-        """Nobody waits for a step any more: stop it."""
+        """The code does not wait for a step any more: stop the step."""
         if call.running is not None and self.left is None:
             call.running.cancel()
 
     def cancel_child(self, id: str) -> None:
-        """A child is cancelled, once. The run does not end before that."""
-        self._children.cancel(id, self._barrier())
+        """Cancel a child, once. The run does not end before that was answered."""
+        self._children.cancel(id, self._recorder.barrier())
 
     def reclaim(self, new: NewRun) -> None:
-        """A child is wanted that an earlier attempt of the workflow may have started."""
+        """A child is requested that an earlier attempt of the workflow may have started."""
         self._children.reclaim(new)
 
     def _children_settled(self) -> None:
-        """Something about children was answered."""
+        """A command about a child was answered."""
         if self._code.unstarted:
-            self._floor = self._code.writes
+            self._recorder.require_writes()
         if self._pause is not None:
-            self.end = None  # it depends on that
+            self.end = None  # decide again: the pause depends on the children
         self._advance()
 
     def refused(self, error: NotInWorkflow) -> None:
-        """The code waits for a thread: it cannot go on. Called from that thread."""
+        """The code waits for a thread, so it would wait forever: fail the run. Called from that thread."""
 
         def fail() -> None:
             raise error
 
-        self.host.elsewhere(lambda: self._deliver_when_free(fail))
+        self.host.call_threadsafe(lambda: self._deliver_when_free(fail))
 
     def noted(self, entry: j.AnyEntry) -> None:
-        """What the code did goes into the journal with the next record."""
-        self._fresh.append(j.encode_entry(entry))
-        self._delivered += 1
+        """Write an entry about something that the code did, with the next record."""
+        self._recorder.append(entry)
 
-    # -- going on ---------------------------------------------------------------------------------------
+    # -- deliveries -------------------------------------------------------------------------------------
 
-    def _deliver_made(self, made: Sequence[Make]) -> None:
-        """Deliver what these make when it can be delivered, one after the other; some may make nothing then."""
-        self._backlog += [partial(self._deliver_if_made, make) for make in made]
+    def _deliver_made(self, makers: Sequence[MakeEntry]) -> None:
+        """Deliver the entries that these functions return, one after the other, each when it can be delivered."""
+        self._backlog += [partial(self._deliver_if_made, make) for make in makers]
         self._advance()
 
-    def _deliver_if_made(self, make: Make) -> None:
+    def _deliver_if_made(self, make: MakeEntry) -> None:
         if (entry := make()) is not None:
             self._deliver_new(entry)
 
     def _deliver_new(self, entry: j.AnyEntry) -> None:
-        """Deliver something that is not in the journal yet; it goes there with the next record."""
-        self._fresh.append(j.encode_entry(entry))
-        self._delivered += 1
+        """Deliver an entry that is not in the journal yet; it is written with the next record."""
+        self._recorder.append(entry)
         self._code.deliver(entry)
 
     def _deliver_when_free(self, delivery: Delivery) -> None:
-        """Deliver now, or when the transaction that has the journal is over."""
+        """Deliver now, or when the transaction that is writing the journal has ended."""
         self._backlog.append(delivery)
         self._advance()
 
     def _advance(self) -> None:
-        """Deliver what can be delivered, end the run if its code has ended, and record."""
+        """Deliver everything that can be delivered, end the run if its code has ended, and record."""
         if self.left is not None or self._busy:
             return
         self._busy = True
@@ -328,45 +314,18 @@ class Driver:
         self.idle_since = self.host.now()
         self._flush()
 
-    def _unsettled(self) -> bool:
-        """Whether a workflow that may be tried again must first know which of its children were really started."""
-        under_way = self._recording is not None or self._children.reclaiming or self._code.unstarted
-        return bool(under_way) and self._code.attempt < self.workflow.retry.max_attempts
-
-    def _in_pause(self, pause: Pause) -> None:
-        """Decide how the pause goes on. Only a cancel or the workflow's timeout ends it early."""
-        code, now, deadline = self._code, self.host.now(), self._deadline()
-        if any(event.kind == "cancel" for event in code.inbox.values()):
-            error = asyncio.CancelledError("it was cancelled in the pause between two attempts")
-            self.end = Finish("cancelled", j.write_failure(failure_of(error)))
-        elif deadline is not None and now >= deadline:
-            self.end = Finish("timed_out", j.write_failure(pause.entry.error))
-        elif now < pause.entry.again_at:
-            self.end = Park(pause.entry.again_at)
-        elif self._children.busy or pause.living(code.ends, self._children.gone):
-            self.end = Park(deadline)
-        elif code.root is not None:  # the code of the failed attempt: whoever claims the run next begins anew
-            self.end = Park(now)
-        else:
-            self._begin_attempt(self._seen)
-
-    def _deadline(self) -> int | None:
-        if self.workflow.timeout is None or self._code.end_as is not None:
-            return None
-        return (self.run.started_at or self.run.created_at) + self.workflow.timeout
-
-    def _time_passes(self) -> None:
+    def _deliver_due(self) -> None:
+        """Deliver what is due by the clock: timeouts, ends of timers, retries of steps."""
         code, now = self._code, self.host.now()
         if code.stop_at is not None and now >= code.stop_at:
-            self._finish(
-                code.end_as or "cancelled", WorkflowFailed("it did not end in the time after its cancellation")
-            )
+            error = WorkflowFailed("the workflow did not end within the time that it has after its cancellation")
+            self._finish(code.end_as or "cancelled", error)
             return
         deadline = self._deadline()
         if deadline is not None and now >= deadline:
             self._deliver_new(j.CancelAsked(at=now, event=0))
-        for number in code.loop.innermost():  # whatever the clock says: the store's may have been set back
-            if number <= self._looked and number in code.loop.immediate and not code.done:
+        for number in code.loop.innermost():  # whatever the time is: the store's clock may have been set back
+            if number <= self._recorder.polled and number in code.loop.immediate and not code.done:
                 self._deliver_new(j.TimerEnded(at=now, number=number))
         while not code.done and (timer := code.loop.next_timer()) is not None:
             if round(timer.when() * 1_000_000) > now or timer.immediate:
@@ -379,12 +338,37 @@ class Driver:
 
     # -- the end ----------------------------------------------------------------------------------------
 
+    def _unsettled(self) -> bool:
+        """Whether a workflow that may be retried must first know which of its children were really started."""
+        under_way = self._recorder.under_way is not None or self._children.reclaiming or self._code.unstarted
+        return bool(under_way) and self._code.attempt < self.workflow.retry.max_attempts
+
+    def _in_pause(self, pause: Pause) -> None:
+        """Park or end the run in the pause between two attempts, or begin the next attempt."""
+        code = self._code
+        end = pause.ending(
+            now=self.host.now(),
+            deadline=self._deadline(),
+            cancelled=any(event.kind == "cancel" for event in code.inbox.values()),
+            children=self._children.busy or pause.has_children(code.ends, self._children.ended),
+            in_memory=code.root is not None,
+        )
+        if end is None:
+            self._begin_attempt(self._seen)
+        else:
+            self.end = end
+
+    def _deadline(self) -> int | None:
+        if self.workflow.timeout is None or self._code.end_as is not None:
+            return None
+        return (self.run.started_at or self.run.created_at) + self.workflow.timeout
+
     def _conclude(self) -> None:
-        """The code has ended: decide how."""
+        """The code has ended: decide how the run ends."""
         code, root = self._code, self._code.root
         assert root is not None  # noqa: S101  (it has ended, so it was begun)
         if root.cancelled():
-            self._finish(code.end_as or "failed", asyncio.CancelledError("the workflow's code was cancelled"))
+            self._finish(code.end_as or "failed", asyncio.CancelledError("the workflow code was cancelled"))
         elif (error := root.exception()) is not None:
             self._finish(code.end_as or "failed", refusal_in(error) or error)
         else:
@@ -398,46 +382,41 @@ class Driver:
                 self.end = Finish("completed", text)
 
     def _finish(self, status: End, error: BaseException) -> None:
-        """End as it says, or begin again if the workflow is to be retried."""
+        """End the run with this status, or begin the pause before the next attempt if the workflow is retried."""
         self._stop_effects()
         failure = failure_of(error)
-        retry, tried = self.workflow.retry, self._code.attempt
-        if status == "failed" and tried < retry.max_attempts and not is_one_of(error, retry.give_up_on):
+        retry, attempt = self.workflow.retry, self._code.attempt
+        if status == "failed" and attempt < retry.max_attempts and not is_one_of(error, retry.give_up_on):
             now = self.host.now()
-            again_at = now + round(retry.delay_after(tried, self.host.chance()) * 1_000_000)
+            again_at = now + round(retry.delay_after(attempt, self.host.random()) * 1_000_000)
             deadline = self._deadline()
-            if deadline is not None and again_at >= deadline:  # its time is for all its attempts together
+            if deadline is not None and again_at >= deadline:  # the timeout is for all attempts together
                 self.end = Finish("timed_out", j.write_failure(failure))
                 return
-            self._code.replay_locks.give_all()
+            self._code.replay_locks.release_all()
             children = self._code.children
             entry = j.BegunAgain(at=now, again_at=again_at, error=failure, children=children)
             self.noted(entry)
             for child in children:
-                self._children.cancel(child, self._barrier())
-            self._pause = Pause(entry, attempt=tried, earlier=self._code.earlier)  # `_in_pause` decides how it begins
+                self._children.cancel(child, self._recorder.barrier())
+            self._pause = Pause(entry, attempt=attempt, earlier=self._code.earlier)  # `_in_pause` decides how it begins
         else:
             self.end = Finish(status, j.write_failure(failure))
 
     def _fail(self, error: Exception) -> None:
-        """It cannot go on: the run has failed, and can be retried with other code."""
+        """The run cannot continue: record it as failed. It can be retried with other code."""
         if not isinstance(error, HoldfastError):
-            _log.error("the run %s cannot go on", self.run.id, exc_info=error)
+            _log.error("the run %s failed with an unexpected error; it can be retried", self.run.id, exc_info=error)
         self._stop_effects()
-        # Whoever retries it must know that others have been there: their children may be, too.
-        self._fresh = [entry for entry in self._fresh if entry is self._attempt_begun]
-        under_way = 0 if self._recording is None else len(self._recording.entries)
-        self._delivered = self._durable + under_way + len(self._fresh)
-        children = () if self._recording is None else (new.id for new in self._recording.children)
-        self._children.give_up(stored_with=dict.fromkeys(children, (0, self._writing)))
-        self._floor = 0
+        self._recorder.discard()
+        self._children.give_up(stored_with=self._recorder.children_under_way())
         self._code.unstarted.clear()
-        self._code.replay_locks.lock_requests.clear()  # what it has ends with it
+        self._code.replay_locks.lock_requests.clear()  # the locks of the run end with it
         self._code.attributes = None
         self.end = Finish("failed", j.write_failure(failure_of(error)))
 
     def _stop_effects(self) -> None:
-        """The code has ended: stop its steps, and begin none of those that it still asked for."""
+        """The code has ended: stop its steps, and begin none of those that it requested."""
         self._steps.stop()
         self._effects.clear()
         self._transactions.clear()
@@ -445,20 +424,12 @@ class Driver:
     # -- steps ------------------------------------------------------------------------------------------
 
     def _effect(self, begin: Callable[[], None]) -> None:
-        """Begin this when everything that was delivered before it is durable, and its timeouts of 0 have ended."""
-        self._effects.append((self._barrier(), self._looks_for, begin))
-
-    def _barrier(self) -> Barrier:
-        """What must be stored before an effect that is wanted now begins: all that was delivered or asked for."""
-        return self._delivered, self._code.writes
-
-    def _reached(self, barrier: Barrier) -> bool:
-        delivered, writes = barrier
-        return delivered <= self._durable and max(writes, self._floor) <= self._written
+        """Begin this when everything that was delivered before it is stored, and all timeouts of 0 have ended."""
+        self._effects.append((self._recorder.barrier(), self._recorder.last_immediate, begin))
 
     def _may_begin(self, barrier: Barrier, timer: int) -> bool:
-        """Whether an effect begins now. `timer` is the last timeout of 0 that had not ended when it was asked for."""
-        if self._draining or self._children.reclaiming or not self._reached(barrier):
+        """Whether an effect may begin now. `timer` is the last timeout of 0 that was open when it was requested."""
+        if self._draining or self._children.reclaiming or not self._recorder.reached(barrier):
             return False
         return min(self._code.loop.immediate, default=timer + 1) > timer
 
@@ -466,7 +437,7 @@ class Driver:
         code = self._code
         if code.calls.get(call.id) is not call:
             return
-        if call.attempts == 0 and (tried := code.tries.pop(call.id, None)) is not None:  # in an earlier life
+        if call.attempts == 0 and (tried := code.tries.pop(call.id, None)) is not None:  # before this replay
             call.attempts = tried.attempts
             if tried.again_at > self.host.now():
                 call.again_at = tried.again_at
@@ -481,8 +452,7 @@ class Driver:
             if self._code.calls.get(call.id) is not call:
                 return
             if isinstance(entry, j.Attempted):
-                self._fresh.append(j.encode_entry(entry))
-                self._delivered += 1
+                self._recorder.append(entry)
                 call.again_at = entry.again_at
             else:
                 self._deliver_new(entry)
@@ -498,38 +468,29 @@ class Driver:
             return
         self._busy = True
         call.attempts += 1
-        self._records += 1
-        self._stuck_at = -1
-        record = RecordRun(
-            run=self.run.id,
-            fence=self.run.fence,
-            at=self._durable,
-            request=f"{self.run.fence}.{self._mark}.{self._records}",
-            seen=self._seen,
-        )
-        carry_out = self._slots.change if isinstance(call.function, SlotWork) else self._steps.transact
+        record = self._recorder.transaction(self._seen)
+        execute = self._slots.change if isinstance(call.function, SlotWork) else self._steps.transact
         try:
-            carry_out(call, record, self._transacted)
-        except Exception as error:  # there is no thread for it, perhaps: it is tried again
-            _log.warning("the step %s of the run %s could not begin: %s", call.id, self.run.id, error)
+            execute(call, record, self._transacted)
+        except Exception as error:  # for example, no thread can be started: it is tried again
+            _log.warning("the step %s of the run %s could not begin, and is retried: %s", call.id, self.run.id, error)
             self._transacted(call, TransactionResult(None, None))
 
     def _transacted(self, call: StepCall, result: TransactionResult) -> None:
-        """A transaction is over: what it recorded is delivered, what it raised counts as a failed attempt."""
+        """A transaction has ended: deliver its recorded entry; an exception counts as a failed attempt."""
         self._busy = False
         if self.left is not None:
             return
         answer = result.answer
         if isinstance(answer, Recorded) and result.entry is not None:
             entry = result.entry
-            self._durable += 1
-            self._delivered += 1
+            self._recorder.transaction_recorded()
             self._backlog.appendleft(lambda: self._code.deliver(entry))
-            self.hear(answer.events)
+            self.receive(answer.events)
         elif isinstance(answer, BaseException):
             self._steps.failed(call, answer)
             self._advance()
-        elif answer is None:  # the store was away, and nothing was done
+        elif answer is None:  # the store could not be reached, and nothing was written
             call.attempts -= 1
             self._transactions.appendleft(call)
             self.host.later(RETRY_SECONDS, self._advance)
@@ -539,23 +500,10 @@ class Driver:
     # -- records ----------------------------------------------------------------------------------------
 
     def _wants_record(self) -> bool:
-        code = self._code
-        if (
-            self._fresh
-            or code.unstarted
-            or code.replay_locks.lock_requests
-            or code.attributes is not None
-            or self._ends
-        ):
+        if self._recorder.has_content or self._ends:
             return True
-        if self._looks_for > self._looked or self._looks > self._looked_for:
-            return True
-        return bool(code.replay_locks.places) and self._stuck_at != self._seen and self._stuck() is not None
-
-    @property
-    def _looks_for(self) -> int:
-        """The last timer of length 0. Before it ends, a record that may be empty asks for events that have come."""
-        return max(self._code.loop.immediate, default=0)
+        has_locks = bool(self._code.replay_locks.pending)
+        return has_locks and not self._recorder.reported_stuck(self._seen) and self._stuck() is not None
 
     @property
     def _ends(self) -> bool:
@@ -563,7 +511,7 @@ class Driver:
         return self.end is not None and not self._children.busy
 
     def _flush(self) -> None:
-        """Record what was delivered, and begin the effects for which everything before is durable."""
+        """Record what was delivered, and begin the effects whose barrier is reached."""
         if self.left is not None or self._busy:
             return
         try:
@@ -571,98 +519,53 @@ class Driver:
                 self._effects.popleft()[2]()
         except Exception as error:  # as above
             self._fail(error)
-        self._children.send(self._reached)
-        if self._recording is None and self._wants_record():
+        self._children.send(self._recorder.reached)
+        if self._recorder.under_way is None and self._wants_record():
             self._record()
-        elif self._recording is None and self._transactions and not self._draining:
+        elif self._recorder.under_way is None and self._transactions and not self._draining:
             self._transact(self._transactions.popleft())
         due = None if self.end is not None or self._code.loop.immediate else self.next_time()
         if due != self._due:
             self._due = due
             self.host.wake_at(self, due)
-        if self._code.loop.immediate and self._looks_for <= self._looked and self.end is None:
+        if self._code.loop.immediate and self._recorder.last_immediate <= self._recorder.polled and self.end is None:
             self.host.later(0, self.tick)
         if self.idle:
-            self.rested.set()
-            self.host.resting(self)
+            self.became_idle.set()
+            self.host.driver_idle(self)
 
     def _record(self) -> None:
         code = self._code
-        self._records += 1
-        if code.preface is not None:
-            self._fresh.insert(0, j.encode_entry(code.preface))
-            self._delivered += 1
-            code.preface = None
         then = self.end if self._ends else None
         if isinstance(then, Finish) and then.status != "completed" and code.children and self._pause is None:
-            self._fresh.append(j.encode_entry(j.Left(at=self.host.now(), children=code.children)))
-            self._delivered += 1
-        entries, self._fresh = tuple(self._fresh), []
-        children, code.unstarted = tuple(code.unstarted), []
-        attributes, code.attributes = code.attributes, None
-        lock_requests = tuple(code.replay_locks.lock_requests.values())
-        code.replay_locks.lock_requests.clear()
-        self._driver_locks.given(lock_requests)
-        self._sent = elapsed()
-        self._writing, self._looking = code.writes, self._looks_for
-        self._looked_for = self._looks
-        self._recording = RecordRun(
-            run=self.run.id,
-            fence=self.run.fence,
-            at=self._durable,
-            request=f"{self.run.fence}.{self._mark}.{self._records}",
-            entries=entries,
-            seen=self._seen,
-            then=then,
-            children=children,
-            attributes=attributes,
-            lock_requests=lock_requests,
-            stuck=self._stuck(),
-        )
-        self._stuck_at = -1 if self._recording.stuck is None else self._seen
-        self.host.send(self._recording, self._answered)
+            self._recorder.append(j.Left(at=self.host.now(), children=code.children))
+        self._driver_locks.releasing(code.replay_locks.lock_requests.values())
+        self._recorder.send(seen=self._seen, then=then, stuck=self._stuck())
 
     def _stuck(self) -> tuple[str, ...] | None:
-        """The children that the run waits for, where nothing can bring it on but them and locks; else None."""
+        """The children that the run waits for, if only they and locks can let it continue; else None."""
         others = self._effects or self._children.busy or self._transactions or self._steps.running
         return None if others or isinstance(self.end, Finish) else self._code.stuck()
 
     def _may_be_waited_for(self, command: RecordRun) -> bool:
-        """Whether others may wait for this run: for its end, for what it holds, or behind it in a queue.
+        """Whether others may wait for this run: for its end, for a lock that it holds, or behind it in a queue.
 
         A run that has only just joined a queue, and has nothing else, cannot be a part of a deadlock.
         """
         known = dict(self.run.locks)
-        joined = {ask.number for ask in command.lock_requests if not ask.give and ask.number not in known}
-        places = self._code.replay_locks.places
-        return bool(places and self.run.parent) or not joined.issuperset(places)
-
-    def _answered(self, answer: Outcome | HoldfastError) -> None:
-        command = self._recording
-        if self.left is not None or command is None:
-            return
-        if isinstance(answer, StoreUnavailable):  # sent again as it is: it is recognised if it was carried out
-            self.host.emit("record_failed", run=self.run.id, error=str(answer))
-            self.host.later(RETRY_SECONDS, self._send_again)
-        elif isinstance(answer, Recorded):
-            self._recorded(command, answer)
-        else:
-            self._refused(answer)
+        joined = {lock.number for lock in command.lock_requests if not lock.give and lock.number not in known}
+        pending = self._code.replay_locks.pending
+        return bool(pending and self.run.parent) or not joined.issuperset(pending)
 
     def _refused(self, answer: Outcome | HoldfastError) -> None:
+        """The store refuses this driver: another worker drives the run, or the run has ended."""
         holder = answer.holder if isinstance(answer, RunRefused) else ""
         reason = str(answer) if isinstance(answer, HoldfastError) else "another worker drives it, or it has ended"
         self.host.emit("run_refused", run=self.run.id, workflow=self.workflow.type, reason=reason, holder=holder)
         self.leave("refused")
 
-    def _send_again(self) -> None:
-        if self._recording is not None and self.left is None:
-            self.host.send(self._recording, self._answered)
-
     def _recorded(self, command: RecordRun, answer: Recorded) -> None:
-        self._recording = None
-        self._durable += len(command.entries)
-        self._written, self._looked = max(self._written, self._writing), max(self._looked, self._looking)
+        """A record was stored: apply its answer."""
         if command.attributes is not None:
             self.run = self._code.run = replace(self.run, attributes=command.attributes)
         for new in command.children:
@@ -672,23 +575,23 @@ class Driver:
             self.leave("ended" if isinstance(command.then, Finish) else "parked")
             return
         if command.then is not None and isinstance(self.end, Park) and (self._pause is not None or not self._code.done):
-            self.end = None  # something has come meanwhile
+            self.end = None  # an event has arrived meanwhile
         if answer.taken or answer.limited:
-            self._stuck_at = -1  # the store did not believe it
+            self._recorder.forget_stuck()  # the store did not count the run as stuck
         for child in answer.taken:
             self._code.refuse_child(child, _taken(child))
         for child, verdict in answer.limited.items():
             workflow = next((new.type for new in command.children if new.id == child), child)
             self._code.refuse_child(child, exceeded(workflow_of(workflow), verdict))
-        self._driver_locks.answers(answer.answers, self._sent)
+        self._driver_locks.answered(answer.answers, self._recorder.sent_at)
         if command.stuck is not None and self._may_be_waited_for(command):
-            self.host.stuck(self.run.id)
-        self.hear(answer.events)
+            self.host.search_deadlock(self.run.id)
+        self.receive(answer.events)
 
 
 def _taken(child: str) -> RunExists:
     return RunExists(
-        f"there is another run with the id {child!r}, which this run did not start. It was left as it is. Give the "
+        f"there is another run with the id {child!r}, which this run did not start. That run was not changed. Give the "
         "child another id, or none: then its id begins with that of its parent.",
         run_id=child,
     )

@@ -1,4 +1,4 @@
-"""What a driver needs of whoever drives: time, chance, a way to the store, and somewhere to run step bodies."""
+"""The interface between a driver and its worker: time, randomness, the store, and a place to run step bodies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Answer = Callable[[Outcome | HoldfastError], None]
 Reclaimed = Literal["absent", "ready"]
-"""Whether a child that an earlier attempt may have started is to be started, or is there for this attempt."""
+"""Whether a child that an earlier attempt may have started must be started, or exists for this attempt."""
 
 
 class EarlierAttempts(NamedTuple):
-    """What was before an attempt: events up to this number, and whether a history that a restart has removed."""
+    """What happened before an attempt: events up to this number, and whether a restart has removed a history."""
 
     events: int
     restarted: bool
@@ -36,21 +36,21 @@ class DriverHost(Protocol):
 
     max_bytes: int
     transactional: bool
-    """Whether the store's database can have the user's own writes in the same transaction."""
+    """Whether the user's own writes can be in one transaction with the store's."""
     turns: SlotTurns
     """Which run may change a state slot."""
 
     def now(self) -> int:
-        """The store's time, as well as it is known here."""
+        """The store's time, as far as this process knows it."""
 
-    def chance(self) -> float:
-        """A number between 0 and 1."""
+    def random(self) -> float:
+        """A random number between 0 and 1."""
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call this after a while, unless the worker has ended by then."""
+        """Call this after so many seconds, unless the worker has ended by then."""
 
     def send(self, command: Command, answer: Answer) -> None:
-        """Send a command; the answer comes in a callback of its own."""
+        """Send a command. `answer` is called with its outcome, in a callback of its own."""
 
     def body_of(self, call: StepCall) -> Callable[..., Any]:
         """The function of a step."""
@@ -62,37 +62,37 @@ class DriverHost(Protocol):
         """Run a blocking body in a thread."""
 
     def transact(self, work: Callable[[Any], RecordRun], scope: Scope) -> asyncio.Future[Outcome | None]:
-        """Do work in a transaction of the store's database, in a thread, and carry out the record that it returns.
+        """Call `work` in a transaction of the store's database, in a thread, and execute the record that it returns.
 
-        The answer is that of the record; anything but `Recorded` was rolled back. None: the store was away, and nothing
-        was done. What the work raises is raised.
+        The result is the outcome of the record; anything but `Recorded` was rolled back. None: the store could not be
+        reached, and nothing was written. An exception of `work` is raised.
         """
 
     def emit(self, event: str, **fields: object) -> None:
-        """Tell the outside."""
+        """Emit an event."""
 
     def reclaim(
         self, parent: str, new: NewRun, before: EarlierAttempts, answer: Callable[[Reclaimed | HoldfastError], None]
     ) -> None:
-        """Make a child ready that an earlier attempt of its parent may have started; see `children.reclaim`."""
+        """Prepare a child that an earlier attempt of its parent may have started; see `children.reclaim`."""
 
     def child_started(self, new: NewRun) -> None:
-        """A child was started: emit an event if no living worker knows its workflow."""
+        """A child was started: emit an event if no running worker knows its workflow."""
 
     def renew(self, held: LocalGrant, heartbeats: object) -> Callable[[], None]:
-        """Renew a lock of a run from now on, as long as `heartbeats` is there. What is returned ends that."""
+        """Renew a lock of a run from now on, as long as `heartbeats` exists. The returned function ends that."""
 
-    def elsewhere(self, call: Callable[[], None]) -> None:
-        """Call this on the event loop; for those who are on another thread."""
+    def call_threadsafe(self, call: Callable[[], None]) -> None:
+        """Call this on the event loop; may be used from any thread."""
 
-    def stuck(self, run: str) -> None:
-        """A run waits for nothing but locks and children: see whether that can ever end."""
+    def search_deadlock(self, run: str) -> None:
+        """Check whether a run that waits for nothing but locks and children is in a deadlock."""
 
     def wake_at(self, driver: Driver, due: int | None) -> None:
-        """Let the driver tick at this moment on the store's clock, and at no other; None: at none."""
+        """Call the driver's `tick` at this time of the store's clock, instead of any earlier request; None: never."""
 
-    def resting(self, driver: Driver) -> None:
-        """The driver waits, for time or for others."""
+    def driver_idle(self, driver: Driver) -> None:
+        """The driver waits for time or for events."""
 
-    def gone(self, driver: Driver) -> None:
+    def driver_left(self, driver: Driver) -> None:
         """The driver has left its run."""

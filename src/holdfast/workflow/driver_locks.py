@@ -1,13 +1,13 @@
-"""The locks of a run that is driven here: what the store said of them, and keeping those that have a lease.
+"""The locks of a run that is driven here: the store's answers about them, and the renewal of leases.
 
-A lock without a lease needs nobody to keep it. One with a lease is in the care of the client's keeper while the run is
-driven, which does not depend on the event loop; when it is lost, that is delivered to the run's code.
+A lock without a lease needs no renewal. A lock with a lease is renewed by the client's heartbeat thread, independently
+of the event loop, while the run is driven; its loss is delivered to the run's code.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -24,7 +24,7 @@ from .driver_host import DriverHost
 from .replay_locks import PendingLock, ReplayLocks
 
 RETRY_SECONDS = 0.2
-"""How long the first renewal of a lock waits that found the store away, and an ask of which nothing is known."""
+"""Seconds until a renewal or a request is sent again whose outcome is unknown."""
 
 _KINDS = {
     "mutex": "a mutex",
@@ -34,159 +34,160 @@ _KINDS = {
     "lease": "a lease",
 }
 
-Make = Callable[[], j.AnyEntry | None]
-"""Makes what is to be delivered, at the moment when it can be; None: it is too late for it."""
+MakeEntry = Callable[[], j.AnyEntry | None]
+"""Returns the entry to deliver, at the moment of its delivery; None: the code does not wait for it any more."""
 
 
 class DriverLocks:
-    """The locks of one run, for its driver. What is to be delivered goes through `deliver`, in its order."""
+    """The locks of one run, for its driver. Entries are delivered through `deliver`, in order."""
 
     def __init__(
-        self, host: DriverHost, run: Run, deliver: Callable[[Sequence[Make]], None], again: Callable[[], None]
+        self, host: DriverHost, run: Run, deliver: Callable[[Sequence[MakeEntry]], None], advance: Callable[[], None]
     ) -> None:
-        self._host, self._run, self._deliver, self._again = host, run, deliver, again
-        self._renewed: dict[int, Callable[[], None]] = {}  # how to end the renewal of each
+        self._host, self._run, self._deliver, self._advance = host, run, deliver, advance
+        self._renewed: dict[int, Callable[[], None]] = {}  # functions that end the renewals, by lock
         self._left = False
         self.replay_locks: ReplayLocks
 
     @property
     def leased(self) -> bool:
-        """Whether it has a lock that must be renewed."""
+        """Whether the run holds a lock that must be renewed."""
         return any(
-            place.ask.ttl is not None and place.lease is not None and not place.lease.lost
-            for place in self.replay_locks.places.values()
+            lock.request.ttl is not None and lock.lease is not None and not lock.lease.lost
+            for lock in self.replay_locks.pending.values()
         )
 
     def begin(self, held: Sequence[tuple[int, int]], events: Sequence[RunEvent]) -> None:
-        """After a replay: tell what is lost, and ask for what is waited for, by the same numbers as before."""
+        """After a replay: deliver losses, and request the locks that the code waits for, with the same numbers."""
         tokens = dict(held)
         self.replay_locks.replayed(self._run.locks)
-        for number, place in self.replay_locks.places.items():
-            if place.lease is None or place.lease.lost:
+        for number, lock in self.replay_locks.pending.items():
+            if lock.lease is None or lock.lease.lost:
                 continue
-            if tokens.get(number) != place.lease.token:
-                self._lost(place)
-            elif place.ask.ttl is not None:
-                self._look(place)
+            if tokens.get(number) != lock.lease.token:
+                self._lost(lock)
+            elif lock.request.ttl is not None:
+                self._check(lock)
         for event in events:
             if event.kind == "deadlock":
-                self.hear(event)
+                self.receive(event)
 
-    def hear(self, event: RunEvent) -> None:
-        """Something is to be known of a lock. It is offered, or the run is in a circle: ask again. It is lost: look."""
-        place = self.replay_locks.places.get(int(event.name))
-        if place is None:
+    def receive(self, event: RunEvent) -> None:
+        """An event about a lock: if the run waits for it (an offer, a deadlock), request it again; else check it."""
+        lock = self.replay_locks.pending.get(int(event.name))
+        if lock is None:
             return
-        if place.waits:
+        if lock.waits:
             if event.kind == "deadlock":
-                place.deadlock = event.payload
-            self.replay_locks.lock_requests[place.ask.number] = place.ask
-        elif place.lease is not None and not place.lease.lost and event.kind == "lock":
-            self._look(place)
+                lock.deadlock = event.payload
+            self.replay_locks.lock_requests[lock.request.number] = lock.request
+        elif lock.lease is not None and not lock.lease.lost and event.kind == "lock":
+            self._check(lock)
 
-    def answers(self, answers: Sequence[LockAnswer], sent: float) -> None:
-        """The store has answered asks that were sent at that moment."""
-        made: list[Make] = []
-        for one in answers:
-            place = self.replay_locks.places.get(one.number)
-            if place is None or not place.waits:
+    def answered(self, answers: Sequence[LockAnswer], sent: float) -> None:
+        """The store has answered requests that were sent at that time."""
+        makers: list[MakeEntry] = []
+        for answer in answers:
+            lock = self.replay_locks.pending.get(answer.number)
+            if lock is None or not lock.waits:
                 continue
-            if one.what == "unknown":
-                self._host.later(RETRY_SECONDS, partial(self._ask_again, place))
-            elif one.what == "granted":
-                made.append(partial(self._granted, place, one, sent))
-            elif one.what != "queued" or place.deadlock:
-                made.append(partial(self._refused, place, one))
-        self._deliver(made)
+            if answer.what == "unknown":
+                self._host.later(RETRY_SECONDS, partial(self._request_again, lock))
+            elif answer.what == "granted":
+                makers.append(partial(self._granted, lock, answer, sent))
+            elif answer.what != "queued" or lock.deadlock:
+                makers.append(partial(self._refused, lock, answer))
+        self._deliver(makers)
 
     def leave(self) -> None:
-        """The run is driven here no more: its locks stay its own, and nobody here renews them."""
+        """The run is not driven here any more: it keeps its locks, and this process stops renewing them."""
         self._left = True
         for stop in self._renewed.values():
             stop()
         self._renewed.clear()
 
-    def given(self, lock_requests: Sequence[LockRequest]) -> None:
-        """These are being given back: they are not kept any more."""
-        for one in lock_requests:
-            if one.give and (stop := self._renewed.pop(one.number, None)) is not None:
+    def releasing(self, lock_requests: Iterable[LockRequest]) -> None:
+        """These requests are being sent: stop renewing the locks that they release."""
+        for request in lock_requests:
+            if request.give and (stop := self._renewed.pop(request.number, None)) is not None:
                 stop()
 
-    def _ask_again(self, place: PendingLock) -> None:
-        if not self._left and place.waits and self.replay_locks.places.get(place.ask.number) is place:
-            self.replay_locks.lock_requests[place.ask.number] = place.ask
-            self._again()
+    def _request_again(self, lock: PendingLock) -> None:
+        if not self._left and lock.waits and self.replay_locks.pending.get(lock.request.number) is lock:
+            self.replay_locks.lock_requests[lock.request.number] = lock.request
+            self._advance()
 
-    def _granted(self, place: PendingLock, answers: LockAnswer, sent: float) -> j.AnyEntry | None:
-        if not place.waits:
+    def _granted(self, lock: PendingLock, answer: LockAnswer, sent: float) -> j.AnyEntry | None:
+        if not lock.waits:
             return None
-        if place.ask.ttl is not None:
-            self._keep(place, answers.token, answers.floor, sent)
+        if lock.request.ttl is not None:
+            self._renew(lock, answer.token, answer.floor, sent)
         return j.LockGranted(
-            at=self._host.now(), number=answers.number, key=place.ask.key, token=answers.token, floor=answers.floor
+            at=self._host.now(), number=answer.number, key=lock.request.key, token=answer.token, floor=answer.floor
         )
 
-    def _refused(self, place: PendingLock, answers: LockAnswer) -> j.AnyEntry | None:
-        if not place.waits:
+    def _refused(self, lock: PendingLock, answer: LockAnswer) -> j.AnyEntry | None:
+        if not lock.waits:
             return None
-        ask = place.ask
-        if answers.what == "mismatch":
-            detail = f"{_KINDS.get(answers.found, answers.found)}, and not {_KINDS[ask.kind]}"
-            return j.LockRefused(at=self._host.now(), number=ask.number, why="mismatch", detail=detail)
-        if answers.what == "too_heavy":
-            detail = f"{ask.weight} of {ask.permits} permits were asked for"
-            return j.LockRefused(at=self._host.now(), number=ask.number, why="too_heavy", detail=detail)
-        detail = msgspec.json.decode(place.deadlock, type=str)
-        return j.LockRefused(at=self._host.now(), number=ask.number, why="deadlock", detail=detail)
+        request = lock.request
+        if answer.what == "mismatch":
+            detail = f"{_KINDS.get(answer.found, answer.found)}, and not {_KINDS[request.kind]}"
+            return j.LockRefused(at=self._host.now(), number=request.number, why="mismatch", detail=detail)
+        if answer.what == "too_heavy":
+            detail = f"{request.weight} of {request.permits} permits were requested"
+            return j.LockRefused(at=self._host.now(), number=request.number, why="too_heavy", detail=detail)
+        detail = msgspec.json.decode(lock.deadlock, type=str)
+        return j.LockRefused(at=self._host.now(), number=request.number, why="deadlock", detail=detail)
 
     # -- leases -----------------------------------------------------------------------------------------
 
-    def _keep(self, place: PendingLock, token: int, floor: int, sent: float) -> None:
-        """Have it renewed from now on."""
-        ask = place.ask
-        assert ask.ttl is not None  # noqa: S101
+    def _renew(self, lock: PendingLock, token: int, floor: int, sent: float) -> None:
+        """Renew the lock from now on."""
+        request = lock.request
+        assert request.ttl is not None  # noqa: S101
         held = LocalGrant(
-            key=ask.key,
-            id=attempt_of(self._run.id, ask.number),
+            key=request.key,
+            id=attempt_of(self._run.id, request.number),
             owner=f"run {self._run.id}",
             token=token,
             floor=floor,
-            ttl=ask.ttl,
+            ttl=request.ttl,
             sent=sent,
             expires_at=0,
         )
         this = weakref.ref(self)
 
         def over(held: LocalGrant) -> None:
-            holding = this()
-            if holding is not None and held.state == "lost":
-                holding._host.elsewhere(partial(holding._lost, place))  # noqa: SLF001
+            locks = this()
+            if locks is not None and held.state == "lost":
+                locks._host.call_threadsafe(partial(locks._lost, lock))  # noqa: SLF001
 
         held.when_over(over)
-        self._renewed[ask.number] = self._host.renew(held, self)
+        self._renewed[request.number] = self._host.renew(held, self)
 
-    def _look(self, place: PendingLock) -> None:
-        """See whether the run still has it; and one with a lease, of which nobody here knows how long, is renewed."""
-        ask, lease = place.ask, place.lease
-        if self._left or lease is None or self.replay_locks.places.get(ask.number) is not place:
+    def _check(self, lock: PendingLock) -> None:
+        """Check by a renewal whether the run still holds the lock. A lease is renewed from then on."""
+        request, lease = lock.request, lock.lease
+        if self._left or lease is None or self.replay_locks.pending.get(request.number) is not lock:
             return
         sent = elapsed()
 
         def answered(outcome: Outcome | HoldfastError) -> None:
-            if self._left or self.replay_locks.places.get(ask.number) is not place:
+            if self._left or self.replay_locks.pending.get(request.number) is not lock:
                 return
             if isinstance(outcome, Renewed):
-                if ask.ttl is not None and ask.number not in self._renewed:
-                    self._keep(place, lease.token, lease.floor, sent)
+                if request.ttl is not None and request.number not in self._renewed:
+                    self._renew(lock, lease.token, lease.floor, sent)
             elif isinstance(outcome, StoreUnavailable):
-                self._host.later(RETRY_SECONDS, partial(self._look, place))
+                self._host.later(RETRY_SECONDS, partial(self._check, lock))
             else:
-                self._lost(place)
+                self._lost(lock)
 
-        command = Renew(key=ask.key, id=attempt_of(self._run.id, ask.number), token=lease.token, ttl=ask.ttl)
-        self._host.send(command, answered)
+        attempt = attempt_of(self._run.id, request.number)
+        self._host.send(Renew(key=request.key, id=attempt, token=lease.token, ttl=request.ttl), answered)
 
-    def _lost(self, place: PendingLock) -> None:
-        self._renewed.pop(place.ask.number, None)
-        if not self._left and self.replay_locks.places.get(place.ask.number) is place:
-            self._deliver([lambda: j.LockLost(at=self._host.now(), number=place.ask.number)])
+    def _lost(self, lock: PendingLock) -> None:
+        number = lock.request.number
+        self._renewed.pop(number, None)
+        if not self._left and self.replay_locks.pending.get(number) is lock:
+            self._deliver([lambda: j.LockLost(at=self._host.now(), number=number)])

@@ -1,4 +1,4 @@
-"""The engine: starts runs, drives them, and answers about them. Any number of engines work on one store.
+"""The engine: starts, drives and queries runs. Any number of engines work on one store.
 
 async with Engine("postgresql://...", workflows=[order]) as engine:
 handle = await engine.start(order, Order(id=42))
@@ -24,6 +24,7 @@ from ..runtime.base import BaseClient
 from ..runtime.flows import Flow, send
 from ..runtime.misuse import AsyncOnly, require_asyncio
 from ..runtime.runners import run_async
+from ..runtime.threads import in_thread
 from ..stores import Handle
 from ..validation import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
 from .client_runs import AsyncRunQueries
@@ -42,26 +43,26 @@ SWEEP = 100
 
 
 class RunHandle(Generic[O]):
-    """A run, by its id. It may be driven here or anywhere."""
+    """A run, by its id. Any process may drive it."""
 
     def __init__(
         self, asking: RunQueries, worker: Worker, id: str, output: Any, admission: Admission | None = None
     ) -> None:
         self._asking, self._worker, self.id, self._output = asking, worker, id, output
         self.admission = admission
-        """What the limits of its workflow said, where this handle is the answer to a start."""
+        """What the limits of its workflow decided, where this handle is the result of a start."""
 
-    async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (it is what it is called everywhere)
-        """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` when the time is over."""
+    async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (the usual name)
+        """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         limit, since = checked_timeout(timeout), elapsed()
-        ended = await self._worker.end_of(self.id, limit)  # nobody else need be asked of a run that ends here
+        ended = await self._worker.end_of(self.id, limit)  # the store need not be asked about a run that ends here
         if ended is not None:
             result: O = result_of(ended, self._output)
             return result
         return await self._run(self._asking.result(self.id, self._output, limit, since=since))
 
     async def status(self) -> Status:
-        """How the run is now."""
+        """The status of the run now."""
         return (await self._run(self._asking.get(self.id))).status
 
     async def info(self) -> RunInfo:
@@ -69,7 +70,7 @@ class RunHandle(Generic[O]):
         return await self._run(self._asking.get(self.id))
 
     async def cancel(self) -> None:
-        """Ask the run to stop."""
+        """Cancel the run."""
         await self._run(self._asking.cancel(self.id))
 
     async def signal(self, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
@@ -83,11 +84,19 @@ class RunHandle(Generic[O]):
         return f"<RunHandle {self.id}>"
 
 
-class Engine(AsyncRunQueries, AsyncOnly):
-    """Drives the runs of its workflows, and starts and answers about any.
+class _EngineClient(BaseClient):
+    """The client of an engine that was given a store."""
 
-    `worker_ttl` is how long its runs wait for others when this process dies; the heartbeat is every third of it. With
-    `recover=False` it claims nothing by itself: it drives what it starts, and what it is told to.
+    _opens_at_once = False
+
+
+class Engine(AsyncRunQueries, AsyncOnly):
+    """Drives the runs of its workflows, and starts and queries runs of any workflow.
+
+    The first argument is a store (a URL, or a pool, engine or client of its driver) or an open `Client`. `namespace`,
+    `name` and `store_options` are those of `Client`, and are refused beside a client, which has its own.
+    When this process crashes, its runs can be claimed by others after `worker_ttl`; heartbeats are sent every third of
+    it. With `recover=False` the engine claims nothing by itself: it drives the runs that it starts or resumes.
     """
 
     _worker_type: type[Worker] = Worker
@@ -101,13 +110,20 @@ class Engine(AsyncRunQueries, AsyncOnly):
         worker_ttl: Duration = 30,
         max_active_runs: int = 1_000,
         recover: bool = True,
-        namespace: str = "default",
+        namespace: str | None = None,
+        store_options: Mapping[str, object] | None = None,
         park_after: Duration = 10,
         max_bytes: int | None = None,
         grace: Duration = GRACE_SECONDS,
     ) -> None:
         self._where = url_or_client
-        self._namespace, self._given_name = namespace, name
+        self._options: dict[str, Any] = {"namespace": namespace, "name": name, "store_options": store_options}
+        self._options = {option: value for option, value in self._options.items() if value is not None}
+        if isinstance(url_or_client, BaseClient) and self._options:
+            raise InvalidOption(
+                f"{', '.join(self._options)} cannot be given to an engine on an open client, which has its own: give "
+                "this to the client, or give the engine the store's URL"
+            )
         self._workflows = _by_type(workflows)
         self._ttl = checked_ttl(worker_ttl, what="worker_ttl") / MICROSECONDS
         self._max_active = checked_count(max_active_runs, what="max_active_runs")
@@ -122,7 +138,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
 
     @property
     def events(self) -> Events:
-        """What can be told to the outside: subscribe to it when the engine is open."""
+        """The events of this engine: subscribe when it is open."""
         return self._ready().client.events
 
     @property
@@ -130,7 +146,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         """How many runs this engine has in memory."""
         return 0 if self._worker is None else len(self._worker.drivers)
 
-    # -- life -------------------------------------------------------------------------------------------
+    # -- opening and closing -------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -151,6 +167,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         client = where if isinstance(where, BaseClient) else self._new_client(where)
         self._client, self._asking = client, RunQueries(client, max_bytes=self._max_bytes or client.max_bytes)
         try:
+            await in_thread(client._open, name="holdfast-opener")  # noqa: SLF001  (reads and writes files)
             await self._begin(client)
         except BaseException:
             await self.close(0)
@@ -167,7 +184,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
             client.events.emit("types_unknown", worker=client.label(None).name, types=unknown)
 
     async def _publish(self, client: BaseClient) -> None:
-        """Make the limits of the workflows known; of several versions of one the newest limits count."""
+        """Publish the limits of the workflows; of several versions of one workflow, those of the newest."""
         latest: dict[str, Workflow[Any, Any]] = {}
         for workflow in self._workflows.values():
             known = latest.get(workflow.name)
@@ -192,21 +209,21 @@ class Engine(AsyncRunQueries, AsyncOnly):
         )
 
     def _new_client(self, where: str | Handle | None) -> BaseClient:
-        return BaseClient(where, namespace=self._namespace, name=self._given_name, events=Events(LoggingSink()))
+        return _EngineClient(where, **self._options, events=Events(LoggingSink()))
 
     async def close(self, grace: Duration | None = None) -> None:
-        """Drive what is under way to a good place within the grace, give the rest back, and close."""
+        """Let steps that are under way finish within `grace`, release all runs for other workers, and close."""
         if self._process not in {0, os.getpid()}:
-            return  # a child of a fork has nothing to close
+            return  # the child of a fork has nothing to close
         worker, self._worker = self._worker, None
         client, self._client = self._client, None
         if worker is not None:
             await worker.stop(self._grace if grace is None else seconds(grace, what="grace"))
         if client is not None and client is not self._where:
-            await asyncio.get_running_loop().run_in_executor(None, client._shut)  # noqa: SLF001
+            await in_thread(client._shut, name="holdfast-closer")  # noqa: SLF001
 
     async def drain(self, grace: Duration | None = None) -> None:
-        """Claim nothing more, and let go of all runs as soon as each is at a good place; then close."""
+        """Claim no further run, release each run as soon as its steps under way have finished, and close."""
         await self.close(grace)
 
     # -- runs -------------------------------------------------------------------------------------------
@@ -259,7 +276,11 @@ class Engine(AsyncRunQueries, AsyncOnly):
         connection: Any = None,
         require_definition: bool = False,
     ) -> RunHandle[Any]:
-        """Start a run. Its id must be new; with an idempotency key, the run that was started with it is returned."""
+        """Start a run. Its id must be new; with an idempotency key, the run that was started with it is returned.
+
+        With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
+        used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`).
+        """
         asking, worker = self._open()
         known = self._named(workflow)
         new = asking.new_run(
@@ -267,8 +288,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         )
         output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
-            started = asking.start_within(connection, new, workflow=known, require_definition=require_definition)
-            await self._run(asking.look_for_workers_of(started.run))
+            started = await self._start_within(connection, new, known, require_definition=require_definition)
         elif new.type not in self._workflows or worker.room < 1:
             started = await self._run(asking.start(new, workflow=known, require_definition=require_definition))
         else:
@@ -284,7 +304,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         worker, run = self._open()[1], started.run
         if not started.fresh or not run.worker or run.worker != worker.id or run.id in worker.drivers:
             return
-        if run.posted or run.length > 1:  # the answer is that of a later sending, and something has come meanwhile
+        if run.posted or run.length > 1:  # the start was sent again, and something happened in between
             await worker.claim(limit=1, runs=(run.id,))
         else:
             worker.drive(Claim(run=run, entries=(input,), events=()))
@@ -294,7 +314,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     @overload
     def handle(self, run_id: str, workflow: None = None) -> RunHandle[Any]: ...
     def handle(self, run_id: str, workflow: Workflow[Any, Any] | None = None) -> RunHandle[Any]:
-        """A handle of a run by its id; with its workflow, its result has the right type."""
+        """A handle of a run by its id; with its workflow, its result is typed."""
         return RunHandle(*self._open(), run_id, Any if workflow is None else workflow.output_type)
 
     @overload
@@ -341,7 +361,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     ) -> RunHandle[Any]:
         """Send a signal to the run with this id; if there is none, start it first.
 
-        Where a limit lets no run with this id begin, nothing is sent: neither to the run that is there in its place.
+        Where a limit does not let a run with this id begin, nothing is sent, to no other run either.
         """
         try:
             handle: RunHandle[Any] = await self.start(workflow, input, id=id)
@@ -356,7 +376,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     # -- driving ----------------------------------------------------------------------------------------
 
     async def resume(self, run_id: str) -> RunInfo:
-        """Drive a run until it waits or ends, and return how it is; at once if another process drives it."""
+        """Drive a run until it waits or ends, and return its state; at once if another process drives it."""
         asking, worker = self._open()
         before = await self._run(asking.get(run_id))
         driver = worker.drivers.get(run_id)
@@ -368,10 +388,10 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return await self._run(asking.get(run_id))
 
     async def sweep(self, limit: int = SWEEP) -> int:
-        """Drive what is due, once, until each run waits or ends; returns how many. For cron and serverless."""
+        """Drive all due runs once, until each waits or ends; returns how many. For cron and serverless."""
         _, worker = self._open()
         checked_count(limit, what="limit")
-        await worker.patrol.whole_round()
+        await worker.lock_sweeper.sweep_all()
         drivers = await worker.claim(limit=limit)
         await asyncio.gather(*(at_rest(driver) for driver in drivers))
         for driver in drivers:
@@ -380,18 +400,18 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return len(drivers)
 
     async def recover_all(self) -> int:
-        """Claim everything that is due, also of dead workers; returns how many.
+        """Claim all due runs, also those of crashed workers; returns how many.
 
-        Raises `WorkflowNotRegistered` before anything is claimed if the store holds living runs of workflows
-        that this engine does not know.
+        Raises `WorkflowNotRegistered` before anything is claimed if the store has runs of workflows, not
+        ended, that this engine does not know.
         """
         _, worker = self._open()
         unknown = await self.unclaimed()
         if unknown:
-            told = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
+            found = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
             raise WorkflowNotRegistered(
-                f"the store holds living runs of workflows that this engine does not know: {told}. They were left as "
-                "they are. Register these workflows (and versions), or let another engine drive them.",
+                f"the store has runs that have not ended, of workflows that this engine does not know: {found}. They "
+                "were not changed. Register these workflows (and versions), or let another engine drive them.",
                 types=unknown,
             )
         claimed = 0
@@ -400,7 +420,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return claimed
 
     async def unclaimed(self) -> dict[str, int]:
-        """How many living runs there are of workflows or versions that this engine does not know, by type."""
+        """The number of runs, not ended, of workflows or versions that this engine does not know, by type."""
         outcome, _ = await self._run(send(CountRuns()))
         assert isinstance(outcome, RunCounts)  # noqa: S101
         known = {workflow.any_type for workflow in self._workflows.values()} | set(self._workflows)
@@ -421,15 +441,15 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return self._asking
 
     def _check_process(self) -> None:
-        """Refuse the child of a fork: the runs and the event loop are its parent's."""
+        """Raise in the child of a fork: the runs and the event loop belong to its parent."""
         if self._process != os.getpid():
             raise ClientClosed(
-                f"this engine was opened by the process {self._process}, and this is a child of it by fork: the runs "
-                "are the parent's. Open an engine of its own here, or use a Client."
+                f"this engine was opened by the process {self._process}, and this is a child of that process (fork): "
+                "the runs belong to the parent. Open another engine here, or use a Client."
             )
 
     def _named(self, workflow: Workflow[Any, Any] | str) -> Workflow[Any, Any] | str:
-        """The workflow itself, where its name is known here; the newest that was given, if there are several."""
+        """The definition of a workflow whose name is known here; the last one given, if there are several."""
         if isinstance(workflow, str):
             found = [one for one in self._workflows.values() if workflow in (one.name, one.type)]
             return found[-1] if found else workflow
@@ -445,10 +465,10 @@ def _not_open() -> ClientClosed:
 
 
 async def at_rest(driver: Driver) -> None:
-    """Wait until a run waits for time or for others, or has left."""
+    """Wait until a run waits for time or for others, or is no longer driven here."""
     while driver.left is None and not driver.idle:
-        driver.rested.clear()
-        await driver.rested.wait()
+        driver.became_idle.clear()
+        await driver.became_idle.wait()
 
 
 def _by_type(workflows: Sequence[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:

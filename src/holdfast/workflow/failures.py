@@ -1,8 +1,8 @@
-"""Exceptions as text and back: type, message and traceback, never code.
+"""Converts exceptions to text and back: type, message and traceback, never code.
 
-What comes back is a `StepFailed`. Where the type was one of Python's own, or derived from one, it is that too, so
-`except ValueError` works in every replay of a run. A type that cannot be made from a message alone comes back as the
-nearest of its bases that can: a `UnicodeDecodeError` as a `UnicodeError`.
+The rebuilt exception is a `StepFailed`. If the original type was built into Python, or derived from such a type, the
+rebuilt exception is an instance of that type too, so `except ValueError` works in every replay of a run. A type that
+cannot be created from a message alone is replaced by its nearest base that can: `UnicodeDecodeError` by `UnicodeError`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _NOT_REBUILT = (
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What is kept of an exception."""
+    """The stored form of an exception."""
     bases = _bases(type(error))
     if isinstance(error, StepFailed | WorkflowFailed) and error.kind:
         return Failure(error.kind, error.detail, error.traceback, bases if "." in error.kind else ())
     text = "".join(traceback.format_exception(error))
-    return Failure(_name(type(error)), _fit(_said(error), MAX_MESSAGE), _fit(text, MAX_TRACEBACK), bases)
+    return Failure(_name(type(error)), _shortened(_message(error), MAX_MESSAGE), _shortened(text, MAX_TRACEBACK), bases)
 
 
 def refusal_in(error: BaseException) -> NotInWorkflow | None:
-    """The refusal of I/O in workflow code that a library has wrapped: in a group, or by raising something else.
+    """The refusal of I/O in workflow code that a library has wrapped: in a group, or in another exception.
 
-    An error that was raised while the refusal was being handled has it as its `__context__`, unless `from None` says
-    that it does not matter.
+    An error that was raised while the refusal was handled has it as its `__context__`; `raise ... from None` excludes
+    it.
     """
-    seen: set[int] = set()  # `raise error from error` makes a circle
+    seen: set[int] = set()  # `raise error from error` is a cycle
     left = [error]
     while left:
         one = left.pop()
@@ -58,15 +58,15 @@ def refusal_in(error: BaseException) -> NotInWorkflow | None:
     return None
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # a class of the user's
-        return f"(it cannot say what: {type(broken).__name__})"
+    except Exception as broken:  # of a class of the user
+        return f"(its message cannot be read: {type(broken).__name__})"
 
 
 def step_failed(step: str, failure: Failure, attempts: int) -> StepFailed:
-    """The exception for workflow code whose step has failed for good."""
+    """The exception for workflow code whose step has failed and is not retried."""
     tries = "" if attempts == 1 else f" after {attempts} attempts"
     message = f"the step {step!r} failed{tries}: {failure}"
     return _class_for(failure.bases or (failure.type,))(
@@ -82,18 +82,18 @@ def _class_for(names: tuple[str, ...]) -> type[StepFailed]:
         for kind in kinds
         if issubclass(kind, Exception)
     )
-    told = [base for base in dict.fromkeys(bases) if base is not Exception]
-    if not told:
+    useful = [base for base in dict.fromkeys(bases) if base is not Exception]
+    if not useful:
         return StepFailed
     body = {"__doc__": StepFailed.__doc__, "__reduce__": _reduced}
     try:
-        return type("StepFailed", (StepFailed, *told), body)
-    except TypeError:  # two that cannot be one class
-        return type("StepFailed", (StepFailed, told[0]), body)
+        return type("StepFailed", (StepFailed, *useful), body)
+    except TypeError:  # these bases cannot be combined in one class
+        return type("StepFailed", (StepFailed, useful[0]), body)
 
 
 def _bases(kind: type[BaseException]) -> tuple[str, ...]:
-    """The nearest bases of an exception type that are Python's own and say more than `Exception`."""
+    """The nearest bases of an exception type that are built into Python and more specific than `Exception`."""
     if kind.__module__ == "builtins":
         return ()
     found: list[type[BaseException]] = []
@@ -105,13 +105,13 @@ def _bases(kind: type[BaseException]) -> tuple[str, ...]:
 
 
 def _reduced(error: StepFailed) -> tuple[object, ...]:
-    """How it crosses the boundary of a process: the class is made anew there."""
+    """For pickling: the class is created again in the other process."""
     bases = _bases(type(error)) if "." in error.kind else ()
     return step_failed, (error.step, Failure(error.kind, error.detail, error.traceback, bases), error.attempts)
 
 
 def is_one_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether an error is of one of these types. What a step raised is known by the name of its type alone."""
+    """Whether an error is of one of these types. An error of a step is compared by the name of its type."""
     return isinstance(error, kinds) or (isinstance(error, StepFailed) and error.kind in map(_name, kinds))
 
 
@@ -119,6 +119,6 @@ def _name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _fit(text: str, length: int) -> str:
+def _shortened(text: str, length: int) -> str:
     clean = text.encode("utf-8", "backslashreplace").decode()
     return clean if len(clean) <= length else f"{clean[: length // 2]}\n...\n{clean[-length // 2 :]}"

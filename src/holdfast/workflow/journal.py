@@ -1,7 +1,7 @@
-"""The entries of a journal: what was delivered to a run, in order.
+"""The entries of a journal: everything that was delivered to a run, in order.
 
-An entry is JSON text, made for people to read as well. Replaying them in their order to the same code leads to the same
-place. `at` is the moment of the delivery on the store's clock, and the time of the workflow from then on.
+An entry is JSON text that people can read. Replaying the entries in their order to the same code leads to the same
+state. `at` is the time of the delivery on the store's clock, and the time of the workflow from then on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HASH_BYTES = 8
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What went wrong: never an object, only its text. `bases` are the nearest base classes that are Python's own."""
+    """An exception as text, never as an object. `bases` are its nearest base classes that are built into Python."""
 
     type: str
     message: str
@@ -35,15 +35,15 @@ class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, k
 
 
 class Begun(Entry, frozen=True, tag="begun", kw_only=True):
-    """When the run was first driven, which is where its time begins. Nothing is delivered by it.
+    """When the run was first driven, which is when its time begins. It delivers nothing.
 
-    The store knows that too, until a run is retried by hand and gets all its time again. So it is kept for workflows
-    that have a `timeout`, wherever in the journal.
+    The store knows this time too, until a run is retried by hand and its timeout begins again. So the entry is written
+    for workflows that have a `timeout`, at any position in the journal.
     """
 
 
 class StepDone(Entry, frozen=True, tag="step", kw_only=True):
-    """A step's result. `args` tells whether it was called with the same arguments."""
+    """A step's result. `args` is a hash of its arguments, to check that they are the same in a replay."""
 
     id: str
     args: str = ""
@@ -51,7 +51,7 @@ class StepDone(Entry, frozen=True, tag="step", kw_only=True):
 
 
 class StepLost(Entry, frozen=True, tag="failed", kw_only=True):
-    """A step has failed for good, or a child could not be started."""
+    """A step has failed and is not retried, or a child could not be started."""
 
     id: str
     args: str = ""
@@ -61,7 +61,7 @@ class StepLost(Entry, frozen=True, tag="failed", kw_only=True):
 
 
 class Attempted(Entry, frozen=True, tag="attempt", kw_only=True):
-    """A step has failed and will be tried again at `again_at`. Nothing is delivered by it."""
+    """A step has failed and is retried at `again_at`. It delivers nothing."""
 
     id: str
     attempts: int
@@ -76,7 +76,7 @@ class TimerEnded(Entry, frozen=True, tag="timer", kw_only=True):
 
 
 class Signalled(Entry, frozen=True, tag="signal", kw_only=True):
-    """A waiting place has got a signal: the event with this number."""
+    """A `wait_for_signal` has received a signal: the event with this number."""
 
     id: str
     event: int
@@ -90,13 +90,13 @@ class ChildEnded(Entry, frozen=True, tag="child", kw_only=True):
 
 
 class CancelAsked(Entry, frozen=True, tag="cancel", kw_only=True):
-    """The run is to be cancelled. Event 0: because its own time is over."""
+    """The run is to be cancelled. Event 0: because its timeout has expired."""
 
     event: int
 
 
 class LockGranted(Entry, frozen=True, tag="lock", kw_only=True):
-    """The run got the lock that it asked for by this number."""
+    """The run got the lock that it requested with this number."""
 
     number: int
     key: str
@@ -105,7 +105,7 @@ class LockGranted(Entry, frozen=True, tag="lock", kw_only=True):
 
 
 class LockRefused(Entry, frozen=True, tag="no-lock", kw_only=True):
-    """The run cannot have the lock that it asked for by this number."""
+    """The run cannot get the lock that it requested with this number."""
 
     number: int
     why: Literal["deadlock", "mismatch", "too_heavy"]
@@ -113,25 +113,25 @@ class LockRefused(Entry, frozen=True, tag="no-lock", kw_only=True):
 
 
 class LockLost(Entry, frozen=True, tag="lock-lost", kw_only=True):
-    """The run has lost a lock: its lease ran out, or it was taken from it by force."""
+    """The run has lost a lock: its lease expired, or it was released by force."""
 
     number: int
 
 
 class LockGiven(Entry, frozen=True, tag="lock-given", kw_only=True):
-    """The run has given a lock back. Nothing is delivered by it: it tells where its block ended."""
+    """The run has released a lock. It delivers nothing: it marks where the block ended."""
 
     number: int
 
 
 class Left(Entry, frozen=True, tag="left", kw_only=True):
-    """The run has ended without having heard of the ends of these children. Nobody tells it of them any more."""
+    """The run has ended before these children. Their ends are not delivered to it any more."""
 
     children: tuple[str, ...]
 
 
 class BegunAgain(Entry, frozen=True, tag="again", kw_only=True):
-    """The workflow has failed and begins again: what was before counts no more. It pauses until `again_at`.
+    """The workflow has failed and is retried: earlier entries do not count any more. It pauses until `again_at`.
 
     `children` had not ended. They are cancelled, and the next attempt begins when they have ended.
     """
@@ -167,29 +167,29 @@ AnyEntry = (
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)
-# In one order, whatever a set's or a dict's is: that of a set of texts differs from process to process.
+# In a fixed order: the order of a set of strings differs from process to process.
 _lenient = msgspec.json.Encoder(enc_hook=lambda value: type(value).__qualname__, order="deterministic")
 
 
 def encode_entry(entry: AnyEntry) -> str:
-    """Write an entry."""
+    """Encode an entry."""
     return _encoder.encode(entry).decode()
 
 
 def decode_entry(text: str) -> AnyEntry:
-    """Read an entry."""
+    """Decode an entry."""
     try:
         entry: AnyEntry = _decoder.decode(text)
     except msgspec.MsgspecError as error:
         raise RecordUnreadable(
-            f"an entry of a journal cannot be read ({error}). It was left untouched. It may be damaged, or written by "
-            "a newer version of Holdfast."
+            f"an entry of a journal cannot be read ({error}). It was not changed. It may be damaged, or written by a "
+            "newer version of Holdfast: then upgrade this process."
         ) from error
     return entry
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What a parent hears of a child's end."""
+    """The end of a child, as its parent receives it."""
 
     status: str
     result: msgspec.Raw
@@ -200,12 +200,12 @@ _failure = msgspec.json.Decoder(Failure)
 
 
 def read_end(payload: str) -> Ended:
-    """Read what a parent hears of a child's end."""
+    """Decode the end of a child."""
     return _ended.decode(payload)
 
 
 def read_failure(text: str | bytes | msgspec.Raw) -> Failure:
-    """Read what went wrong; what cannot be read is shown as it is."""
+    """Decode a failure; text that cannot be decoded becomes the message."""
     try:
         return _failure.decode(text)
     except msgspec.MsgspecError:
@@ -213,16 +213,16 @@ def read_failure(text: str | bytes | msgspec.Raw) -> Failure:
 
 
 def write_failure(failure: Failure) -> str:
-    """Write what went wrong."""
+    """Encode a failure."""
     return _encoder.encode(failure).decode()
 
 
 def arguments_hash(args: tuple[Any, ...], options: dict[str, Any]) -> str:
-    """Tell calls apart by their arguments; what cannot be written is told apart by its type alone."""
+    """A hash of the arguments of a call. Of values that cannot be encoded, only the type counts."""
     if not args and not options:
         return ""
     try:
         text = _lenient.encode((args, options) if options else args)
-    except Exception:  # a value that is not even made for it: it is not told apart
+    except Exception:  # a value that raises while it is encoded: such arguments are not compared
         return "?"
     return hashlib.blake2b(text, digest_size=HASH_BYTES).hexdigest()

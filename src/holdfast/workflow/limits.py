@@ -1,4 +1,4 @@
-"""What people write to limit a workflow: `Concurrency` and `Rate`; and where a run is counted by them."""
+"""The limits of a workflow, `Concurrency` and `Rate`, and the keys by which a run is counted."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MAX_PRIORITY = 2**31 - 1
 
 
 class Concurrency(msgspec.Struct, frozen=True):
-    """At most `max` runs at a time: of the workflow, or with `key` of those whose key is the same.
+    """At most `max` runs at a time: of the workflow, or with `key`, of all runs with the same key.
 
     `key` is a path into the input ("customer.id"), or a function of the input. `on_excess` is what happens to a start
-    that is too many. At most `max_queue` wait (None: any number). Give a higher `version` when you change a limit: an
-    older engine that comes up later does not bring the old one back.
+    above the limit. At most `max_queue` runs wait (None: any number). Give a higher `version` when you change a limit:
+    then an older engine that is started later does not restore the old limit.
 
     >>> Concurrency(max=2, key="customer_id", on_excess="queue").limit().name
     'concurrency:customer_id'
@@ -47,20 +47,20 @@ class Concurrency(msgspec.Struct, frozen=True):
     version: int = 0
 
     def __post_init__(self) -> None:
-        """Check what was given."""
+        """Check the options."""
         if self.on_excess not in STRICTEST_FIRST:
-            raise InvalidOption(f"on_excess={self.on_excess!r} is none of {', '.join(STRICTEST_FIRST)}")
+            raise InvalidOption(f"on_excess={self.on_excess!r} is not one of {', '.join(STRICTEST_FIRST)}")
         _check(self)
 
     def limit(self) -> Limit:
-        """The limit as stores know it."""
+        """The limit in the form that stores use."""
         return _limit(self, "concurrency", per=0)
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most `max` starts within `per`: of the workflow, or with `key` of those whose key is the same.
+    """At most `max` starts within `per`: of the workflow, or with `key`, of all runs with the same key.
 
-    One that is too many is rejected, or with `on_excess="queue"` begins as soon as the span allows.
+    A start above the limit is rejected, or with `on_excess="queue"` begins as soon as the limit allows.
 
     >>> Rate(10, per="1 minute").limit().per
     60000000
@@ -75,15 +75,15 @@ class Rate(msgspec.Struct, frozen=True):
     version: int = 0
 
     def __post_init__(self) -> None:
-        """Check what was given."""
+        """Check the options."""
         if self.on_excess not in ("reject", "queue"):
-            raise InvalidOption(f"on_excess={self.on_excess!r}: a start that comes too soon is for reject or queue")
+            raise InvalidOption(f"on_excess={self.on_excess!r} is not one of reject, queue")
         if seconds(self.per, what="per") <= 0:
-            raise InvalidOption(f"per={self.per!r} is no span of time")
+            raise InvalidOption(f"per={self.per!r} must be longer than 0")
         _check(self)
 
     def limit(self) -> Limit:
-        """The limit as stores know it."""
+        """The limit in the form that stores use."""
         return _limit(self, "rate", per=round(seconds(self.per) * MICROSECONDS))
 
 
@@ -91,7 +91,7 @@ AnyLimit = Concurrency | Rate
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What became of a start: which limit applied, of which key, and when to try again, where that is known."""
+    """The result of a start: which limit applied, for which key, and when to try again, if that is known."""
 
     outcome: Literal["admitted", "queued", "delayed", "skipped", "cancelled", "replaces"]
     limit: str | None = None
@@ -110,7 +110,7 @@ _OUTCOMES: dict[str, Literal["admitted", "queued", "skipped", "cancelled", "repl
 
 
 def admission_of(verdict: LimitVerdict) -> Admission:
-    """What people see of a verdict."""
+    """The public form of a verdict."""
     if verdict.what == "admit":
         return Admission("admitted")
     after = None if verdict.retry_in is None else verdict.retry_in / MICROSECONDS
@@ -119,20 +119,20 @@ def admission_of(verdict: LimitVerdict) -> Admission:
 
 
 def terms_of(concurrency: Any, rate: Any) -> tuple[tuple[AnyLimit, ...], WorkflowLimits]:
-    """The limits that a workflow was given, checked, and as stores know them."""
+    """The limits of a workflow: checked, and in the form that stores use."""
     given = (*_all(concurrency, Concurrency, "concurrency"), *_all(rate, Rate, "rate"))
     limits = tuple(one.limit() for one in given)
     names = [limit.name for limit in limits]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidOption(f"two limits are called {name!r}: give one of them another name=")
+            raise InvalidOption(f"two limits of one workflow have the name {name!r}: give one of them another name=")
     return given, WorkflowLimits(limits=limits, version=max((one.version for one in given), default=0))
 
 
 def places_of(
     terms: WorkflowLimits, workflow: str, given: Iterable[AnyLimit], input: str, type: Any
 ) -> tuple[LimitKey, ...]:
-    """Where a run is counted; `given` are the limits that the caller has the code of, `input` is JSON text."""
+    """The keys by which a run is counted; `given` are the limits that the caller has defined, `input` is JSON text."""
     own = {one.limit().name: one.key for one in given}
     return tuple(
         LimitKey(limit.name, _key_of(limit, workflow, own.get(limit.name), input, type)) for limit in terms.limits
@@ -140,20 +140,20 @@ def places_of(
 
 
 def exceeded(workflow: str, verdict: LimitVerdict) -> WorkflowLimitExceeded:
-    """The error for a start that a limit keeps out."""
+    """The error for a start that a limit refuses."""
     after = None if verdict.retry_in is None else verdict.retry_in / MICROSECONDS
     whose = f" for the key {verdict.key}" if verdict.key else ""
     kind: type[WorkflowLimitExceeded]
     if verdict.what == "queue_full":
-        kind, told = WorkflowQueueFull, f"as many runs wait for the limit {verdict.limit!r}{whose} as may wait"
+        kind, why = WorkflowQueueFull, f"the queue of the limit {verdict.limit!r}{whose} is full (`max_queue`)"
     elif after is not None:
         kind = WorkflowRateLimitExceeded
-        told = f"the limit {verdict.limit!r} of {verdict.max} starts{whose} is reached; try again in {after:.3g} s"
+        why = f"the limit {verdict.limit!r} of {verdict.max} starts{whose} is reached; try again in {after:.3g} s"
     else:
         kind = WorkflowConcurrencyLimitExceededError
-        told = f"the limit {verdict.limit!r} of {verdict.max or 'some'} runs at a time{whose} is reached"
+        why = f"the limit {verdict.limit!r} of {verdict.max or 'some'} runs at a time{whose} is reached"
     return kind(
-        f"a run of {workflow!r} was not started: {told}. Nothing was changed.",
+        f"a run of {workflow!r} was not started: {why}. Nothing was changed.",
         workflow_type=workflow,
         partition_key=_value(verdict.key),
         limit=verdict.max,
@@ -163,8 +163,10 @@ def exceeded(workflow: str, verdict: LimitVerdict) -> WorkflowLimitExceeded:
 
 
 def not_begun(id: str, workflow: str, admission: Admission) -> WorkflowLimitExceeded:
-    """The error for a signal to a run that a limit does not let begin."""
-    how = "it was recorded as cancelled" if admission.outcome == "cancelled" else "another run is there in its place"
+    """The error for a signal to a run that a limit does not allow to begin."""
+    how = (
+        "the run was recorded as cancelled" if admission.outcome == "cancelled" else "another run is kept instead of it"
+    )
     return WorkflowConcurrencyLimitExceededError(
         f"the run {id!r} of {workflow!r} does not begin: the limit {admission.limit!r} is reached, and {how}. The "
         "signal was not sent.",
@@ -176,9 +178,9 @@ def not_begun(id: str, workflow: str, admission: Admission) -> WorkflowLimitExce
 
 
 def checked_priority(priority: int) -> int:
-    """A whole number; the highest comes first."""
+    """Check a priority: a whole number; the highest comes first."""
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
-        raise InvalidOption(f"priority={priority!r} is no whole number between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+        raise InvalidOption(f"priority={priority!r} is not a whole number between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     return priority
 
 
@@ -188,17 +190,19 @@ def _check(given: AnyLimit) -> None:
     if given.max_queue is not None:
         checked_count(given.max_queue, what="max_queue")
         if given.on_excess not in ("queue", "cancel_oldest"):
-            raise InvalidOption(f'max_queue={given.max_queue}: nobody waits with on_excess="{given.on_excess}"')
+            raise InvalidOption(
+                f'max_queue={given.max_queue} has no effect with on_excess="{given.on_excess}", where no run waits'
+            )
     if given.key is not None and not callable(given.key):
         checked_key(given.key, what="key")
         if given.key != WHOLE_INPUT and not all(given.key.split(".")):
             raise InvalidOption(
-                f'key={given.key!r} is no path into the input, such as "customer.id", nor "." for the input itself'
+                f'key={given.key!r} is not a path into the input, such as "customer.id", or "." for the input itself'
             )
     if given.name is not None and not _NAME.fullmatch(checked_key(given.name, what="name of the limit")):
-        raise InvalidOption(f"the name of a limit may hold letters, digits, blanks and _.:-, not {given.name!r}")
+        raise InvalidOption(f"name={given.name!r}: the name of a limit may contain letters, digits, blanks and _.:-")
     if isinstance(given.version, bool) or not isinstance(given.version, int) or given.version < 0:
-        raise InvalidOption(f"version={given.version!r} is no whole number from 0 on")
+        raise InvalidOption(f"version={given.version!r} is not a whole number of 0 or more")
 
 
 def _limit(given: AnyLimit, kind: str, *, per: int) -> Limit:
@@ -228,19 +232,20 @@ def _all(given: Any, kind: type[AnyLimit], what: str) -> tuple[AnyLimit, ...]:
 
 
 def _key_of(limit: Limit, workflow: str, key: Key, input: str, type: Any) -> str:
-    """The key of a run at a limit, as JSON text; empty where all runs are counted together."""
+    """The key of a run at a limit, as JSON text; empty if all runs are counted together."""
     if limit.by_code:
         if key is None or isinstance(key, str):
             raise WorkflowDefinitionRequired(
-                f"the limit {limit.name!r} of {workflow!r} finds its key by a function, which this process does not "
-                "have: start the run with the workflow itself instead of its name, or give the limit a path as its key"
+                f"the limit {limit.name!r} of {workflow!r} computes its key by a function, which this process does not "
+                "have. Nothing was started. Start the run with the workflow itself instead of its name, or give the "
+                "limit a path as its key."
             )
-        value = decode_value(input, type, what=f"the input of {workflow!r}")  # as the workflow will get it
+        value = decode_value(input, type, what=f"the input of {workflow!r}")  # as the workflow will receive it
         try:
             found = key(value)
         except Exception as error:
             raise InvalidOption(
-                f"the key of the limit {limit.name!r} of {workflow!r} could not be found: its function raised {error!r}"
+                f"the key of the limit {limit.name!r} of {workflow!r} is unknown: its function raised {error!r}"
             ) from error
         return _text(found, limit, workflow)
     if not limit.path:
@@ -249,7 +254,7 @@ def _key_of(limit: Limit, workflow: str, key: Key, input: str, type: Any) -> str
     for part in () if limit.path == WHOLE_INPUT else limit.path.split("."):
         if not isinstance(found, dict) or part not in found:
             raise InvalidOption(
-                f"the input of {workflow!r} has no {limit.path!r}, by which the limit {limit.name!r} tells runs apart"
+                f"the input of {workflow!r} has no {limit.path!r}, which is the key of the limit {limit.name!r}"
             )
         found = found[part]
     return _text(found, limit, workflow)

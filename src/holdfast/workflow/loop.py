@@ -1,8 +1,8 @@
-"""The event loop of workflow code: a queue of what is ready, and timers that are part of the history.
+"""The event loop of workflow code: a queue of callbacks, and timers that are part of the history.
 
-Plain asyncio tasks and futures run on it, in the same order in every life of a run: nothing happens here by itself.
-Whoever drives the run delivers one thing at a time and lets the loop run until it is quiet. Time stands still in
-between. Sockets, threads and subprocesses are not for workflow code: they raise what to do instead.
+Plain asyncio tasks and futures run on it, in the same order in every replay of a run: nothing happens here by itself.
+The driver of the run delivers one entry at a time, and lets the loop run until it is quiet. Its time stands still in
+between. Sockets, threads and subprocesses are refused in workflow code, with an error that says what to do instead.
 """
 
 from __future__ import annotations
@@ -14,105 +14,45 @@ import logging
 import sys
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from contextvars import Context
-from types import CodeType, FrameType, MethodType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from types import MethodType
+from typing import Any, NoReturn
 
 from ..errors import NotInWorkflow
-
-T = TypeVar("T")
+from .asyncio_frames import AS_COMPLETED, AWAITED, GATHERING, SHIELD, WAIT, given_to_as_completed
+from .loop_futures import (
+    Numbered,
+    Poll,
+    WorkflowFuture,
+    WorkflowGathering,
+    WorkflowTask,
+    WorkflowTimer,
+    refuse_unordered,
+)
 
 MAX_TURNS = 1_000_000
-"""Callbacks that may follow one delivery; a workflow that needs more is spinning."""
+"""At most so many callbacks may follow one delivery; a workflow that needs more is in an endless loop."""
 
-MOST_TURNS_OUT = 10_000
-"""Those of code whose run is left: what swallows everything and goes on is left as it is."""
+MAX_TURNS_LEAVING = 10_000
+"""The same, while the run is left: code that catches the cancellation and continues is abandoned after that."""
 
 _log = logging.getLogger("holdfast.workflow")
-
-
-class _Numbered:
-    """Futures whose hash is their number, so that a set of them has the same order in every life."""
-
-    _number: int
-
-    def __hash__(self) -> int:
-        return self._number
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel it. What `asyncio.wait_for(..., 0)` cancels may first take what is there."""
-        this: Any = self
-        cancel: Callable[[Any | None], bool] = super().cancel  # type: ignore[misc]
-        if this.done() or not _polled(sys._getframe(1)):  # noqa: SLF001
-            return cancel(msg)
-        timer = this.get_loop().call_when_quiet(Poll(this, whole=True), cancel, msg)
-        this.add_done_callback(lambda _: timer.cancel())
-        return True
-
-
-class WorkflowFuture(_Numbered, asyncio.Future[Any]):
-    """A future of workflow code. `awaits` is what asyncio waits for by it: futures, a group of tasks, a coroutine.
-
-    A future that `shields` does not pass a cancel on to them.
-    """
-
-    awaits: Any
-    shields: bool
-
-    def __init__(self, *, loop: WorkflowLoop, awaits: Any = None, shields: bool = False) -> None:
-        self._number = loop.next_number()
-        self.awaits, self.shields = awaits, shields
-        super().__init__(loop=loop)
-
-
-class WorkflowTask(_Numbered, asyncio.Task[Any]):
-    """A task of workflow code."""
-
-    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: WorkflowLoop, **options: Any) -> None:
-        self._number = loop.next_number()
-        if options.get("name") is None:
-            options["name"] = f"task-{self._number}"
-        super().__init__(coro, loop=loop, **options)
-
-
-class WorkflowGathering(_Numbered, asyncio.tasks._GatheringFuture):  # type: ignore[misc,name-defined]  # noqa: SLF001
-    """What `asyncio.gather` returns in workflow code."""
-
-
-class Poll(NamedTuple):
-    """What a timer of length 0 ends: a wait within this task, or the `whole` of this future.
-
-    It is `patient` until another poll has ended among what it waits for and would not cancel.
-    """
-
-    future: Any
-    whole: bool = False
-    patient: bool = True
-
-
-class WorkflowTimer(asyncio.TimerHandle):
-    """A timer with the number under which its end is journaled. One of length 0 is `immediate`."""
-
-    __slots__ = ("immediate", "number")
-
-    number: int
-    immediate: bool
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
     """A deterministic loop. `now` is the time of the last delivery, in microseconds since 1970."""
 
     deterministic = True
-    """What speaks to a store refuses to do so on such a loop."""
+    """Clients refuse to call a store on such a loop."""
 
     def __init__(self, now: int, refused: Callable[[NotInWorkflow], None]) -> None:
         self.now = now
-        self._refused = refused  # called from another thread that wants something of the loop
+        self._refused = refused  # called from another thread that calls the loop
         self.timers: dict[int, WorkflowTimer] = {}
         self.immediate: dict[int, Poll] = {}
-        """The timers of length 0, and the wait that each ends when it is known that nothing is there for it."""
+        """The timers of length 0, and the wait that each ends when it is known that nothing is available for it."""
         self._order: list[tuple[float, int]] = []
         self._ready: deque[asyncio.Handle] = deque()
         self._tasks: set[WorkflowTask] = set()
@@ -126,10 +66,10 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._numbers += 1
         return self._numbers
 
-    # -- for the driver ---------------------------------------------------------------------------------
+    # -- called by the driver ---------------------------------------------------------------------------
 
     def run_until_quiet(self, most: int = MAX_TURNS) -> None:
-        """Run what is ready, and what becomes ready by it, until there is nothing. Never call it within a task."""
+        """Run all callbacks that are ready, and those that they add. Never call it within a task."""
         before = events._get_running_loop()  # noqa: SLF001
         hooks = sys.get_asyncgen_hooks()
         ready = self._ready
@@ -140,24 +80,27 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
-                    with suppress(SystemExit):  # its task has failed with it: no workflow ends the process
+                    with suppress(SystemExit):  # its task has failed with it: a workflow must not end the process
                         handle._run()  # noqa: SLF001
                     turns += 1
                     if turns > most:
-                        raise NotInWorkflow("workflow code spins: it never waits for anything that takes time")
+                        raise NotInWorkflow(
+                            "workflow code is in an endless loop: it never waits for anything that takes time. Await a "
+                            "step, a sleep or a signal in it."
+                        )
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(before)  # noqa: SLF001
 
     def next_timer(self) -> WorkflowTimer | None:
-        """The timer that ends first; of two with the same end the one that was begun first."""
+        """The timer that ends first; of two with the same end, the one that was created first."""
         order, timers = self._order, self.timers
         while order and order[0][1] not in timers:
             heapq.heappop(order)
         return timers[order[0][1]] if order else None
 
     def fire(self, number: int) -> bool:
-        """End a timer. False if there is none with this number."""
+        """End a timer. Returns False if there is no timer with this number."""
         timer = self.timers.pop(number, None)
         ended = self.immediate.pop(number, None)
         if timer is None:
@@ -170,14 +113,16 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return True
 
     def abandon(self) -> None:
-        """Leave the run: everything that is under way is told so, and nothing of it is waited for."""
-        for _ in range(2):  # once more for those who went on regardless
+        """Leave the run: cancel all tasks, and wait for none of them."""
+        for _ in range(2):  # a second time for tasks that caught the first cancellation
             for task in sorted(self._tasks, key=hash):
                 task.cancel()
             try:
-                self.run_until_quiet(MOST_TURNS_OUT)
+                self.run_until_quiet(MAX_TURNS_LEAVING)
             except Exception:
-                _log.exception("workflow code failed while its run was left")
+                _log.exception(
+                    "workflow code failed while this process stopped driving its run; nothing of it is recorded"
+                )
             if not self._tasks:
                 break
         for task in self._tasks:
@@ -188,7 +133,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         self._closed = True
 
-    # -- for asyncio ------------------------------------------------------------------------------------
+    # -- called by asyncio ------------------------------------------------------------------------------
 
     def time(self) -> float:
         """Workflow time, in seconds."""
@@ -197,11 +142,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run this after what is ready already; the end of a timeout of 0, when nothing is there to wait for."""
-        if args and not isinstance(args[0], _Numbered):  # perhaps a future that is done
+        """Run this after the callbacks that are ready; the end of a timeout of 0, when everything was delivered."""
+        if args and not isinstance(args[0], Numbered):  # perhaps a future that is done
             caller = sys._getframe(1)  # noqa: SLF001
-            if caller.f_code is _AS_COMPLETED:
-                _refuse_unordered([one for one in caller.f_locals["todo"] if one.done()], "asyncio.as_completed")
+            if caller.f_code is AS_COMPLETED:
+                refuse_unordered([one for one in caller.f_locals["todo"] if one.done()], "asyncio.as_completed")
         if type(callback) is MethodType and type(callback.__self__) is asyncio.Timeout:
             return self.call_when_quiet(Poll(asyncio.current_task(self)), callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
@@ -211,7 +156,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> NoReturn:
-        """Raise in the calling thread, and fail the run: its code would wait for the thread for ever."""
+        """Raise in the calling thread, and fail the run: its code would wait for the thread forever."""
         del callback, args, context
         error = NotInWorkflow(_not_for_workflows("a thread that the code waits for"))
         if not self._closed and not self.is_running():
@@ -222,15 +167,15 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Run this after so many seconds of workflow time: a durable timer."""
-        if delay <= 0 and (code := sys._getframe(1).f_code) in (_WAIT, _AS_COMPLETED):  # noqa: SLF001
-            poll = Poll(args[0], whole=True) if code is _WAIT else Poll(asyncio.current_task(self))
+        if delay <= 0 and (code := sys._getframe(1).f_code) in (WAIT, AS_COMPLETED):  # noqa: SLF001
+            poll = Poll(args[0], whole=True) if code is WAIT else Poll(asyncio.current_task(self))
             return self.call_when_quiet(poll, callback, *args, context=context)
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run this at a moment of workflow time: a durable timer."""
+        """Run this at a time of the workflow: a durable timer."""
         self._timer_numbers += 1
         timer = WorkflowTimer(when, callback, args, self, context)
         timer.number = self._timer_numbers
@@ -242,7 +187,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def call_when_quiet(
         self, poll: Poll, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run this when everything that is there now has been delivered: a timer of length 0, for one wait."""
+        """Run this when everything that is available now has been delivered: a timer of length 0, for one wait."""
         timer = self.call_at(self.time(), callback, *args, context=context)
         assert isinstance(timer, WorkflowTimer)  # noqa: S101
         timer.immediate = True
@@ -250,12 +195,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return timer
 
     def innermost(self) -> list[int]:
-        """The timers of length 0 that may end: of several around one another, the innermost ends first.
+        """The timers of length 0 that may end: of nested ones, the innermost ends first.
 
-        So what a wait within has taken, such as signals, is returned before it is cancelled by a wait around it. What
-        is not cancelled may go on polling for ever: it is waited for once.
+        So an inner wait returns what it has taken, such as signals, before an outer wait cancels it. A wait that is not
+        cancelled may poll forever: it is waited for once.
         """
-        first: dict[int, int] = {}  # by what it is that waits
+        first: dict[int, int] = {}  # by the id of the waiting future
         for number, poll in self.immediate.items():
             if not poll.whole or id(poll.future) not in first:
                 first[id(poll.future)] = number
@@ -268,7 +213,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return sorted(free or polls)
 
     def _has_within(self, future: Any, others: Collection[int], *, behind_shields: bool) -> bool:
-        """Whether one of the others, by their ids, is among what this future waits for, directly or not."""
+        """Whether this future waits for one of the others, given by their ids, directly or indirectly."""
         seen: set[int] = set()
         left = [future]
         while left:
@@ -303,18 +248,16 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""
         caller = sys._getframe(1)  # noqa: SLF001
-        if caller.f_code is _WAIT:
-            _refuse_unordered(caller.f_locals["fs"], "asyncio.wait")
-        if (variable := _AWAITED.get(caller.f_code)) is None:
+        if caller.f_code is WAIT:
+            refuse_unordered(caller.f_locals["fs"], "asyncio.wait")
+        if (variable := AWAITED.get(caller.f_code)) is None:
             return WorkflowFuture(loop=self)
-        return WorkflowFuture(
-            loop=self, awaits=caller.f_locals.get(variable), shields=caller.f_code in (_WAIT, _SHIELD)
-        )
+        return WorkflowFuture(loop=self, awaits=caller.f_locals.get(variable), shields=caller.f_code in (WAIT, SHIELD))
 
     def create_task(self, coro: Any, **options: Any) -> Any:
-        """A task of this loop; it is kept until it is done."""
+        """A task of this loop, which references it until it is done."""
         options.pop("eager_start", None)
-        given = _given_to_as_completed(sys._getframe(1))  # noqa: SLF001
+        given = given_to_as_completed(sys._getframe(1))  # noqa: SLF001
         if given is not None:
             return self._task_of_as_completed(coro, given)
         return self._new_task(coro, **options)
@@ -327,9 +270,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return task
 
     def _task_of_as_completed(self, coro: Any, given: Any) -> WorkflowTask:
-        """The task of one of the coroutines of an `asyncio.as_completed`, which makes tasks in the order of a set.
+        """The task of one of the coroutines of an `asyncio.as_completed`, which creates tasks in the order of a set.
 
-        That is the order of the coroutines' addresses. So all of them are made at once, in the order that was given.
+        That is the order of the coroutines' addresses. So all of them are created at once, in the given order.
         """
         if id(coro) not in self._as_completed:
             if not isinstance(given, list | tuple) or not any(one is coro for one in given):
@@ -338,7 +281,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                         one.close()
                 raise NotInWorkflow(
                     "asyncio.as_completed in workflow code needs a list or a tuple of coroutines or tasks: the order "
-                    "of a set, or of what a generator makes, would differ from one replay to the next. Write "
+                    "of a set, or of a generator's items, would differ from one replay to the next. Write "
                     "asyncio.as_completed([f(x) for x in xs])."
                 )
             for one in given:
@@ -347,139 +290,81 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return self._as_completed.pop(id(coro))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Log what nobody waited for."""
+        """Log an exception that no code waited for."""
         fault = context.get("exception")
         if not self._closed:
-            _log.error("in workflow code: %s", context.get("message"), exc_info=fault)
+            _log.error("error in workflow code: %s", context.get("message"), exc_info=fault)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """The same."""
+        """The same as `call_exception_handler`."""
         self.call_exception_handler(context)
 
     def get_exception_handler(self) -> None:
-        """There is none but the loop's own."""
+        """Only the loop's own handler exists."""
 
     def is_running(self) -> bool:
-        """Whether its code runs at this moment."""
+        """Whether workflow code of this loop is running at this moment."""
         return events._get_running_loop() is self  # noqa: SLF001
 
     def is_closed(self) -> bool:
-        """Whether its run was left."""
+        """Whether this process has left the run."""
         return self._closed
 
     def get_debug(self) -> bool:
-        """Never: what debugging adds would not be the same in every life.
+        """Always off: the debug mode would not do the same in every replay.
 
-        Every future asks for it while it is made; the one of `asyncio.gather`, which the loop does not make, is
-        numbered here.
+        Every future calls this method while it is created; the future of `asyncio.gather`, which the loop does not
+        create, gets its number here.
         """
         caller = sys._getframe(1)  # noqa: SLF001
-        if caller.f_code is _GATHERING:
+        if caller.f_code is GATHERING:
             gathering = caller.f_locals["self"]
             gathering._number = self.next_number()  # noqa: SLF001
             gathering.__class__ = WorkflowGathering
         return False
 
     def set_debug(self, enabled: bool) -> None:  # noqa: FBT001
-        """Leave it off."""
+        """The debug mode stays off."""
 
     def get_task_factory(self) -> None:
-        """There is none."""
+        """There is no task factory."""
 
     def close(self) -> None:
-        """The driver ends it."""
+        """Refused: the driver closes the loop."""
         _refuse("close()")
 
 
-def _code_of_as_completed() -> CodeType:
-    """Where `asyncio.as_completed` goes through the set of what it was given; since Python 3.13 in a class."""
-    iterator = getattr(asyncio.tasks, "_AsCompletedIterator", None)
-    function: Any = asyncio.as_completed if iterator is None else iterator.__init__
-    code: CodeType = function.__code__
-    return code
+class _AllTasksGuard:
+    """Registered with asyncio as if it were a task, so that `asyncio.all_tasks()` calls its `get_loop`.
 
-
-_AS_COMPLETED = _code_of_as_completed()
-_WAIT: CodeType = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]  # noqa: SLF001
-_SHIELD: CodeType = asyncio.shield.__code__
-_WAIT_FOR: CodeType = asyncio.wait_for.__code__
-_CANCEL_AND_WAIT: CodeType = asyncio.tasks._cancel_and_wait.__code__  # type: ignore[attr-defined]  # noqa: SLF001
-_AWAITED: dict[CodeType, str] = {
-    _WAIT: "fs",
-    _WAIT_FOR: "fut",
-    _CANCEL_AND_WAIT: "fut",
-    _SHIELD: "inner",
-    # In newer versions of Python in a method of its own.
-    getattr(asyncio.TaskGroup, "_aexit", asyncio.TaskGroup.__aexit__).__code__: "self",
-}
-"""Where asyncio makes a future to wait by, and the variable that tells what it waits for."""
-_GATHERING: CodeType = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _refuse_unordered(futures: Collection[Any], what: str) -> None:
-    """Refuse futures that asyncio puts in the order of a set, if some have no number: that order is of addresses."""
-    if len(futures) > 1 and not all(isinstance(one, _Numbered) for one in futures):
-        raise NotInWorkflow(
-            f"{what} in workflow code needs futures of its loop: the order of others would differ from one replay to "
-            "the next. In the place of asyncio.Future() write asyncio.get_running_loop().create_future(), in the "
-            "place of asyncio.Task(...) asyncio.create_task(...)."
-        )
-
-
-class _Alarm:
-    """Registered with asyncio as if it were a task, so that `asyncio.all_tasks()` asks it for its loop.
-
-    In workflow code the answer is a refusal: the order of the set that would be returned is that of addresses. Anywhere
-    else it belongs to no loop, and is in no such set.
+    In workflow code that raises: the order of the set that would be returned is that of addresses. Elsewhere this
+    object belongs to no loop, and is in no such set.
     """
 
     def get_loop(self) -> None:
         """Refuse in workflow code."""
         if isinstance(events._get_running_loop(), WorkflowLoop):  # noqa: SLF001
             raise NotInWorkflow(
-                "asyncio.all_tasks() is not for workflow code: its order would differ from one replay to the next. "
+                "asyncio.all_tasks() cannot be used in workflow code: its order would differ from replay to replay. "
                 "Keep a list of the tasks that you create, or create them in an asyncio.TaskGroup. If a library calls "
                 f"it, to start a thread for example: {_IN_A_STEP}"
             )
 
     def done(self) -> bool:
-        """The same; it never is."""
+        """Refuse in workflow code; it is never done."""
         self.get_loop()
         return False
 
 
-_ALARM = _Alarm()  # asyncio keeps a weak reference
-asyncio._register_task(_ALARM)  # type: ignore[arg-type]  # noqa: SLF001  (documented, for tasks of other libraries)
+_ALL_TASKS_GUARD = _AllTasksGuard()  # asyncio keeps only a weak reference
+asyncio._register_task(_ALL_TASKS_GUARD)  # type: ignore[arg-type]  # noqa: SLF001  (documented, for tasks of other libraries)
 
 
-def _polled(caller: FrameType) -> bool:
-    """Whether it is `asyncio.wait_for` with a timeout of 0 that cancels something."""
-    if caller.f_code is not _CANCEL_AND_WAIT or caller.f_back is None or caller.f_back.f_code is not _WAIT_FOR:
-        return False
-    timeout: float = caller.f_back.f_locals["timeout"]
-    return timeout <= 0
-
-
-def _given_to_as_completed(caller: FrameType) -> Any:
-    """What `asyncio.as_completed` was given, where a task is being made for it; else None.
-
-    The frames in between are `ensure_future` and, before Python 3.12, the comprehension.
-    """
-    frame: FrameType | None = caller
-    if caller.f_code.co_name not in ("ensure_future", "_ensure_future"):
-        return None
-    while frame is not None and frame.f_globals is vars(asyncio.tasks):
-        if frame.f_code.co_qualname in ("as_completed", "_AsCompletedIterator.__init__"):
-            return frame.f_locals.get("aws", frame.f_locals.get("fs"))
-        frame = frame.f_back
-    return None
-
-
-_IN_A_STEP = "Do this in a step: ctx.step(name, function, ...) runs it once and records what it returned."
+_IN_A_STEP = "Do this in a step: ctx.step(name, function, ...) runs it once and records its result."
 
 
 def _not_for_workflows(what: str) -> str:
-    return f"{what} is not for workflow code, which must do the same in every replay of its run. {_IN_A_STEP}"
+    return f"{what} cannot be used in workflow code, which must do the same in every replay of its run. {_IN_A_STEP}"
 
 
 def _refuse(what: str) -> NoReturn:
@@ -495,7 +380,7 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
 
 def _refuse_the_rest() -> None:
-    """Everything of an event loop that is not for workflow code says what to do instead."""
+    """All other methods of an event loop raise an error that says what to do instead."""
     for name, member in vars(asyncio.AbstractEventLoop).items():
         if callable(member) and not name.startswith("_") and name not in vars(WorkflowLoop):
             setattr(WorkflowLoop, name, _refusing(name))

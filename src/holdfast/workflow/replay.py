@@ -1,8 +1,8 @@
-"""A workflow's code in one life of a run: what it waits for, and the delivery of what has come.
+"""The workflow code of one run in memory: what it waits for, and the delivery of journal entries to it.
 
-Delivering the same entries in the same order to the same code leads to the same place; where it does not, that is a
-`NonDeterminismError` that tells both sides. Nothing here speaks to the store or begins an effect: what the code asks
-for is told to the driver.
+Delivering the same entries in the same order to the same code leads to the same state; where it does not, a
+`NonDeterminismError` names what the history contains and what the code does. Nothing here calls the store or begins an
+effect: requests of the code are passed to the driver.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from .replay_locks import ReplayLocks
 
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
-MOST_KNOCKS = 1_000
-MOST_NAMED = 999
-"""A run that waits for more children at once does not say which: it is not looked through for circles."""
-OF_LOCKS = ("lock", "deadlock")
-"""Events that only say that a lock is to be asked for again."""
+MAX_CALLS_LEAVING = 1_000
+"""So many calls of the code raise while its run is left; then the code is suspended for good."""
+MAX_CHILDREN_NAMED = 999
+"""A run that waits for more children at once does not report them: it is not part of the search for deadlocks."""
+LOCK_EVENTS = ("lock", "deadlock")
+"""Events that only mean that a lock must be requested again."""
 
 
 class RunLeft(BaseException):
-    """This process drives the run no more: what its code still does on the way out changes nothing."""
+    """This process has stopped driving the run: whatever its code still does is not recorded."""
 
 
 class Effects(Protocol):
-    """Whoever carries out what the code asks for."""
+    """Executes the requests of the code: the driver."""
 
     def called(self, call: StepCall) -> None:
         """A step was called."""
 
     def dropped(self, call: StepCall) -> None:
-        """Nobody waits for a step any more."""
+        """The code does not wait for a step any more."""
 
     def cancel_child(self, id: str) -> None:
-        """A child is to be told to stop."""
+        """A child is to be cancelled."""
 
     def reclaim(self, new: NewRun) -> None:
-        """A child is wanted that an earlier attempt may have started."""
+        """A child is requested that an earlier attempt may have started."""
 
     def refused(self, error: NotInWorkflow) -> None:
-        """The code waits for a thread, which it must not. Called from that thread."""
+        """The code waits for a thread, which is not allowed. Called from that thread."""
 
     def noted(self, entry: j.AnyEntry) -> None:
-        """The code has done something that goes into the journal."""
+        """The code did something that is written to the journal."""
 
 
 class Replay:
-    """The code of one run, and everything that it waits for."""
+    """The code of one run, and everything that the code waits for."""
 
     def __init__(
         self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
@@ -70,7 +71,7 @@ class Replay:
         self.replaying = True
         self.attempt = 1
         self.over = False
-        self._knocks = 0  # how often its code has asked for something since
+        self._calls_leaving = 0  # calls of the code since the run was left
         self.context: Context | None = None
         self.calls: dict[str, StepCall] = {}
         self.tries: dict[str, j.Attempted] = {}
@@ -78,7 +79,7 @@ class Replay:
         self.unstarted: list[NewRun] = []
         self.attributes: dict[str, Scalar] | None = None
         self.writes = 0
-        """How many children and changes of attributes the code asked for: they are stored before the next effect."""
+        """How many children and changes of attributes the code requested: they are stored before the next effect."""
         self.ends: dict[str, int] = {}
         """The event of the last known end of each child."""
         self.earlier = 0
@@ -86,47 +87,47 @@ class Replay:
         self.after_others = self.restarted = False
         """Whether earlier attempts, of this run or of one above it, or a removed history may have started children."""
         self.unclaimed: set[str] = set()
-        """Children of which it is not known yet whether what an earlier attempt left of them is for this one."""
-        self.preface: j.Begun | None = None  # goes into the journal with whatever goes there first
+        """Children that are being looked up: an earlier attempt may have left them for this one."""
+        self.preface: j.Begun | None = None  # written before the first entry that is recorded
         self.end_as: End | None = None
-        self.stop_at: int | None = None  # the end of the grace after a cancel
+        self.stop_at: int | None = None  # the end of the grace period after a cancel
         self._effects = effects
         self._signal_waits: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         self._child_waits: dict[str, asyncio.Future[Any]] = {}
-        self._waiters: dict[str, int] = {}  # how many wait for each child
-        self._ended: dict[str, asyncio.Future[Any]] = {}  # what came of children
-        self.taken: dict[str, j.Failure] = {}  # children that could not be started: their ids are others'
-        self._children: dict[str, NewRun] = {}  # those that are not known to have ended
-        self._stopped: set[str] = set()  # those that were told to stop
+        self._waiters: dict[str, int] = {}  # how many waits there are for each child
+        self._ended: dict[str, asyncio.Future[Any]] = {}  # the results of children
+        self.taken: dict[str, j.Failure] = {}  # children that could not be started
+        self._children: dict[str, NewRun] = {}  # children that are not known to have ended
+        self._stopped: set[str] = set()  # children that were cancelled
         self.replay_locks = ReplayLocks(self)
 
-    # -- for the driver ---------------------------------------------------------------------------------
+    # -- called by the driver ---------------------------------------------------------------------------
 
     def replay(self, texts: tuple[str, ...], events: tuple[RunEvent, ...]) -> None:
-        """Begin the code, and deliver its history. The first entry is its input."""
+        """Begin the code, and deliver its history. The first entry is the input."""
         entries = [j.decode_entry(text) for text in texts[1:]]
-        again = [place for place, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
+        again = [index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
         start = again[-1] + 1 if again else 0
         self.attempt = 1 + len(again)
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
         self.inbox, self.ends = {}, {}
-        begun = [place for place, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
+        begun = [index for index, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
         self.after_others = bool(begun) or is_marked(self.run.id)
-        self.restarted = bool(begun) and not any(place < begun[0] for place in again)
+        self.restarted = bool(begun) and not any(index < begun[0] for index in again)
         self.earlier = max((entry.seen for entry in entries if isinstance(entry, j.AttemptBegun)), default=0)
-        self.hear(events)
+        self.receive(events)
         self._begin(texts[0])
-        for place in range(start, len(entries)):
-            self.deliver(entries[place])
+        for index in range(start, len(entries)):
+            self.deliver(entries[index])
         self.unstarted = [new for new in self.unstarted if new.id in self._children]
         if self.attributes == self.run.attributes:
             self.attributes = None
 
-    def hear(self, events: Iterable[RunEvent]) -> None:
-        """Put events into the inbox. How a child of an earlier attempt failed is not for this attempt."""
+    def receive(self, events: Iterable[RunEvent]) -> None:
+        """Put events into the inbox. The failure of a child of an earlier attempt is not delivered to this attempt."""
         for event in events:
-            if event.kind in OF_LOCKS:
+            if event.kind in LOCK_EVENTS:
                 continue
             if event.kind == "child":
                 self.ends[event.name] = event.number
@@ -135,7 +136,7 @@ class Replay:
             self.inbox[event.number] = event
 
     def _beginning(self, entries: list[j.AnyEntry]) -> int:
-        """Where workflow time begins: when the run was first driven, or when its present attempt began."""
+        """When workflow time begins: when the run was first driven, or when its current attempt began."""
         if self.attempt > 1:
             return next(entry.at for entry in reversed(entries) if isinstance(entry, j.AttemptBegun))
         begun = next((entry for entry in entries if isinstance(entry, j.Begun)), None)
@@ -163,7 +164,7 @@ class Replay:
         return self.root is None or self.root.done()
 
     def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
-        """Let the code have it, and run until it is quiet again."""
+        """Deliver an entry to the code, and run the code until it waits again."""
         self.loop.now = max(self.loop.now, entry.at)
         match entry:
             case j.StepDone():
@@ -175,11 +176,13 @@ class Replay:
                 if not entry.child:
                     _resolve(self._call_of(entry.id, entry.args).future, None, error)
                 elif (waiting_for := self._child_waits.get(entry.id)) is not None:
-                    self._children.pop(entry.id, None)  # it is not asked for once more in a later life
-                    self.taken[entry.id] = entry.error  # and whoever awaits it again is told again
+                    self._children.pop(entry.id, None)  # a later replay does not start it again
+                    self.taken[entry.id] = entry.error  # and a later wait for it gets the same error
                     _resolve(waiting_for, None, error)
                 else:
-                    raise self._differs(f"the child {entry.id!r} was refused", f"{sorted(self._child_waits)}")
+                    raise self._differs(
+                        f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
+                    )
             case j.Begun() | j.Left() | j.AttemptBegun():
                 return
             case j.Attempted():
@@ -200,11 +203,11 @@ class Replay:
             case j.LockGranted() | j.LockRefused() | j.LockLost() | j.LockGiven():
                 self._about_lock(entry)
             case _:
-                raise self._differs(f"an entry {type(entry).__name__} follows", "nothing of the kind")
+                raise self._differs(f"an entry {type(entry).__name__} follows", "another entry")
         self.loop.run_until_quiet()
 
     def next_event(self, now: int) -> j.AnyEntry | None:
-        """What of the inbox can be delivered: in order of arrival, to whoever has waited for longest."""
+        """The next event of the inbox that can be delivered: in order of arrival, to the wait that began first."""
         for child, failure in self.taken.items():
             if child in self._child_waits:
                 return j.StepLost(at=now, id=child, child=True, error=failure)
@@ -216,13 +219,13 @@ class Replay:
                 if event.name in self._child_waits and event.name not in self.unclaimed:
                     return j.ChildEnded(at=now, id=event.name, event=number)
             else:
-                for place, (name, future) in self._signal_waits.items():
+                for wait, (name, future) in self._signal_waits.items():
                     if name == event.name and not future.done():
-                        return j.Signalled(at=now, id=place, event=number)
+                        return j.Signalled(at=now, id=wait, event=number)
         return None
 
     def next_time(self) -> int | None:
-        """When the first timer ends, or a step is to be tried again."""
+        """When the first timer ends or the first step is retried."""
         first = None
         for call in self.calls.values():
             if call.again_at and (first is None or call.again_at < first):
@@ -234,13 +237,13 @@ class Replay:
         return ends if first is None else min(first, ends)
 
     def stuck(self) -> tuple[str, ...] | None:
-        """The children that it waits for, where only they and locks, or an unasked word from outside, can bring it on.
+        """The children that the run waits for, if it can continue only by them, by locks, or by an event from outside.
 
-        None where something else can, and where it would be of no use to anybody's search: it has no locks, and is
-        nobody's child.
+        None if something else lets it continue, and if it cannot be part of a deadlock: it has no locks, and is not a
+        child of another run.
         """
-        waits = bool(self._child_waits) or any(place.waits for place in self.replay_locks.places.values())
-        matters = bool(self.replay_locks.places or self.run.parent)
+        waits = bool(self._child_waits) or any(lock.waits for lock in self.replay_locks.pending.values())
+        matters = bool(self.replay_locks.pending or self.run.parent)
         stuck = (
             waits
             and matters
@@ -248,7 +251,7 @@ class Replay:
             and not self.calls
             and not self.loop.timers
             and not self._signal_waits
-            and len(self._child_waits) <= MOST_NAMED
+            and len(self._child_waits) <= MAX_CHILDREN_NAMED
         )
         return tuple(self._child_waits) if stuck else None
 
@@ -258,36 +261,37 @@ class Replay:
         return tuple(self._children)
 
     def refuse_child(self, id: str, why: HoldfastError) -> None:
-        """There is no such child: its id is that of another run, or a limit keeps it out."""
+        """The child was not started: its id is that of another run, or a limit refused it."""
         self._children.pop(id, None)
         self.taken[id] = j.Failure(f"holdfast.errors.{type(why).__name__}", str(why))
 
     def leave(self) -> None:
-        """End it here and now. On the way out everything that it asks for raises."""
+        """End the code at once. Whatever it calls on its way out raises `RunLeft`."""
         self.over = True
         self.loop.abandon()
 
-    # -- for the context --------------------------------------------------------------------------------
+    # -- called by the context --------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise when this process drives the run no more, or somebody else than its code asks."""
+        """Raise if this process has stopped driving the run, or if the caller is not the code of the run."""
         if self.over:
             raise RunLeft
         if current_context.get() is not self.context:
             raise NotInWorkflow(
-                "ctx is for the code of its workflow, which is replayed: the body of a step, or a thread, is "
-                "not. Do this in the workflow; a step is told what it needs by its arguments and current_step()."
+                "ctx can be used only in the code of its workflow, which is replayed, not in the body of a step or in "
+                "a thread. Do this in the workflow, and pass values to the step as arguments; current_step() returns "
+                "the step's idempotency key."
             )
 
     async def out(self) -> None:
-        """What is awaited on the way out raises; code that goes on regardless is left standing where it is."""
-        self._knocks += 1
-        if self._knocks > MOST_KNOCKS:
+        """Raise in code that awaits something after its run was left; code that ignores this is suspended for good."""
+        self._calls_leaving += 1
+        if self._calls_leaving > MAX_CALLS_LEAVING:
             await self.loop.create_future()
         raise RunLeft
 
     def new_call(self, *, function: Any, args: Any, options: Any, **more: Any) -> StepCall:
-        """A step is called."""
+        """The code calls a step."""
         self.check()
         call = StepCall(
             function=function,
@@ -304,7 +308,7 @@ class Replay:
         return call
 
     def drop_call(self, call: StepCall) -> None:
-        """Nobody waits for this step any more."""
+        """The code does not wait for this step any more."""
         self.calls.pop(call.id, None)
         self._effects.dropped(call)
 
@@ -320,9 +324,9 @@ class Replay:
         return decode_value(payload, type, what=f"the signal {name!r}")
 
     def start_child(self, new: NewRun) -> None:
-        """A child is started with the next record. Once more in another life: that is recognised."""
+        """Start a child with the next record. A start that is repeated after a replay is recognised by the store."""
         self._children[new.id] = new
-        self.taken.pop(new.id, None)  # it may be let in this time
+        self.taken.pop(new.id, None)  # it may be admitted this time
         self.writes += 1
         if self.replaying or not self.after_others:
             self.unstarted.append(new)
@@ -330,7 +334,7 @@ class Replay:
             self._effects.reclaim(new)
 
     async def wait_for_child(self, id: str) -> str:
-        """Wait for a child's end, which may be waited for by several, and again."""
+        """Wait for a child's end. Several waits for one child are allowed, also after its end."""
         self.check()
         future = self._ended.get(id) or self._child_waits.setdefault(id, self.loop.create_future())
         self._waiters[id] = self._waiters.get(id, 0) + 1
@@ -343,17 +347,17 @@ class Replay:
         return result
 
     def cancel_child(self, id: str) -> None:
-        """Tell a child to stop, once."""
+        """Cancel a child, once."""
         if id in self._children and id not in self._stopped and not self.over:
             self._stopped.add(id)
             self._effects.cancel_child(id)
 
     def note(self, entry: j.AnyEntry) -> None:
-        """Something that the code did goes into the journal."""
+        """Write an entry about something that the code did."""
         self._effects.noted(entry)
 
     def set_attributes(self, attributes: dict[str, Scalar]) -> None:
-        """Written with the next record."""
+        """Change the attributes of the run, with the next record."""
         self.check()
         before = self.run.attributes if self.attributes is None else self.attributes
         self.attributes = before | attributes
@@ -376,8 +380,9 @@ class Replay:
         return NonDeterminismError(
             f"the run {self.run.id!r} of {self.workflow.type!r} does not follow its history. There {history}; the code "
             + ("has ended. " if self.done else f"waits for {code}. ")
-            + "The workflow was changed while the run was under way, or decides by something that is not recorded "
-            "(time, chance, a global). Give the changed workflow a new version, or use ctx.now(), ctx.random(), steps."
+            + "The workflow was changed while the run was in progress, or decides by something that is not recorded "
+            "(time, random numbers, a global). Give the changed workflow a new version, or use ctx.now(), ctx.random() "
+            "and steps."
         )
 
     def _child_ended(self, entry: j.ChildEnded) -> None:
@@ -409,7 +414,7 @@ class Replay:
             case j.LockRefused():
                 instead, what = self.replay_locks.refused(entry), "a lock was refused"
             case j.LockGiven():
-                instead, what = self.replay_locks.given(entry.number), "a lock was given back"
+                instead, what = self.replay_locks.released(entry.number), "a lock was released"
             case _:
                 self.replay_locks.lost(entry.number)
                 return

@@ -1,8 +1,8 @@
-"""What the code of a run has asked for: its locks, each at a place of its own, the same in every life.
+"""The locks that the code of a run has requested, each with a number that is the same in every replay.
 
-An ask goes to the store with the next record, and so does giving back. What the store says comes as an entry of the
-journal, like everything that is delivered: granted with a token, refused, or lost. During a replay nothing is asked:
-what was granted is in the journal, and what is still waited for is asked for again at its end, by the same number.
+A request goes to the store with the next record, and so does a release. The store's answer becomes an entry of the
+journal, like everything that is delivered: granted with a token, refused, or lost. A replay requests nothing: grants
+are in the journal, and locks that are still waited for are requested again at its end, with the same number.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from . import journal as j
 if TYPE_CHECKING:
     from .replay import Replay
 
-ASKS_OF_AN_ATTEMPT = 1_000_000
-"""How far the numbers of two attempts of a workflow are apart."""
+REQUESTS_PER_ATTEMPT = 1_000_000
+"""The numbers of each attempt of a workflow begin so much higher than those of the attempt before."""
 
 
 class RunLease:
-    """A lock that belongs to a run, as its code sees it. `token` and `floor` are for the guard at the write.
+    """A lock that belongs to a run, as its code sees it. Pass `token` and `floor` to the guard at the write.
 
-    It outlives crashes, moves to other workers and days of sleep, and ends with its block, or at the latest with the
-    run. It is lost only where it was taken with `lease=` and not renewed in time, or by an operator's force.
+    The lock is kept through crashes, moves to other workers and days of sleep. It ends with its block, or at the latest
+    with the run. It is lost only if it has a `lease=` that was not renewed in time, or if an operator releases it by
+    force.
     """
 
     __slots__ = ("_block", "floor", "key", "lost", "token")
@@ -46,8 +47,8 @@ class RunLease:
 
     def _loss(self) -> LeaseLost:
         return LeaseLost(
-            f"the lock {self.key!r} (token {self.token}) of this run is lost. Another holder may be at work: stop, and "
-            "let the fence refuse what is under way.",
+            f"the lock {self.key!r} (token {self.token}) of this run was lost. Another holder may be writing: stop. "
+            "The fence refuses writes that are already on their way.",
             key=self.key,
             token=self.token,
             reason="it was not renewed in time, or an operator released it by force",
@@ -62,143 +63,149 @@ class RunLease:
 class RunLockScope(Cancellable):
     """The inside of an `async with`, cancelled when its lock is lost."""
 
-    __slots__ = ("lease", "place")
+    __slots__ = ("lease", "lock")
 
-    def __init__(self, place: PendingLock, lease: RunLease) -> None:
+    def __init__(self, lock: PendingLock, lease: RunLease) -> None:
         super().__init__()
-        self.place, self.lease = place, lease
+        self.lock, self.lease = lock, lease
         lease._block = self  # noqa: SLF001
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the block; our own cancellation becomes `LeaseLost`."""
+        """Leave the block; a cancellation because of the loss becomes `LeaseLost`."""
         self.lease._block = None  # noqa: SLF001
         if self.left_by_loss(error):
             raise self.lease._loss() from error  # noqa: SLF001
 
 
 class PendingLock:
-    """One ask, until it is given back. Its future is the grant."""
+    """One request, until the lock is released. Its future is the grant."""
 
-    __slots__ = ("ask", "deadlock", "future", "lease", "task")
+    __slots__ = ("deadlock", "future", "lease", "request", "task")
 
-    def __init__(self, ask: LockRequest, future: asyncio.Future[RunLease]) -> None:
-        self.ask, self.future = ask, future
+    def __init__(self, request: LockRequest, future: asyncio.Future[RunLease]) -> None:
+        self.request, self.future = request, future
         self.task = asyncio.current_task()
         self.lease: RunLease | None = None
-        self.deadlock = ""  # what is known of a circle that it is part of
+        self.deadlock = ""  # the description of a deadlock that it is part of, as JSON text
 
     @property
     def waits(self) -> bool:
-        """Whether nothing has come of it yet."""
+        """Whether the request was neither granted nor refused yet."""
         return not self.future.done()
 
 
 class ReplayLocks:
-    """What the code of one run has asked for and not given back."""
+    """The locks that the code of one run has requested and not released."""
 
     def __init__(self, code: Replay) -> None:
         self._code = code
-        self._count = ASKS_OF_AN_ATTEMPT * (code.attempt - 1)
-        self._given: dict[int, str] = {}  # given back in a replay, before the journal says so
-        self.places: dict[int, PendingLock] = {}
-        self.lock_requests: dict[int, LockRequest] = {}  # what goes to the store with the next record
+        self._count = REQUESTS_PER_ATTEMPT * (code.attempt - 1)
+        self._released: dict[int, str] = {}  # released in a replay, before its entry is delivered
+        self.pending: dict[int, PendingLock] = {}
+        self.lock_requests: dict[int, LockRequest] = {}  # sent to the store with the next record
 
-    async def take(self, **wanted: Any) -> PendingLock:
-        """Ask, and wait until it is granted."""
+    async def acquire(self, **options: Any) -> PendingLock:
+        """Request a lock, and wait until it is granted."""
         code = self._code
         if code.over:
             await code.out()
         code.check()
-        ask = LockRequest(number=self._count + 1, **wanted)
-        self._check_again(ask)
+        request = LockRequest(number=self._count + 1, **options)
+        self._check_reentry(request)
         self._count += 1
-        place = self.places[ask.number] = PendingLock(ask, code.loop.create_future())
+        lock = self.pending[request.number] = PendingLock(request, code.loop.create_future())
         if not code.replaying:
-            self.lock_requests[ask.number] = ask
+            self.lock_requests[request.number] = request
         try:
-            await place.future
+            await lock.future
         except BaseException:
-            self.give(place)
+            self.release(lock)
             raise
-        return place
+        return lock
 
-    def _check_again(self, ask: LockRequest) -> None:
-        """A task that is inside and asks again would wait for itself, or behind those who wait for it."""
-        task = asyncio.current_task()
-        for place in self.places.values():
-            if place.lease is not None and place.task is task and place.ask.key == ask.key and ask.kind != "semaphore":
+    def _check_reentry(self, request: LockRequest) -> None:
+        """Refuse a task that requests a lock which it holds: it would wait for itself, or for those behind it."""
+        task, key = asyncio.current_task(), request.key
+        for lock in self.pending.values():
+            held = lock.lease is not None and lock.task is task
+            if held and lock.request.key == key and request.kind != "semaphore":
                 raise WouldDeadlock(
-                    f"this task of the run is inside {ask.key!r} already and would wait for itself: leave it first, or "
-                    "pass the lease on"
+                    f"this task of the run holds {key!r} already and would wait for itself. Nothing was changed. Leave "
+                    "its block first, or pass the lease on."
                 )
 
-    def give(self, place: PendingLock) -> None:
-        """Give it back, or wait no longer. On the way out of a process nothing is given: it is the run's."""
-        code, number = self._code, place.ask.number
-        if code.over or self.places.pop(number, None) is None:
+    def release(self, lock: PendingLock) -> None:
+        """Release a lock, or stop waiting for it. When a process leaves the run, the run keeps its locks."""
+        code, number = self._code, lock.request.number
+        if code.over or self.pending.pop(number, None) is None:
             return
         if code.replaying:
-            if place.lease is not None:
-                self._given[number] = place.ask.key
+            if lock.lease is not None:
+                self._released[number] = lock.request.key
             return
-        self.lock_requests[number] = LockRequest(number=number, key=place.ask.key, give=True)
-        if place.lease is not None:
+        self.lock_requests[number] = LockRequest(number=number, key=lock.request.key, give=True)
+        if lock.lease is not None:
             code.note(j.LockGiven(at=code.loop.now, number=number))
 
-    def give_all(self) -> None:
-        """Nothing of it is wanted any more."""
-        for place in list(self.places.values()):
-            self.give(place)
+    def release_all(self) -> None:
+        """Release all locks, and stop waiting for any."""
+        for lock in list(self.pending.values()):
+            self.release(lock)
 
     def replayed(self, stored: tuple[tuple[int, str], ...]) -> None:
-        """The history is told: what it left open is asked for again, and what it gave back is given back."""
+        """After a replay: request again what the code still waits for, and release what the code has released."""
         for number, key in stored:
-            if number not in self.places:
+            if number not in self.pending:
                 self.lock_requests[number] = LockRequest(number=number, key=key, give=True)
-        for number in self._given:
+        for number in self._released:
             self._code.note(j.LockGiven(at=self._code.loop.now, number=number))
-        self._given.clear()
-        for number, place in self.places.items():
-            if place.waits:
-                self.lock_requests[number] = place.ask
+        self._released.clear()
+        for number, lock in self.pending.items():
+            if lock.waits:
+                self.lock_requests[number] = lock.request
 
-    # -- what is delivered ------------------------------------------------------------------------------
+    # -- deliveries -------------------------------------------------------------------------------------
 
     def granted(self, entry: j.LockGranted) -> str:
-        """A lock was granted. Returns what the code does instead of waiting for it, if it does."""
-        place = self.places.get(entry.number)
-        if place is None or not place.waits or place.ask.key != entry.key:
-            return "another lock" if self.places else "no lock"
-        lease = place.lease = RunLease(entry.key, entry.token, entry.floor)
-        place.future.set_result(lease)
+        """A lock was granted. Returns what the code waits for instead, if it does not wait for this lock."""
+        lock = self.pending.get(entry.number)
+        if lock is None or not lock.waits or lock.request.key != entry.key:
+            return "another lock" if self.pending else "no lock"
+        lease = lock.lease = RunLease(entry.key, entry.token, entry.floor)
+        lock.future.set_result(lease)
         return ""
 
     def refused(self, entry: j.LockRefused) -> str:
-        """A lock cannot be had. Returns what the code does instead of waiting for it, if it does."""
-        place = self.places.get(entry.number)
-        if place is None or not place.waits:
-            return "another lock" if self.places else "no lock"
-        place.future.set_exception(_error(place.ask.key, entry))
+        """A lock was refused. Returns what the code waits for instead, if it does not wait for this lock."""
+        lock = self.pending.get(entry.number)
+        if lock is None or not lock.waits:
+            return "another lock" if self.pending else "no lock"
+        lock.future.set_exception(_error(lock.request.key, entry))
         return ""
 
     def lost(self, number: int) -> None:
-        """A lock was lost. One that was given back meanwhile is none of its code's business."""
-        place = self.places.get(number)
-        if place is not None and place.lease is not None:
-            place.lease._lose()  # noqa: SLF001
+        """A lock was lost. The loss of a lock that was released meanwhile is ignored."""
+        lock = self.pending.get(number)
+        if lock is not None and lock.lease is not None:
+            lock.lease._lose()  # noqa: SLF001
 
-    def given(self, number: int) -> str:
-        """A lock was given back here, in an earlier life. Returns what the code does instead, if it does."""
-        if self._given.pop(number, None) is None:
-            return "that lock, which it has not given back"
+    def released(self, number: int) -> str:
+        """A lock was released at this point of the history. Returns what the code does instead, if it did not."""
+        if self._released.pop(number, None) is None:
+            return "that lock, which it has not released"
         return ""
 
 
 def _error(key: str, entry: j.LockRefused) -> HoldfastError:
     match entry.why:
         case "deadlock":
-            return DeadlockDetected(f"waiting for {key!r} would never end: {entry.detail}", key=key)
+            return DeadlockDetected(
+                f"deadlock: this run waits for {key!r}, behind runs that wait for it ({entry.detail}). It is the "
+                "youngest run in the cycle that waits for a lock, so its wait was refused. Leave the blocks of other "
+                "locks, and try again.",
+                key=key,
+            )
         case "mismatch":
             return KindMismatch(f"{key!r} is in use as another kind of lock: {entry.detail}")
         case _:
-            return NeverFits(f"{key!r} can never be had: {entry.detail}")
+            return NeverFits(f"{key!r} can never be granted: {entry.detail}")

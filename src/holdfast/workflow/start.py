@@ -1,7 +1,7 @@
-"""Starting a run by the latest terms of its workflow: by its definition or its name, by itself or in a transaction.
+"""Starting a run under the published limits of its workflow: by definition or by name, alone or in a transaction.
 
-The terms are those that were published last. A start that goes by others is told the latest, finds the places where its
-run is counted anew, and is sent again.
+A start that used other limits gets the published ones as its answer, computes anew under which limit keys its run is
+counted, and is sent again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from .definition import Workflow
 from .limits import checked_priority, exceeded, places_of
 
 LOOK_FOR_WORKERS = 30.0
-"""Seconds after which a start looks again whether a living worker knows the workflow."""
+"""Seconds after which a start checks again whether a worker knows the workflow."""
 TERMS_CHANGE = 10
-"""How often the terms of a workflow may change while a run of it is being started."""
+"""How often the limits of a workflow may change while a run of it is being started."""
 
 
 class RunStarter:
@@ -49,7 +49,7 @@ class RunStarter:
         self.client, self.max_bytes = client, max_bytes
         self._terms: dict[str, WorkflowLimits] = {}
         self._published: set[str] = set()  # workflows that an engine has published
-        self._looked: dict[str, float] = {}  # when workers were last looked for, by type
+        self._looked: dict[str, float] = {}  # when the workers were last read, by type
 
     def new_run(
         self,
@@ -61,7 +61,7 @@ class RunStarter:
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
     ) -> NewRun:
-        """Check what is to be started, and write its input."""
+        """Check a start, and encode its input."""
         if isinstance(workflow, Workflow):
             kind, name = workflow.type, workflow.name
             if not workflow.takes_input and input is not None:
@@ -93,7 +93,7 @@ class RunStarter:
         workflow: Workflow[Any, Any] | str = "",
         require_definition: bool = False,
     ) -> Flow[Started]:
-        """Start a run by the latest terms of its workflow. If its worker is gone, it is for whoever claims it."""
+        """Start a run under the published limits. If its worker's lease has expired, any worker may claim it."""
         if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
             outcome, _ = yield from send(ReadLimits(workflow=workflow_of(new.type)))
             self._check_published(new, outcome, require_definition=require_definition)
@@ -108,12 +108,12 @@ class RunStarter:
             else:
                 break
         started = _started(new, outcome)
-        self._say_if_unpublished(started, workflow)
+        self._emit_if_unpublished(started, workflow)
         yield from self.look_for_workers_of(started.run)
         return started
 
     def _check_published(self, new: NewRun, outcome: Outcome, *, require_definition: bool) -> None:
-        """Raise, where that is asked for, if no engine has published this workflow: no limit of it counts the run."""
+        """With `require_definition`, raise if no engine has published this workflow: no limit would count the run."""
         assert isinstance(outcome, LimitsDiffer)  # noqa: S101
         name = workflow_of(new.type)
         if outcome.terms is not None:
@@ -124,37 +124,37 @@ class RunStarter:
                 "was started. Open an engine with this workflow once, or start the run with the workflow itself."
             )
 
-    def _say_if_unpublished(self, started: Started, workflow: Workflow[Any, Any] | str) -> None:
+    def _emit_if_unpublished(self, started: Started, workflow: Workflow[Any, Any] | str) -> None:
         """Emit an event if a run was started by name, and no engine has published its workflow."""
         name = workflow_of(started.run.type)
         if isinstance(workflow, str) and started.fresh and name not in self._published:
             self.client.events.emit("definition_unknown", run=started.run.id, workflow=name)
 
     def look_for_workers_of(self, run: Run) -> Flow[None]:
-        """Emit an event if a run was started, nobody drives it, and no living worker knows its workflow."""
+        """Emit an event if a run was started, nobody drives it, and no worker knows its workflow."""
         if run.living and not run.worker:
             yield from self.look_for_workers(run.id, run.type)
 
     def look_for_workers(self, run: str, type: str) -> Flow[None]:
-        """Emit an event if no living worker knows the workflow of this run; it looks from time to time."""
+        """Emit an event if no worker knows the workflow of this run; checked once in a while."""
         if elapsed() - self._looked.get(type, -LOOK_FOR_WORKERS) < LOOK_FOR_WORKERS:
             return
         self._looked[type] = elapsed()
         try:
             able = yield from self.who_can(type)
-        except HoldfastError:  # the run is started all the same
+        except HoldfastError:  # the run was started all the same
             return
         if not able:
             self.client.events.emit("no_worker_knows", run=run, workflow=type.removesuffix(ANY_VERSION))
 
     def who_can(self, type: str) -> Flow[list[str]]:
-        """The names of the living workers that can drive runs of this type."""
+        """The names of the workers that can drive runs of this type."""
         outcome, _ = yield from send(ListWorkers(), until=elapsed(), role="queries")
         assert isinstance(outcome, WorkerList)  # noqa: S101
         return sorted({worker.name or worker.id for worker in outcome.workers if type in worker.types})
 
     def _counted(self, new: NewRun, workflow: Workflow[Any, Any] | str) -> NewRun:
-        """The start with the places where its run is counted, by the terms as they are known here."""
+        """The start with the limit keys that count its run, by the limits that are known here."""
         name = workflow_of(new.type)
         given = workflow.limits if isinstance(workflow, Workflow) else ()
         terms = self._terms.get(name) or (workflow.terms if isinstance(workflow, Workflow) else WorkflowLimits())
@@ -165,7 +165,7 @@ class RunStarter:
         return msgspec.structs.replace(new, places=places, terms=terms.digest)
 
     def _unpublished(self, name: str, workflow: Workflow[Any, Any] | str, latest: LimitsDiffer) -> PublishLimits | None:
-        """Our own terms, where nobody has published them yet; else the latest are what is known from here on."""
+        """Our own limits, if they are to be published; otherwise the published ones are remembered."""
         if latest.terms is not None:
             self._published.add(name)
         if isinstance(workflow, Workflow) and (latest.terms is None or workflow.terms.version > latest.terms.version):
@@ -174,7 +174,7 @@ class RunStarter:
         return None
 
     def announce(self, name: str, terms: WorkflowLimits) -> Flow[bool]:
-        """Make the terms of an engine's workflow known; nothing is written where they are known to be none."""
+        """Publish the limits of an engine's workflow; nothing is written where there are none."""
         if not terms.limits:
             outcome, _ = yield from send(ReadLimits(workflow=name))
             assert isinstance(outcome, LimitsDiffer)  # noqa: S101
@@ -183,7 +183,7 @@ class RunStarter:
         return (yield from self.publish(PublishLimits(workflow=name, terms=terms)))
 
     def publish(self, command: PublishLimits) -> Flow[bool]:
-        """Make the terms of a workflow known, and learn which ones count. Returns whether these do."""
+        """Publish the limits of a workflow, and remember which ones are in force. Returns whether these are."""
         outcome, _ = yield from send(command)
         return self._learn(command, outcome)
 
@@ -202,7 +202,7 @@ class RunStarter:
     ) -> Started:
         """Start a run within the caller's own transaction: rolled back, it never existed.
 
-        Whoever calls this lets `look_for_workers_of` follow: that asks outside of the transaction, which is left alone.
+        The caller runs `look_for_workers_of` next, outside of the transaction.
         """
         store = self.client.runtime.store
         if not isinstance(store, SharesTransactions):
@@ -222,7 +222,7 @@ class RunStarter:
             if ours is not None:
                 self._learn(ours, _carried_out(joined, ours))
         started = _started(new, outcome)
-        self._say_if_unpublished(started, workflow)
+        self._emit_if_unpublished(started, workflow)
         return started
 
 
@@ -245,8 +245,8 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
         raise exceeded(workflow_of(new.type), outcome.verdict)
     if isinstance(outcome, LimitsDiffer):
         raise InvalidOption(
-            f"the limits of {workflow_of(new.type)!r} change all the time: engines with different ones publish them by "
-            "turns. Give the newer ones a higher version=. Nothing was started."
+            f"the limits of {workflow_of(new.type)!r} keep changing: engines with different limits publish them in "
+            "turn. Nothing was started. Give the newer limits a higher version=."
         )
     assert isinstance(outcome, Started)  # noqa: S101
     return outcome

@@ -1,7 +1,8 @@
-"""The bodies of steps: where they run, how long they may take, and how often they are tried.
+"""Runs the bodies of steps, with their timeouts and retries.
 
-A body runs on the engine's own event loop if it is async, else in a thread. It knows its idempotency key. A step that
-fails is tried again as its `Retry` says; each failed attempt is recorded, so that the count survives a crash.
+A body runs on the engine's own event loop if it is async, else in a thread. Inside it, `current_step()` returns its
+idempotency key. A step that fails is retried according to its `Retry`; each failed attempt is recorded, so that a crash
+does not reset the count.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
 
 
 class TransactionResult(NamedTuple):
-    """What came of a transaction: the answer to its record, what it raised, or None if the store was away."""
+    """The outcome of a transaction's record, or its exception, or None if the store could not be reached."""
 
     answer: Outcome | BaseException | None
     entry: j.StepDone | None
 
 
 class StepRunner:
-    """The steps of one run that are under way in this process."""
+    """The steps of one run that are running in this process."""
 
     def __init__(self, host: DriverHost, run_id: str, report: Report, settled: Callable[[], None]) -> None:
         self._host, self._run_id, self._report, self._settled = host, run_id, report, settled
         self.running: set[StepCall] = set()
 
     def begin(self, call: StepCall) -> None:
-        """Try a step once more."""
-        if call.future.done():  # nobody waits for it any more
+        """Begin an attempt of a step."""
+        if call.future.done():  # the code does not wait for it any more
             return
         call.attempts += 1
         function = self._host.body_of(call)
@@ -52,7 +53,7 @@ class StepRunner:
         scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
         self.running.add(call)
         if is_async(function):
-            call.running = self._host.spawn(_alone(body) if call.timeout is None else _timed(body, call), scope)
+            call.running = self._host.spawn(_without_exit(body) if call.timeout is None else _timed(body, call), scope)
         else:
             call.running = self._host.in_thread(partial(_in_thread, body), scope)
             if call.timeout is not None:
@@ -60,7 +61,7 @@ class StepRunner:
         call.running.add_done_callback(partial(self._ended, call))
 
     def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, TransactionResult], None]) -> None:
-        """Try a transaction once more. Its entry goes into the journal with what it writes."""
+        """Begin an attempt of a transaction. Its journal entry is committed together with its writes."""
         scope = copy_context()
         scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
         entries: list[j.StepDone] = []
@@ -78,7 +79,7 @@ class StepRunner:
         self._host.transact(work, scope).add_done_callback(answered)
 
     def stop(self) -> None:
-        """Stop what can be stopped, and hear nothing more of the rest."""
+        """Cancel the steps, and ignore the results of those that cannot be stopped."""
         for call in list(self.running):
             self.running.discard(call)
             if call.running is not None:
@@ -86,11 +87,11 @@ class StepRunner:
 
     def _ended(self, call: StepCall, body: asyncio.Future[Any]) -> None:
         if call not in self.running:
-            _quietly(body)
+            _ignore_exception(body)
             return
         self.running.discard(call)
-        if call.future.done():  # nobody waits for it, but now it has ended
-            _quietly(body)
+        if call.future.done():  # the code does not wait for it, but it is not running any more
+            _ignore_exception(body)
             self._settled()
             return
         error = asyncio.CancelledError("the step was cancelled") if body.cancelled() else body.exception()
@@ -100,7 +101,7 @@ class StepRunner:
             self.failed(call, error)
 
     def succeeded(self, call: StepCall, value: Any) -> None:
-        """Report a result, or that it cannot be recorded."""
+        """Report a result, or a failure if the result cannot be recorded."""
         try:
             entry = self.done(call, value)
         except InvalidValue as unfit:
@@ -109,14 +110,14 @@ class StepRunner:
             self._report(call, entry)
 
     def done(self, call: StepCall, value: Any) -> j.StepDone:
-        """The entry of a result."""
+        """The journal entry of a result."""
         text = encode_value(
             value, call.output, what=f"the result of the step {call.id!r}", max_bytes=self._host.max_bytes
         )
         return j.StepDone(at=self._host.now(), id=call.id, args=call.arguments, value=msgspec.Raw(text.encode()))
 
     def failed(self, call: StepCall, error: BaseException) -> None:
-        """Report a failed attempt, or that the step has failed for good."""
+        """Report a failed attempt, which is retried, or the failure of the step."""
         retry, now = call.retry, self._host.now()
         final = isinstance(error, (InvalidValue, asyncio.CancelledError, *retry.give_up_on))
         if final or call.attempts >= retry.max_attempts:
@@ -125,7 +126,7 @@ class StepRunner:
                 j.StepLost(at=now, id=call.id, args=call.arguments, attempts=call.attempts, error=failure_of(error)),
             )
             return
-        again_at = now + round(retry.delay_after(call.attempts, self._host.chance()) * 1_000_000)
+        again_at = now + round(retry.delay_after(call.attempts, self._host.random()) * 1_000_000)
         self._report(
             call,
             j.Attempted(at=now, id=call.id, attempts=call.attempts, again_at=again_at, error=failure_of(error)),
@@ -133,7 +134,7 @@ class StepRunner:
 
 
 def is_async(function: Any) -> bool:
-    """Whether a function is to be awaited."""
+    """Whether a function returns a coroutine."""
     code = getattr(function, "__code__", None)
     return bool(code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function)
 
@@ -141,29 +142,29 @@ def is_async(function: Any) -> bool:
 def _in_thread(body: Callable[[], Any]) -> Any:
     try:
         return body()
-    except StopIteration as error:  # no future can be told of it
+    except StopIteration as error:  # a future cannot have this exception
         raise RuntimeError(f"the step raised {error!r}") from error
 
 
-async def _alone(body: Callable[[], Awaitable[Any]]) -> Any:
-    """A step that wants to end the process has failed, as it would in a thread."""
+async def _without_exit(body: Callable[[], Awaitable[Any]]) -> Any:
+    """Convert `SystemExit` of a step into a failure, as it is in a thread: a step must not end the process."""
     try:
         return await body()
     except SystemExit as error:
-        raise RuntimeError(f"the step wanted to end the process: {error!r}") from error
+        raise RuntimeError(f"the step tried to end the process: {error!r}") from error
 
 
 async def _timed(body: Callable[[], Awaitable[Any]], call: StepCall) -> Any:
     try:
         async with asyncio.timeout(call.timeout) as limit:
-            return await _alone(body)
+            return await _without_exit(body)
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"the step {call.id!r} took longer than {call.timeout:g} s") from error
         raise
 
 
-def _quietly(body: asyncio.Future[Any]) -> None:
-    """Take note of an exception that nobody wants, so that asyncio does not complain."""
+def _ignore_exception(body: asyncio.Future[Any]) -> None:
+    """Retrieve an exception that is not used, so that asyncio does not log it."""
     if not body.cancelled():
         body.exception()

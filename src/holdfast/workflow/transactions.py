@@ -1,4 +1,4 @@
-"""A transaction of the user's with a record of the journal in it: both are made, or neither."""
+"""Executes a user's transaction together with a record of the journal: both are committed, or neither."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ READ_BACKS = 300
 
 
 class _RolledBack(Exception):
-    """The record was refused, so the user's writes are not made either."""
+    """The record was refused, so the user's writes are rolled back."""
 
 
 def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
-    """One transaction; where the outcome of its commit is unknown, the journal knows.
+    """Execute one transaction. If the outcome of its commit is unknown, it is looked up in the journal.
 
-    None: the store was away, and nothing was done. What the work itself raises is raised, whatever it is.
+    None: the store could not be reached, and nothing was written. Any exception of `work` itself is raised.
     """
-    assert isinstance(store, SharesTransactions)  # noqa: S101  (checked before the work was asked for)
+    assert isinstance(store, SharesTransactions)  # noqa: S101  (checked when the code called it)
     answer: Outcome | None = None
     record: RecordRun | None = None
-    own: BaseException | None = None  # what the user's function raised
+    own: BaseException | None = None  # the exception of the user's function
     try:
         alone = batcher.within(store.identity) if store.capabilities.one_writer else nullcontext()
         with alone, store.transaction() as connection:
@@ -42,7 +42,7 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
                 raise
             (answer,) = store.join(connection).execute([record])
             if isinstance(answer, Failed) and isinstance(answer.error, StoreUnavailable):
-                raise answer.error  # a row is locked: nothing is known of the run's owner, and it is tried again
+                raise answer.error  # a row is locked: the owner of the run is not known, and the caller retries
             if not isinstance(answer, Recorded):
                 raise _RolledBack  # noqa: TRY301
             failpoints.reach_transaction("before")
@@ -50,7 +50,7 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
     except _RolledBack:
         return answer
     except StoreUnavailable as error:
-        if error is own:  # of whatever the user's function asked: that is a failed attempt
+        if error is own:  # raised by the user's function: that is a failed attempt
             raise
         if not error.ambiguous or record is None:
             return None
@@ -59,9 +59,9 @@ def transact(store: Store, work: Callable[[Any], RecordRun]) -> Outcome | None:
 
 
 def _read_back(store: Store, record: RecordRun) -> Outcome | None:
-    """What became of a record whose commit was not answered; asked for a while.
+    """Look up a record whose commit was not answered, for up to a minute.
 
-    If that is never known it is tried again: where it was made, the journal is longer by then, and refuses it.
+    If the outcome is still unknown, the caller retries: a journal that contains the record already refuses it.
     """
     for _ in range(READ_BACKS):
         with suppress(StoreUnavailable):

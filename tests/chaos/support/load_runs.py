@@ -112,7 +112,7 @@ def mutex(stage: Stage, runs: int) -> None:
         engines = started_engines(stage, crew, job)
         with hf.lock(KEY):
             queued = started(stage, crew, job) and until(
-                lambda: len(hf.locks.inspect(KEY).waiters) >= runs, within=LONGEST, every=0.5
+                lambda: hf.locks.inspect(KEY).waiting >= runs, within=LONGEST, every=0.5
             )
             stage.report.demand(f"{stage.name}: not all runs came to the mutex", kept=queued)
         if queued:

@@ -1,7 +1,7 @@
-"""Who comes in and who goes: admission in the same step as a start, promotion in the same step as an end.
+"""Admission of runs in the same step as their start, promotion of queued runs in the same step as an end.
 
-What is counted are the runs that live and were admitted, never a number that could drift. Of those who wait the highest
-priority comes first, and then who came first; one that another of its limits keeps out holds nobody else up.
+Limits count runs that are admitted and have not ended, never a stored number that could drift. Queued runs are promoted
+by priority, then by arrival; a run that another of its limits keeps waiting does not block the others.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .repository import RunRepository
 CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
 NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"it was over the limit %s when it came"}'
 FIRST_LOOK = 8
-"""How many of a queue are looked at first; most often the first one is let in."""
+"""How many queued runs are read first; most often the first one is admitted."""
 FURTHER = 8
-"""So many times as many are looked at next, if none of those could be let in."""
+"""So many times as many are read next, if none of the first could be admitted."""
 
 
 class AdmissionResult(msgspec.Struct, frozen=True):
-    """What became of a run that came. `run` is the one that is there now: itself, another, or none."""
+    """The result of a start. `run` is the run that exists now: this one, another, or none."""
 
     run: Run | None
     verdict: LimitVerdict
@@ -38,10 +38,10 @@ class AdmissionResult(msgspec.Struct, frozen=True):
 
 
 def enter(repo: RunRepository, now: int, run: Run, worker: str = "", *, again: bool = False) -> AdmissionResult:
-    """Let a run in, or do with it what the limit says that it is over. One that comes `again` is not ended for it."""
+    """Admit a run, or do what the full limit says. A run that starts `again` is not ended by its limit."""
     terms = (repo.terms(run.workflow) if run.places else None) or WorkflowLimits()
-    crowds = _crowds(repo, now, run, terms)
-    verdict = decide(crowds, now)
+    usages = _usages(repo, now, run, terms)
+    verdict = decide(usages, now)
     group = group_of(run.workflow, LimitKey(verdict.limit, verdict.key))
     if verdict.what in ("reject", "queue_full") or (again and verdict.what in ("skip", "cancel_newest")):
         return AdmissionResult(None, verdict)
@@ -52,8 +52,8 @@ def enter(repo: RunRepository, now: int, run: Run, worker: str = "", *, again: b
     if verdict.what == "cancel_newest":
         woken = finish(repo, now, replace(run, status="queued"), Finish("cancelled", NOT_ADMITTED % verdict.limit))
         return AdmissionResult(repo.run(run.id), verdict, woken)
-    if not _kept_out(crowds, now):
-        run = rule.admitted(run, now, _note_starts(repo, now, run, crowds))
+    if not _must_wait(usages, now):
+        run = rule.admitted(run, now, _note_starts(repo, now, run, usages))
         if worker and run.due_at is not None and run.due_at < 0:
             run = rule.claim(run, now, worker=worker, type=run.type)
         repo.save(run)
@@ -74,7 +74,7 @@ def enter(repo: RunRepository, now: int, run: Run, worker: str = "", *, again: b
 
 
 def cancel(repo: RunRepository, now: int, run: Run, event: RunEvent) -> Posted:
-    """Tell a living run to stop. One of which no code has run ends at once."""
+    """Cancel a run that has not ended. A run of which no code has run yet ends at once."""
     if not rule.never_began(run):
         return post(repo, now, run, event)
     number = run.posted + 1
@@ -86,8 +86,8 @@ def cancel(repo: RunRepository, now: int, run: Run, event: RunEvent) -> Posted:
 
 
 def finish(repo: RunRepository, now: int, run: Run, end: Finish) -> tuple[str, ...]:
-    """End a run: tell its parent and those who watch it, let in who waited for its places, give back its locks."""
-    parent, terms = look_at_the_end(repo, run)
+    """End a run: notify its parent and its watchers, promote queued runs, give back its locks."""
+    parent, terms = read_for_end(repo, run)
     repo.save(rule.finished(run, now, end))
     woken = run.watchers
     if parent is not None:
@@ -100,8 +100,8 @@ def finish(repo: RunRepository, now: int, run: Run, end: Finish) -> tuple[str, .
     return woken + give_back(repo, now, run)
 
 
-def look_at_the_end(repo: RunRepository, run: Run) -> tuple[Run | None, WorkflowLimits | None]:
-    """The parent that the end of a run is told to, and the terms by which it makes room, if there are.
+def read_for_end(repo: RunRepository, run: Run) -> tuple[Run | None, WorkflowLimits | None]:
+    """The parent that is notified of the end of a run, and the limits that get room by it, if there are any.
 
     Nothing is written before both are known: where one of them cannot be read, the run does not end by half.
     """
@@ -115,23 +115,23 @@ def look_at_the_end(repo: RunRepository, run: Run) -> tuple[Run | None, Workflow
 def promote(
     repo: RunRepository, now: int, workflow: str, places: Sequence[LimitKey], terms: WorkflowLimits
 ) -> tuple[str, ...]:
-    """Let in those who wait at these places, as many as there is room for."""
+    """Admit queued runs under these limit keys, as many as there is room for."""
     woken: tuple[str, ...] = ()
     for place in places:
         limit = terms.limit(place.limit)
         for run in _waiting(repo, group_of(workflow, place)):
             if limit is not None and (limit.per or repo.admitted(group_of(workflow, place)) >= limit.max):
                 break
-            crowds = _crowds(repo, now, run, terms)
-            if not _kept_out(crowds, now):
-                let_in = rule.admitted(run, now, _note_starts(repo, now, run, crowds))
+            usages = _usages(repo, now, run, terms)
+            if not _must_wait(usages, now):
+                let_in = rule.admitted(run, now, _note_starts(repo, now, run, usages))
                 repo.save(let_in)
                 woken += wake(repo, now, let_in)
     return woken
 
 
 def publish(repo: RunRepository, now: int, workflow: str, terms: WorkflowLimits) -> LimitsPublished:
-    """Make terms known, unless newer ones are; who has room by them is let in at once."""
+    """Publish limits, unless newer ones are published; queued runs that they have room for are admitted at once."""
     known = repo.terms(workflow)
     if not newer(terms, known):
         return LimitsPublished(terms=known or WorkflowLimits(), fresh=False)
@@ -140,8 +140,8 @@ def publish(repo: RunRepository, now: int, workflow: str, terms: WorkflowLimits)
     return LimitsPublished(terms=terms, fresh=True, woken=woken)
 
 
-def _crowds(repo: RunRepository, now: int, run: Run, terms: WorkflowLimits) -> list[LimitUsage]:
-    """How full the limits are that count this run. A limit that is not among the terms counts nobody."""
+def _usages(repo: RunRepository, now: int, run: Run, terms: WorkflowLimits) -> list[LimitUsage]:
+    """How full the limits are that count this run. A limit that is no longer published counts nothing."""
     found = []
     for place in run.places:
         limit, group = terms.limit(place.limit), group_of(run.workflow, place)
@@ -149,7 +149,7 @@ def _crowds(repo: RunRepository, now: int, run: Run, terms: WorkflowLimits) -> l
             continue
         if limit.per:
             later, last = repo.starts_after(group, now), repo.nth_start(group, limit.max)
-            # A clock that was set back makes past starts look like later ones: it costs one span at most.
+            # After the clock was set back, past starts look like future ones: that costs one span at most.
             latest = now + limit.per * (1 + later // limit.max)
             free_at = 0 if last is None else min(last + limit.per, latest)
             found.append(LimitUsage(limit, place, queued=later, free_at=free_at))
@@ -159,14 +159,14 @@ def _crowds(repo: RunRepository, now: int, run: Run, terms: WorkflowLimits) -> l
     return found
 
 
-def _kept_out(crowds: Sequence[LimitUsage], now: int) -> bool:
-    """Whether a run must wait for the end of another. Limits on starts only tell it when it may begin."""
-    return any(usage.full(now) for usage in crowds if not usage.limit.per)
+def _must_wait(usages: Sequence[LimitUsage], now: int) -> bool:
+    """Whether a run must wait for the end of another. Limits on starts only delay it."""
+    return any(usage.full(now) for usage in usages if not usage.limit.per)
 
 
-def _note_starts(repo: RunRepository, now: int, run: Run, crowds: Sequence[LimitUsage]) -> int | None:
-    """Count a start, and tell when it may be made; None: at once."""
-    limited = [usage for usage in crowds if usage.limit.per]
+def _note_starts(repo: RunRepository, now: int, run: Run, usages: Sequence[LimitUsage]) -> int | None:
+    """Count a start, and return when it may be made; None: at once."""
+    limited = [usage for usage in usages if usage.limit.per]
     begins = max((usage.free_at for usage in limited), default=0)
     for usage in limited:
         repo.note_start(group_of(run.workflow, usage.place), max(begins, now), run.id, usage.limit, now)
@@ -174,13 +174,13 @@ def _note_starts(repo: RunRepository, now: int, run: Run, crowds: Sequence[Limit
 
 
 def _arrival(repo: RunRepository, now: int, run: Run) -> int:
-    """A number that is higher than those of all who came before."""
+    """A number above those of all earlier arrivals."""
     last = (repo.last_arrival(group_of(run.workflow, place), run.priority) for place in run.places)
     return max(now, *(before + 1 for before in last)) if run.places else 0
 
 
 def _victim(repo: RunRepository, group: str, newcomer: str) -> Run | None:
-    """Who makes room: the oldest that was let in and is not stopping yet; else who has waited, and was first."""
+    """The run to cancel: the oldest admitted one that is not being cancelled yet, otherwise the first queued one."""
     for queued in (False, True):
         for name in repo.members(group, queued=queued, limit=None):
             run = repo.run(name)
@@ -190,11 +190,11 @@ def _victim(repo: RunRepository, group: str, newcomer: str) -> Run | None:
 
 
 def _waiting(repo: RunRepository, group: str) -> Iterator[Run]:
-    """Those who wait, in their order, few at a time: seldom is anyone but the first looked at.
+    """The queued runs in order, read a few at a time: usually only the first is needed.
 
     The caller stops when the limit is full: then at most `FURTHER` times as many were read as were needed for that. A
-    queue that another limit keeps out as a whole is read to its end, because no later step would look further: a run
-    for which there is room is never overlooked.
+    queue of which another limit blocks every run is read to its end, because no later step would read further: a run
+    for which there is room is never missed.
     """
     seen: set[str] = set()
     limit = FIRST_LOOK
@@ -203,7 +203,7 @@ def _waiting(repo: RunRepository, group: str) -> Iterator[Run]:
         for name in names:
             run = None
             if name not in seen:
-                with suppress(RecordUnreadable):  # one that is damaged must not hold the others up
+                with suppress(RecordUnreadable):  # a damaged run must not block the others
                     run = repo.run(name)
             seen.add(name)
             if run is not None:

@@ -1,4 +1,4 @@
-"""Small parts of the stories about runs: who lives, who drives, whom to tell."""
+"""Helpers of the transitions of runs: which worker is alive, which one drives a run, which attempts to notify."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def is_alive(repo: RunRepository, now: int, worker: str) -> bool:
 
 
 def can_drive(repo: RunRepository, now: int, worker: str) -> bool:
-    """Whether a worker may be given runs: one that is not enlisted would never be found dead."""
+    """Whether a worker may get runs: the crash of one that is not registered would never be noticed."""
     return is_alive(repo, now, worker) and any(one.id == worker for one in repo.workers())
 
 
 def holder_of(repo: RunRepository, now: int, run: Run | None) -> str:
-    """Who drives a run, for people; empty if nobody living does."""
+    """The name of the worker that drives a run; empty if no worker with a valid lease does."""
     if run is None or not is_alive(repo, now, run.worker):
         return ""
     name = next((worker.name for worker in repo.workers() if worker.id == run.worker), "")
@@ -32,24 +32,24 @@ def holder_of(repo: RunRepository, now: int, run: Run | None) -> str:
 
 
 def free(repo: RunRepository, now: int, run: Run) -> bool:
-    """Whether nobody who lives drives a run, and nobody has locked it from outside."""
+    """Whether no worker with a valid lease drives a run, and no run lock from outside is held."""
     return not is_alive(repo, now, run.worker) and not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
 
 
 def wake(repo: RunRepository, now: int, run: Run) -> tuple[str, ...]:
-    """Whom to tell of a run: its driver, else a worker that could drive it, now one and now another."""
+    """The hints for a run: to its worker, otherwise to one of the workers that could drive it."""
     if run.worker:
         return (rule.hint_for(run.worker, run.id),) if run.posted else ()
     if run.due_at is None or run.due_at > now:
         return ()
     able: list[str] = []
-    with suppress(RecordUnreadable):  # it is a hint: nobody is kept from what was decided
+    with suppress(RecordUnreadable):  # only a hint: the decision does not depend on it
         able += [worker.id for worker in repo.workers() if run.type in worker.types and is_alive(repo, now, worker.id)]
     return (rule.hint_for(able[sum(run.id.encode()) % len(able)], run.id),) if able else ()
 
 
 def post(repo: RunRepository, now: int, before: Run, event: RunEvent) -> Posted:
-    """Put an event into the inbox of a living run; its driver is told, or it becomes due."""
+    """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
     after = rule.posted(before, now, event.kind)
     repo.save(after)
     repo.post(before.id, replace(event, number=after.posted, at=now))

@@ -1,8 +1,7 @@
-"""What happens to a start that is over its limit.
+"""Decides what happens to one start, from how full the limits of its workflow are.
 
-The terms of a workflow are its limits: how many of its runs may be admitted and living at a time, or how many may start
-within a span; for all its runs, or for those with the same key. What is here decides about one start from how full its
-limits are. Who counts, writes and promotes is told in `rules.admitting`.
+A limit says how many runs of a workflow may be admitted and not ended at a time, or how many may start within a span;
+for all its runs, or for those with the same key. Counting, writing and promoting is in `admission.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import msgspec
 OnExcess = Literal["reject", "queue", "skip", "cancel_oldest", "cancel_newest"]
 Answer = OnExcess | Literal["admit", "queue_full"]
 STRICTEST_FIRST: tuple[OnExcess, ...] = ("reject", "skip", "cancel_newest", "cancel_oldest", "queue")
-"""Of several limits that are full the one whose answer comes first here decides."""
+"""Of several full limits, the one whose answer comes first here decides."""
 
 
 class Limit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One limit. With `per` (microseconds) it counts starts within that span, else runs that are admitted and living.
+    """One limit. With `per` (microseconds) it counts starts within that span, otherwise admitted runs until they end.
 
-    `path` leads to the key in the input; with `by_code` only the workflow's own code can tell the key.
+    `path` leads to the key in the input; with `by_code` only the code of the workflow can compute the key.
     """
 
     name: str
@@ -35,14 +34,14 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class WorkflowLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The limits of a workflow, as they were published last. Of two that differ that of the higher version counts."""
+    """The limits of a workflow as they were published last. A higher version replaces a lower one."""
 
     limits: tuple[Limit, ...] = ()
     version: int = 0
 
     @property
     def digest(self) -> str:
-        """Tells terms apart; empty where there is no limit."""
+        """A hash of the limits; empty where there is none."""
         if not self.limits:
             return ""
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=8).hexdigest()
@@ -60,7 +59,7 @@ class LimitKey(NamedTuple):
 
 
 class LimitUsage(msgspec.Struct, frozen=True):
-    """How full a limit is. `free_at` is when the next start is allowed by a limit on starts; 0: it is none."""
+    """How full a limit is. `free_at` is when a limit on starts allows the next one; 0: it is no such limit."""
 
     limit: Limit
     place: LimitKey
@@ -69,17 +68,17 @@ class LimitUsage(msgspec.Struct, frozen=True):
     free_at: int = 0
 
     def full(self, now: int) -> bool:
-        """Whether one more is too many at this moment."""
+        """Whether one more run is too many at this moment."""
         return self.free_at > now if self.limit.per else self.admitted >= self.limit.max
 
     @property
-    def crammed(self) -> bool:
-        """Whether no more may wait."""
+    def queue_full(self) -> bool:
+        """Whether no further run may wait."""
         return self.limit.max_queue is not None and self.queued >= self.limit.max_queue
 
 
 class LimitVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is to happen to a start, and which limit says so. `retry_in`: when it may be tried again, where known."""
+    """What is to happen to a start, and which limit decided it. `retry_in`: when to try again, where that is known."""
 
     what: Answer
     limit: str = ""
@@ -92,7 +91,7 @@ ADMITTED = LimitVerdict("admit")
 
 
 def group_of(workflow: str, place: LimitKey) -> str:
-    """The name of those who are counted together.
+    """The name of the group of runs that are counted together.
 
     >>> group_of("order", LimitKey("customer", '"ann"'))
     'order/customer/"ann"'
@@ -100,19 +99,19 @@ def group_of(workflow: str, place: LimitKey) -> str:
     return f"{workflow}/{place.limit}/{place.key}"
 
 
-def decide(crowds: Sequence[LimitUsage], now: int) -> LimitVerdict:
-    """What happens to a start that is counted in these crowds: the strictest answer of those that are full."""
-    full = [usage for usage in crowds if usage.full(now)]
+def decide(usages: Sequence[LimitUsage], now: int) -> LimitVerdict:
+    """What happens to a start that these limits count: the strictest answer of the full ones."""
+    full = [usage for usage in usages if usage.full(now)]
     if not full:
         return ADMITTED
     first = min(full, key=lambda usage: STRICTEST_FIRST.index(usage.limit.on_excess))
     what: Answer = first.limit.on_excess
-    if what == "queue" and (crammed := next((usage for usage in full if usage.crammed), None)) is not None:
-        first, what = crammed, "queue_full"
+    if what == "queue" and (queue_full := next((usage for usage in full if usage.queue_full), None)) is not None:
+        first, what = queue_full, "queue_full"
     retry_in = max(0, first.free_at - now) if first.limit.per else None
     return LimitVerdict(what, first.place.limit, first.place.key, first.limit.max, retry_in)
 
 
 def newer(terms: WorkflowLimits, known: WorkflowLimits | None) -> bool:
-    """Whether these terms take the place of those that are known: never those of a higher version."""
+    """Whether these limits replace the known ones: not where those have a higher version."""
     return known is None or (terms != known and terms.version >= known.version)

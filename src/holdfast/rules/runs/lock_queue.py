@@ -1,10 +1,10 @@
 """Runs that wait for a lock and are not listed in its record.
 
 A lock's record is read and written whole, so a queue of thousands in it would make every hand-over expensive. The
-record lists the first `LISTED` runs that wait and counts the others in its `overflow`; each of those is a `LockWait` in
-the record of its own run. The store keeps these runs in order as members of the group `queue_group(key)`, by the same
-index that keeps the runs queued at a limit. When the listed runs have been served, the lock takes the next ones from
-there, in the same atomic step.
+record lists the first `LISTED` runs that wait and counts the others in its `overflow`; each of those has a `LockWait`
+in the record of its own run. The store keeps these runs in order as members of the group `queue_group(key)`, by the
+same index that keeps the runs queued at a limit. When the listed runs have been served, the lock takes the next ones
+from there, in the same atomic step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LISTED = 32
 
 
 class OverflowReader:
-    """How one decision takes the next waiters from the overflow of a lock.
+    """Takes the next waiters from the overflow of a lock, for one decision.
 
-    They leave their runs' records by `save`, together with the write of the lock's record; a decision that fails has
-    taken nothing.
+    `save` removes them from the records of their runs, together with the write of the lock's record; a decision that
+    fails has taken nothing.
     """
 
     def __init__(self, repo: RunRepository, key: str) -> None:
@@ -45,7 +45,7 @@ class OverflowReader:
         return [waiter_of(run, wait) for wait, run in taken], left
 
     def save(self) -> None:
-        """Write what was taken: from now on the lock's record lists it."""
+        """Write what was taken: from now on the lock's record lists these waiters."""
         for name in dict.fromkeys(run for run, _ in self._taken):
             run = self.repo.run(name)
             if run is not None:
@@ -62,7 +62,7 @@ class OverflowReader:
     def _first(self) -> list[tuple[LockWait, str]]:
         """The first waits that were not taken yet, in their order, each with its run: more than `LISTED`, or all.
 
-        A run that cannot be read is passed over, and holds nobody up.
+        A run that cannot be read is skipped.
         """
         limit = len(self._taken) + LISTED + 1
         while True:
@@ -76,7 +76,7 @@ class OverflowReader:
             waits = sorted(
                 ((wait, name) for name, run in found.items() for wait in run.waits if wait.key == self._key),
                 key=lambda item: item[0].number,
-            )[: len(names)]  # a run may wait once more, further back
+            )[: len(names)]  # the same run may have a second request further back
             waits = [item for item in waits if (item[1], item[0].number) not in self._taken]
             if len(waits) > LISTED or len(names) < limit:
                 return waits
@@ -84,12 +84,12 @@ class OverflowReader:
 
 
 def reader_of(repo: RunRepository, key: str, record: LockRecord) -> OverflowReader | None:
-    """What a decision about this record reads the overflow by; None: it has none."""
+    """The reader of the overflow of this record; None: it has none."""
     return None if record.overflow is None else OverflowReader(repo, key)
 
 
 def waiter_of(run: str, wait: LockWait) -> Waiter:
-    """A run's place in the queue, as it is listed in the record of the lock."""
+    """The waiter of a run, as the record of the lock lists it."""
     return Waiter(
         id=attempt_of(run, wait.ask),
         label=label_of(run),

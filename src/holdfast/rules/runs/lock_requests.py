@@ -1,4 +1,4 @@
-"""What a run asks of locks, what they say, and how an attempt tells which run it is of."""
+"""Requests of runs for locks, their answers, and the ids of attempts that belong to runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 from ..lock_record import Kind
 
-MARK = "run:"
-"""What the ids of the attempts of runs begin with; those of clients are `<channel>.<number>`."""
+RUN_PREFIX = "run:"
+"""The prefix of the ids of attempts that belong to runs; those of clients are `<channel>.<number>`."""
 
 
 class LockRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A run asks for a lock, or gives it back. `number` tells its asks apart; the same again is the same attempt.
+    """A run requests a lock, or gives it back. `number` identifies the request; the same number is the same attempt.
 
-    While it has or waits for a lock, the number of that ask is for no other key.
+    While the run holds or waits for a lock, the number of that request is used for no other key.
     """
 
     number: int
@@ -28,10 +28,10 @@ class LockRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 class LockAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What came of an ask.
+    """The answer to a lock request.
 
-    `granted` with its token and floor, `queued`, `given` back; `mismatch`: the key is in use as the kind `found`;
-    `too_heavy`: it never fits; `unknown`: it was answered before, and neither holds nor waits any more.
+    `granted` with its token and floor, `queued`, `given` back, `mismatch`: the key is in use as the kind `found`;
+    `too_heavy`: it never fits; `unknown`: it was answered before, and no longer holds or waits.
     """
 
     number: int
@@ -47,16 +47,16 @@ def attempt_of(run: str, number: int) -> str:
     >>> attempt_of("order-7", 2)
     'run:2:order-7'
     """
-    return f"{MARK}{number}:{run}"
+    return f"{RUN_PREFIX}{number}:{run}"
 
 
-def asker_of(attempt: str) -> tuple[str, int] | None:
-    """The run and the number in the id of an attempt; None: it is no run's.
+def run_of_attempt(attempt: str) -> tuple[str, int] | None:
+    """The run and the number in the id of an attempt; None if it belongs to no run.
 
-    >>> asker_of("run:2:order:7"), asker_of("4f2a.9"), asker_of("run:x:y")
+    >>> run_of_attempt("run:2:order:7"), run_of_attempt("4f2a.9"), run_of_attempt("run:x:y")
     (('order:7', 2), None, None)
     """
-    if not attempt.startswith(MARK):
+    if not attempt.startswith(RUN_PREFIX):
         return None
-    number, _, run = attempt[len(MARK) :].partition(":")
+    number, _, run = attempt[len(RUN_PREFIX) :].partition(":")
     return (run, int(number)) if number.isascii() and number.isdigit() else None

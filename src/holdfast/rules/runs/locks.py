@@ -1,8 +1,8 @@
-"""The locks that belong to a run: asked for in the same step as its journal is written, and given back with its end.
+"""Locks that belong to a run: requested in the same step as its journal is written, and released when it ends.
 
-A lock does not know what a run is. An attempt of a run is one like others, whose id tells the run and the number of
-its ask; it needs no sign of life to wait, and holds until it is given back, or for its ttl. When it is offered what it
-waits for, that is an event for its run, in the same step: a run that nobody drives becomes due.
+A lock does not know what a run is. An attempt of a run is like any other; its id contains the run and the number of the
+request. It waits without signs of life, and holds until it is given back, or for its ttl. An offer to it is an event
+for its run, in the same step: a run that nobody drives becomes due.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..lock_record import EMPTY, Holder, LockRecord
 from . import lock_queue
 from .helpers import post
 from .lock_queue import OverflowReader, label_of
-from .lock_requests import LockAnswer, LockRequest, asker_of, attempt_of
+from .lock_requests import LockAnswer, LockRequest, attempt_of, run_of_attempt
 from .record import Locks, LockWait, Run, RunEvent
 from .repository import RunRepository
 
@@ -27,12 +27,12 @@ from .repository import RunRepository
 def ask(
     repo: RunRepository, now: int, run: Run, lock_requests: Sequence[LockRequest]
 ) -> tuple[tuple[LockAnswer, ...], Locks, tuple[str, ...]]:
-    """Carry out what a run asks of locks. Returns what they said, what it has then, and who was offered something."""
+    """Carry out the lock requests of a run. Returns the answers, its locks afterwards, and the attempts to notify."""
     has = dict(run.locks)
     answers = []
     woken: tuple[str, ...] = ()
     for one in lock_requests:
-        current = repo.run(run.id) or run  # an earlier ask may have moved it up in a queue
+        current = repo.run(run.id) or run  # an earlier request may have changed its position in a queue
         outcome = _carried_out(repo, now, current, one)
         woken += outcome.notified
         answers.append(_answer(one, outcome))
@@ -46,24 +46,24 @@ def ask(
 def answers_before(
     repo: RunRepository, now: int, run: str, lock_requests: Sequence[LockRequest]
 ) -> tuple[LockAnswer, ...]:
-    """What came of asks that were carried out already, as far as it can still be seen. Nothing is changed."""
+    """The answers to requests that were carried out before, as far as the records show them. Nothing is changed."""
     return tuple(_seen(repo, now, run, one) for one in lock_requests)
 
 
 def give_back(repo: RunRepository, now: int, run: Run) -> tuple[str, ...]:
-    """Give back everything that a run has or waits for. Returns whom to tell."""
+    """Give back everything that a run holds or waits for. Returns the attempts to notify."""
     woken: tuple[str, ...] = ()
     for number, key in run.locks:
-        with suppress(RecordUnreadable):  # it is refused to everybody, and left as it is
+        with suppress(RecordUnreadable):  # an unreadable record is left as it is
             outcome = _given_back(repo, now, run, LockRequest(number=number, key=key, give=True))
             woken += outcome.notified
     return woken + tell(repo, now, woken)
 
 
 def held(repo: RunRepository, now: int, run: Run) -> tuple[tuple[int, int], ...]:
-    """Which of its asks a run holds at this moment, each with its token.
+    """The requests that a run holds at this moment, each with its token.
 
-    What is only offered is not held yet, and what cannot be read is not known to be.
+    An offer is not held yet; of a record that cannot be read it is not known.
     """
     found: list[tuple[int, int]] = []
     for number, key in run.locks:
@@ -74,13 +74,13 @@ def held(repo: RunRepository, now: int, run: Run) -> tuple[tuple[int, int], ...]
 
 
 def tell(repo: RunRepository, now: int, woken: Iterable[str]) -> tuple[str, ...]:
-    """Runs that were offered something hear of it by an event. Returns whom to tell of that."""
+    """Post an event to each run that has an offer. Returns the hints to send."""
     hints: tuple[str, ...] = ()
     for attempt in woken:
-        if (asker := asker_of(attempt)) is None:
+        if (asker := run_of_attempt(attempt)) is None:
             continue
         name, number = asker
-        with suppress(RecordUnreadable):  # one that is damaged must not keep others from giving back what they have
+        with suppress(RecordUnreadable):  # a damaged run must not stop others from giving back their locks
             run = repo.run(name)
             if run is not None and run.living:
                 hints += post(repo, now, run, RunEvent(kind="lock", name=str(number))).woken
@@ -90,7 +90,7 @@ def tell(repo: RunRepository, now: int, woken: Iterable[str]) -> tuple[str, ...]
 def _carried_out(repo: RunRepository, now: int, run: Run, asked: LockRequest) -> out.Outcome:
     wait = _wait_of(run, asked)
     if asked.give:
-        if wait is not None:  # before the queue moves up, or it might be its turn
+        if wait is not None:  # before the next waiters are served, because it may be one of them
             repo.save(replace(run, waits=tuple(one for one in run.waits if one is not wait)))
         return _given_back(repo, now, run, asked)
     if wait is not None:
@@ -121,7 +121,7 @@ def _carried_out(repo: RunRepository, now: int, run: Run, asked: LockRequest) ->
 
 
 def _given_back(repo: RunRepository, now: int, run: Run, asked: LockRequest) -> out.Outcome:
-    """Give back what a run has or waits for. Its own record no longer says that it waits."""
+    """Give back what a run holds or waits for, and remove the wait from its record."""
     before = repo.lock(asked.key) or EMPTY
     reader = OverflowReader(repo, asked.key)
     working = lock.LockState(before, now, more=reader)
@@ -133,7 +133,7 @@ def _given_back(repo: RunRepository, now: int, run: Run, asked: LockRequest) -> 
 
 
 def _wait_of(run: Run, asked: LockRequest) -> LockWait | None:
-    """The place of an ask in a queue that does not list it."""
+    """The position of a request in a queue whose record does not list it."""
     return next((wait for wait in run.waits if (wait.key, wait.ask) == (asked.key, asked.number)), None)
 
 

@@ -1,4 +1,4 @@
-"""What a store answers about runs. As with locks: by one of these, never by an exception."""
+"""Outcomes of commands about runs. As with locks, a command returns one of these, and never raises."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .record import Run, RunEvent, WorkerRecord
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with everything that is needed to go on with it. The first entry is its input.
+    """A run with everything that is needed to continue it. The first entry is its input.
 
-    `held` are the numbers and the tokens of its locks that it holds; what only looks at a run does not tell them.
+    `held` are the numbers and tokens of the locks that it holds; they are not read where a run is only inspected.
     """
 
     run: Run
@@ -23,9 +23,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(Outcome, frozen=True, kw_only=True):
-    """The run is there. `fresh` unless it was there before, found by its idempotency key or because a limit says so.
+    """The run exists. `fresh` unless it existed before: found by its idempotency key, or returned because of a limit.
 
-    `verdict` tells what its limits said; after a re-send that is not known any more.
+    `verdict` is what its limits decided; after the same start was sent again it is not known.
     """
 
     run: Run
@@ -35,19 +35,19 @@ class Started(Outcome, frozen=True, kw_only=True):
 
 
 class Limited(Outcome, frozen=True, kw_only=True):
-    """A limit keeps the run out. Nothing was changed."""
+    """A limit refused the run. Nothing was changed."""
 
     verdict: LimitVerdict
 
 
 class LimitsDiffer(Outcome, frozen=True, kw_only=True):
-    """The run was started by other terms than those that were published last: these (None: none). Nothing changed."""
+    """The start used other limits than the published ones, `terms` (None: none are published). Nothing was changed."""
 
     terms: WorkflowLimits | None
 
 
 class LimitsPublished(Outcome, frozen=True, kw_only=True):
-    """The terms that count now; `fresh` if they are new."""
+    """The limits that are in force now; `fresh` if they are new."""
 
     terms: WorkflowLimits
     fresh: bool
@@ -68,14 +68,14 @@ class Claimed(Outcome, frozen=True, kw_only=True):
 
 
 class WorkerGone(Outcome, frozen=True, kw_only=True):
-    """The worker's lease has ended. It gets nothing and must come back as another."""
+    """The worker's lease has expired. It gets nothing, and must register under a new id."""
 
 
 class Recorded(Outcome, frozen=True, kw_only=True):
-    """The entries are in the journal. `done`: what was to happen then has happened too, else see `events`.
+    """The entries are in the journal. `done`: parking or ending, if requested, happened too; if not, `events` say why.
 
-    `taken` are the children that could not be started, because their ids are those of other runs; `limited` those
-    that a limit keeps out; `answers` is what came of its asks for locks, in their order.
+    `taken` are the children that could not be started, because other runs have their ids; `limited` those
+    that a limit refused; `answers` are the answers to its lock requests, in their order.
     """
 
     done: bool
@@ -87,7 +87,7 @@ class Recorded(Outcome, frozen=True, kw_only=True):
 
 
 class RunRefused(Outcome, frozen=True, kw_only=True):
-    """The run is not the caller's to change: it is driven by another, has ended, or is not there. Nothing changed."""
+    """The caller may not change the run: another worker drives it, it has ended, or it does not exist."""
 
     run: Run | None
     holder: str = ""
@@ -102,7 +102,7 @@ class Posted(Outcome, frozen=True, kw_only=True):
 
 
 class RunSeen(Outcome, frozen=True, kw_only=True):
-    """The run as it is now, or None. Its journal and inbox, if they were asked for; who drives it, if one lives."""
+    """The run as it is now, or None; its journal and inbox, if requested; the worker that drives it, if any."""
 
     claim: Claim | None
     holder: str
@@ -119,29 +119,29 @@ class RunPage(Outcome, frozen=True, kw_only=True):
 
 
 class RunCounts(Outcome, frozen=True, kw_only=True):
-    """How many living runs there are of each type."""
+    """How many runs of each type have not ended."""
 
     counts: dict[str, int]
 
 
 class OwnedRuns(Outcome, frozen=True, kw_only=True):
-    """The runs that the store counts as this worker's, by id: the fence of each, and how many events it was sent."""
+    """The runs that belong to this worker in the store, by id: the fence of each, and the number of its events."""
 
     runs: dict[str, tuple[int, int]]
 
 
 class NextDue(Outcome, frozen=True, kw_only=True):
-    """When the next run of these types is due (None: none is); a dead worker's runs are due now."""
+    """When the next run of these types is due (None: none is); runs of a crashed worker are due now."""
 
     next_due: int | None
     now: int
 
 
 class WorkerList(Outcome, frozen=True, kw_only=True):
-    """The workers that live, the latest last."""
+    """The workers whose lease is valid, the latest last."""
 
     workers: tuple[WorkerRecord, ...]
 
 
 class WorkerRegistered(Outcome, frozen=True, kw_only=True):
-    """The worker is known, or known no more."""
+    """The worker is registered, or no longer registered."""

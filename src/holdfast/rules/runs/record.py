@@ -1,8 +1,8 @@
-"""The record of a run, and the pure decisions about it: start, claim, record, post, bury, revive.
+"""The record of a run, and the pure decisions about it: start, claim, record, post, orphan, revive.
 
-A run belongs to a worker or to nobody. Whoever claims it gets a higher fence, and every write to its journal is
-checked against that fence in the same step, so a history is one line whoever wrote it. What the entries of a journal
-say is not decided here: they are text. All times are integer microseconds of the store's clock.
+A run belongs to one worker or to none. Each claim gives it a higher fence, and every write to its journal is checked
+against that fence in the same step, so a journal is one sequence whichever workers wrote it. The entries of a journal
+are text here; `workflow/journal.py` knows what they mean. All times are integer microseconds of the store's clock.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ..lock_record import LockRecord
 from .limits import LimitKey, group_of
 
 Status = Literal["queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out"]
-"""Living: waiting to be let in, for a worker, driven by one, waiting for a time or an event. The rest are the ends."""
+"""Not ended: waiting for admission, for a worker, driven by one, waiting for a time or an event. The rest are ends."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
 Locks = tuple[tuple[int, str], ...]
-"""What a run has or waits for: the number of each ask, and the key."""
+"""The locks that a run holds or waits for: the number of each request, and the key."""
 
 
 class LockWait(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the queue of a lock that the lock's record does not list: see `rules/runs/lock_queue.py`.
+    """A position in the queue of a lock whose record does not list it: see `rules/runs/lock_queue.py`.
 
-    `ask` is the number of the run's ask; `number` orders those who wait for the lock.
+    `ask` is the number of the run's request; `number` is the order in the queue.
     """
 
     key: str
@@ -41,35 +41,35 @@ Scalar = str | int | bool
 
 LIVING: tuple[Status, ...] = ("queued", "pending", "running", "suspended")
 POISONED = 5
-"""A run whose worker died so often in a row, with nothing recorded in between, is stopped."""
+"""After this many crashes of its workers in a row, with nothing recorded in between, a run fails."""
 SUSPECT = 2
-"""From so many deaths on a worker drives it only when it has no other such run: one of them may be the killer."""
+"""After this many crashes a worker drives at most one such run at a time, because it may be crashing its workers."""
 LONG_AGO = 5_000_000_000_000_000
-"""What is due at once is due so long ago (158 years): it stays due when the clock is set back, and keeps its order."""
+"""Subtracted from the due time of what is due at once (158 years): it stays due, in order, if the clock is set back."""
 POSTPONED = 1_000_000
-"""For how long a run that is due and cannot be had makes room for others."""
+"""Microseconds after which a run that was due but could not be claimed is due again."""
 WATCHERS = 64
-"""How many may wait to be told of a run's end; further ones look by themselves."""
+"""How many attempts are notified of the end of a run; further ones poll."""
 ANY_VERSION = "@*"
-"""The end of the type of a run that was started by name: whoever claims it first decides the version."""
+"""The suffix of the type of a run that was started by name: its first worker decides the version."""
 
 
 class Stuck(msgspec.Struct, frozen=True, array_like=True):
-    """Nothing can bring a run on but locks, and the ends of these children. It had `seen` so many events by then."""
+    """A run that can only continue by locks or by the ends of these children, after it had `seen` so many events."""
 
     seen: int
     children: tuple[str, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a store knows of a run besides its journal and its inbox.
+    """What a store keeps of a run besides its journal and its inbox.
 
     `length` counts the entries of the journal, `posted` the events of the inbox, `claims` how often it was claimed.
-    `due_at` is when a run that nobody drives may be claimed: a time, or `at_once`, or None: not before an event comes.
-    `last` is the id of the last record that was made. `places` are the limits that count it while it lives; of those
-    who are `queued` there, the highest `priority` comes first, and then the lowest `arrival`. `locks` is what it has or
-    waits for, `waits` those of them in whose queue it stands without being listed there; `stuck` is there where
-    nothing can bring it on but those and children, as its last record said, unless that was answered at once.
+    `due_at` is when a run without a worker may be claimed: a time, `at_once`, or None (not before an event).
+    `last` is the id of the last record that was made. `places` are the limit keys that count it until it ends; of runs
+    `queued` under one, the highest `priority` comes first, then the lowest `arrival`. `locks` are those that it holds
+    or waits for, `waits` those whose record does not list it; `stuck` is set where its last record said that only locks
+    and children can continue it, unless that record was answered at once.
     """
 
     id: str
@@ -113,9 +113,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A run that is to be started. `request` is the id of this start: only a re-send of it is the same start.
+    """A run that is to be started. `request` is the id of this start: a start with the same id is the same start.
 
-    `terms` tells by which terms of the workflow its `places` were found.
+    `terms` is the digest of the limits that its `places` were computed from.
     """
 
     id: str
@@ -132,7 +132,7 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Something that came to a run from outside. Of events with the same key only the first is kept."""
+    """An event in the inbox of a run. Of events with the same key only the first is kept."""
 
     number: int = 0
     kind: EventKind
@@ -143,13 +143,13 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Park(msgspec.Struct, frozen=True, tag="park"):
-    """Leave the run to nobody until `due_at` or an event; a time that has passed: to the next who claims it."""
+    """Give the run up until `due_at` or an event; with a time in the past, any worker may claim it at once."""
 
     due_at: int | None
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """End the run. `result` is JSON text: the value, or what went wrong."""
+    """End the run. `result` is JSON text: the value, or the failure."""
 
     status: End
     result: str
@@ -159,7 +159,7 @@ Ending = Park | Finish
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A worker as it is enlisted. It lives while its lease does: the lock with the key `worker_key(id)`."""
+    """A registered worker. Its lease is the lock with the key `worker_key(id)`."""
 
     id: str
     name: str
@@ -177,7 +177,7 @@ def workflow_of(type: str) -> str:
 
 
 class Membership(NamedTuple):
-    """That a living run is counted or waits somewhere: the runs of one group are counted together, in this order."""
+    """One group that a run is counted in or waits in. The runs of one group are counted together, in this order."""
 
     group: str
     queued: bool
@@ -192,7 +192,7 @@ class Membership(NamedTuple):
 def memberships(run: Run) -> list[Membership]:
     """The groups that a run is a member of: at its limits, and in the queues of locks that do not list it.
 
-    Of those who wait at a limit the highest priority comes first; those who were let in have one rank.
+    Of runs queued at a limit the highest priority comes first; admitted runs have one rank.
     """
     if not run.living or not (run.places or run.waits):
         return []
@@ -210,7 +210,7 @@ def memberships(run: Run) -> list[Membership]:
 
 
 LOCK_QUEUE = "#lock/"
-"""What the groups of runs that wait for a lock begin with."""
+"""The prefix of the groups of runs that wait for a lock."""
 
 
 def queue_group(key: str) -> str:
@@ -228,7 +228,7 @@ def worker_key(worker: str) -> str:
 
 
 def run_key(workflow: str, run: str) -> str:
-    """The key of the lock with which others than engines lock a run. A slash in a name is written otherwise.
+    """The key of the lock that locks a run for programs other than engines. A slash in a name is escaped.
 
     >>> run_key("import", "run/7")
     'run/import/run%2F7'
@@ -237,12 +237,12 @@ def run_key(workflow: str, run: str) -> str:
 
 
 def hint_for(worker: str, run: str) -> str:
-    """Where a hint about a run goes that is for this worker: its channel, and which run."""
+    """The address of a hint about a run for this worker: its channel, and the run."""
     return f"{worker.partition('.')[0]}.run/{run}"
 
 
 def holds(record: LockRecord | None, now: int, id: str | None = None) -> bool:
-    """Whether somebody, or this attempt, holds a lock at this moment. An offer is not a holding yet."""
+    """Whether any attempt, or this one, holds a lock at this moment. An offer does not count."""
     return record is not None and any(
         (id is None or holder.id == id)
         and not holder.offered
@@ -252,28 +252,28 @@ def holds(record: LockRecord | None, now: int, id: str | None = None) -> bool:
 
 
 def ended_key(run: Run) -> str:
-    """The key of the event by which a parent is told of this end of a run: a run that was revived can end again."""
+    """The key of the event that notifies a parent of this end of a run: a revived run can end again."""
     return f"ended/{run.id}/{run.fence}"
 
 
 def new_fence(run: Run | None, now: int) -> int:
-    """A fence above all that this run ever had; it follows the clock as tokens do."""
+    """A fence above all earlier ones of this run; it follows the clock as tokens do."""
     return now if run is None else max(run.fence + 1, now)
 
 
 def at_once(now: int) -> int:
-    """The due time of what is due from now on, whatever happens to the clock."""
+    """The due time of a run that is due from now on, even if the clock is set back."""
     return now - LONG_AGO
 
 
 def due_since(run: Run) -> int:
-    """Since when a run has been due, to tell who comes first."""
+    """Since when a run has been due: the longest due is claimed first."""
     due_at = run.due_at or 0
     return due_at + LONG_AGO if due_at < 0 else due_at
 
 
 def start(new: NewRun, now: int, worker: str = "") -> Run:
-    """The record of a run that begins: with its starter, if that is a living worker, else for whoever claims it."""
+    """The record of a new run: it belongs to the worker that started it, or else any worker may claim it."""
     run = Run(
         id=new.id,
         type=new.type,
@@ -297,7 +297,7 @@ def queued(run: Run, *, priority: int, arrival: int) -> Run:
 
 
 def admitted(run: Run, now: int, due_at: int | None) -> Run:
-    """The record of a run that waited and is let in: due at once, or when the limits on starts allow it."""
+    """The record of a queued run that is admitted: due at once, or when the limits on starts allow it."""
     return replace(run, status="pending", due_at=at_once(now) if due_at is None else due_at)
 
 
@@ -318,7 +318,7 @@ def claim(run: Run, now: int, *, worker: str, type: str) -> Run:
 
 
 def may_record(run: Run, *, fence: int, at: int) -> bool:
-    """Whether a driver with this fence, who knows of `at` entries, is the one who writes this journal."""
+    """Whether a driver with this fence, which knows `at` entries, may write to this journal."""
     return run.status == "running" and run.fence == fence and run.length == at
 
 
@@ -334,9 +334,9 @@ def recorded(
     locks: Locks = (),
     stuck: tuple[str, ...] | None = None,
 ) -> tuple[Run, bool]:
-    """The record after entries were added, and whether what was to happen `then` may happen. Parking is done here.
+    """The record after entries were added, and whether `then` may happen. Parking is done here.
 
-    A run with an event that its driver has not seen neither parks nor ends: it would never be told.
+    A run with an event that its driver has not seen neither parks nor ends: it would never receive the event.
     """
     run = replace(
         run,
@@ -356,7 +356,7 @@ def recorded(
 
 
 def finished(run: Run, now: int, end: Finish) -> Run:
-    """The record of a run that has ended. Who watched it has been told by whoever asks this."""
+    """The record of a run that has ended. The caller notifies its watchers."""
     return replace(
         run,
         status=end.status,
@@ -373,7 +373,7 @@ def finished(run: Run, now: int, end: Finish) -> Run:
 
 
 def posted(run: Run, now: int, kind: EventKind) -> Run:
-    """The record after an event came: a run that waits for one is due at once."""
+    """The record after an event arrived: a run that waits for one is due at once."""
     waits = run.status == "suspended" and (run.due_at is None or run.due_at >= 0)
     return replace(
         run,
@@ -384,17 +384,17 @@ def posted(run: Run, now: int, kind: EventKind) -> Run:
 
 
 def never_began(run: Run) -> bool:
-    """Whether a run ends at once when it is cancelled: no code of it has run that could be told."""
+    """Whether a run ends at once when it is cancelled, because none of its code has run."""
     return run.status == "queued" or (run.status == "pending" and run.started_at is None)
 
 
 def postponed(run: Run, now: int) -> Run:
-    """The record of a run that is due and cannot be had now: looked at again a little later."""
+    """The record of a run that is due and cannot be claimed now: it is due again a little later."""
     return run if run.due_at is None or run.due_at > now else replace(run, due_at=now + POSTPONED)
 
 
 def orphaned(run: Run, now: int) -> Run:
-    """The record of a run whose worker has died: for whoever claims it."""
+    """The record of a run whose worker has crashed: any worker may claim it."""
     return replace(run, status="pending", worker="", due_at=at_once(now), crashes=run.crashes + 1)
 
 

@@ -1,4 +1,4 @@
-"""A book: how a store shows its runs, journals, inboxes, workers and locks within one atomic step."""
+"""The interface by which transitions read and write runs, journals, inboxes, workers and locks in one atomic step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunFilter(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     attributes: dict[str, Scalar] = {}
 
     def fits(self, run: Run) -> bool:
-        """Whether a run is one of them."""
+        """Whether a run matches."""
         return (
             (not self.statuses or run.status in self.statuses)
             and (not self.workflow or run.workflow == self.workflow)
@@ -57,7 +57,7 @@ class RunRepository(Protocol):
         """The journal, or its first entries."""
 
     def append(self, run: str, at: int, entries: Sequence[str]) -> None:
-        """Write entries from the place `at` on."""
+        """Write entries from the index `at` on."""
 
     def cut(self, run: str, keep: int) -> None:
         """Remove all entries but the first."""
@@ -75,7 +75,7 @@ class RunRepository(Protocol):
         """Remove events; the numbers of the others stay."""
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
-        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+        """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
 
     def next_due(self, types: Sequence[str]) -> int | None:
         """When the first run of these types is due."""
@@ -84,12 +84,12 @@ class RunRepository(Protocol):
         """The runs of a worker, by id."""
 
     def workers(self) -> Sequence[WorkerRecord]:
-        """All workers that are enlisted, the latest last."""
+        """All registered workers, the latest last."""
 
-    def enlist(self, worker: WorkerRecord) -> None:
+    def register_worker(self, worker: WorkerRecord) -> None:
         """Write a worker."""
 
-    def dismiss(self, worker: str) -> None:
+    def unregister_worker(self, worker: str) -> None:
         """Remove a worker."""
 
     def lock(self, key: str) -> LockRecord | None:
@@ -108,19 +108,19 @@ class RunRepository(Protocol):
         """Write the limits of a workflow."""
 
     def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
-        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+        """The runs of a group that have not ended: queued ones by priority and arrival, or admitted ones by arrival."""
 
     def admitted(self, group: str) -> int:
-        """How many living runs of a group were let in."""
+        """How many admitted runs of a group have not ended."""
 
     def queued(self, group: str) -> int:
-        """How many of a group wait."""
+        """How many runs of a group are queued."""
 
     def last_arrival(self, group: str, priority: int) -> int:
-        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+        """The highest arrival of admitted runs and of queued runs with this priority; 0: there is none."""
 
     def crowded(self, workflow: str) -> Sequence[LimitKey]:
-        """The places of a workflow where runs wait, in order."""
+        """The limit keys of a workflow under which runs are queued, in order."""
 
     def nth_start(self, group: str, n: int) -> int | None:
         """The n-th latest start that was noted for a group."""
@@ -144,7 +144,7 @@ class RunRepository(Protocol):
         """Write a record of any type; None removes it. Raises for what cannot be stored."""
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
-        """The runs that fit, the newest first, those after the cursor."""
+        """The runs that match, the newest first, after the cursor."""
 
     def run_counts(self) -> dict[str, int]:
-        """The number of living runs of each type."""
+        """The number of runs of each type that have not ended."""

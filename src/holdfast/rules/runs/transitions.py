@@ -1,8 +1,8 @@
-"""What a store answers about runs, told once over a book of records.
+"""Transitions of runs, written against the `RunRepository` interface.
 
-A book is how a store shows its runs, journals, inboxes, workers and locks within one atomic step. Memory and SQLite are
-books; a store that has a native form of these stories must be equal to them on random histories. Every story decides
-first and writes afterwards; a store undoes what one that fails has written.
+A repository is how a store reads and writes its runs, journals, inboxes, workers and locks within one atomic step. A
+native form of a transition must be equal to it on random histories. Every transition decides first and writes
+afterwards; a store undoes the writes of one that fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..slot import Conflict, Swap, written
 from . import record as rule
-from .admission import cancel, enter, finish, look_at_the_end
+from .admission import cancel, enter, finish, read_for_end
 from .helpers import can_drive, free, holder_of, is_alive, wake
 from .helpers import post as post_to
 from .limits import LimitVerdict, WorkflowLimits
@@ -40,20 +40,20 @@ from .outcomes import (
 from .record import Ending, Finish, NewRun, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
 
-BURIED_AT_ONCE = 1_000
-"""How many runs of dead workers one claim sets free, at most."""
+ORPHANS_AT_ONCE = 1_000
+"""How many runs of crashed workers one claim releases, at most."""
 POISON = '{"type":"RunPoisoned","message":"its worker died %d times in a row while it drove this run"}'
 
 
 def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
-    """Start a run, for a living worker or for whoever claims it."""
+    """Start a run for a worker, or for any worker that claims it."""
     known = _known(repo, now, new)
     if known is not None:
         return known
     if worker and not can_drive(repo, now, worker):
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
-        return LimitsDiffer(terms=terms)  # a child is counted where its parent's code says
+        return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
     entrance = enter(repo, now, rule.start(new, now), worker)
     if entrance.run is None:
         return Limited(verdict=entrance.verdict)
@@ -64,7 +64,7 @@ def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
 
 
 def _known(repo: RunRepository, now: int, new: NewRun) -> Outcome | None:
-    """The answer to a start whose run is there already, or whose id is that of another."""
+    """The answer to a start whose run exists already, or whose id another run has."""
     before = repo.run(new.id)
     if before is not None and before.request == new.request:
         return Started(run=before, fresh=True, now=now)
@@ -85,7 +85,7 @@ def claim(
     suspects: int,
     runs: Sequence[str],
 ) -> Outcome:
-    """Give a worker the runs that it names, or up to `limit` that are due; each with a higher fence."""
+    """Claim the named runs, or up to `limit` that are due, for a worker; each with a higher fence."""
     if not can_drive(repo, now, worker):
         return WorkerGone()
     release_orphans(repo, now, worker)
@@ -95,7 +95,7 @@ def claim(
     for seen in _named(repo, runs) if runs else _due(repo, now, tuple(becomes), limit):
         if len(found) >= limit:
             break
-        run = repo.run(seen.id) or seen  # the end of another may have told it something just now
+        run = repo.run(seen.id) or seen  # the end of another run may have changed it just now
         if run.type not in becomes or (run.worker != worker and is_alive(repo, now, run.worker)):
             continue
         try:
@@ -103,7 +103,7 @@ def claim(
         except RecordUnreadable:
             if runs:
                 raise
-            can_be_had = False  # what is damaged is left alone, and hides nobody
+            can_be_had = False  # a damaged run is left alone, and does not block the others
         if not can_be_had:
             repo.save(rule.postponed(run, now))
             continue
@@ -140,9 +140,9 @@ def record(
     lock_requests: Sequence[LockRequest] = (),
     stuck: tuple[str, ...] | None = None,
 ) -> Outcome:
-    """Add to the journal of a run that the caller drives, start its children, ask for locks, and park or end it.
+    """Add to the journal of a run that the caller drives, start its children, request locks, and park or end it.
 
-    With a swap, a slot is written in the same step; where somebody else has written it before, nothing is done at all.
+    With a swap, a slot is written in the same step; where another write came first, nothing is done at all.
     """
     before = repo.run(run)
     if before is not None and before.last == request:
@@ -178,7 +178,7 @@ def record(
     woken += offered + tell(repo, now, offered)
     goes_on = taken or limited or any(one.what not in ("queued", "given") for one in answers)
     after, done = rule.recorded(
-        repo.run(run) or before,  # a child that came may have had it cancelled, or a lock may be offered to it
+        repo.run(run) or before,  # a child that started may have cancelled it, or a lock may be offered to it
         now,
         entries=len(entries),
         seen=seen,
@@ -186,7 +186,7 @@ def record(
         attributes=attributes,
         request=request,
         locks=locks,
-        stuck=None if goes_on else stuck,  # who was answered is not stuck
+        stuck=None if goes_on else stuck,  # a run that got an answer is not stuck
     )
     if done and isinstance(then, Finish):
         woken += finish(repo, now, after, then)
@@ -199,7 +199,7 @@ def record(
 
 
 def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
-    """Put an event into the inbox of a living run; its driver is told, or it becomes due."""
+    """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
     before = repo.run(run)
     if before is not None and event.key and (number := repo.event_with_key(run, event.key)) is not None:
         return Posted(number=number, fresh=False, run=before)
@@ -211,7 +211,7 @@ def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
 def revive(
     repo: RunRepository, now: int, *, run: str, fence: int, keep: int, forget: Sequence[int], fresh: bool, request: str
 ) -> Outcome:
-    """Let a run begin again after its first `keep` entries, unless somebody living drives it or its fence is new."""
+    """Let a run begin again after its first `keep` entries, unless a worker drives it or its fence has changed."""
     before = repo.run(run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
@@ -219,7 +219,7 @@ def revive(
         return RunRefused(run=before, holder=holder_of(repo, now, before))
     after = rule.revived(before, now, keep=max(1, min(keep, before.length)), request=request, fresh=fresh)
     woken: tuple[str, ...] = ()
-    if before.living:  # it has its place, in the queue or beyond
+    if before.living:  # it keeps its place, queued or admitted
         if before.status == "queued":
             after = rule.queued(after, priority=after.priority, arrival=after.arrival)
         repo.save(after)
@@ -236,7 +236,7 @@ def revive(
 
 
 def watch(repo: RunRepository, now: int, run: str, id: str) -> Outcome:
-    """Look at a run, and have this attempt told of its end."""
+    """Read a run, and notify this attempt of its end."""
     before = repo.run(run)
     if before is not None and before.living and id not in before.watchers and len(before.watchers) < rule.WATCHERS:
         repo.save(replace(before, watchers=(*before.watchers, id)))
@@ -244,7 +244,7 @@ def watch(repo: RunRepository, now: int, run: str, id: str) -> Outcome:
 
 
 def see(repo: RunRepository, now: int, run: str, *, history: bool) -> RunSeen:
-    """Look at a run, and at its journal and inbox if they are asked for."""
+    """Read a run, with its journal and inbox if requested."""
     found = repo.run(run)
     if found is None:
         return RunSeen(claim=None, holder="", expires_at=None, now=now)
@@ -260,29 +260,29 @@ def see(repo: RunRepository, now: int, run: str, *, history: bool) -> RunSeen:
 
 
 def next_due(repo: RunRepository, now: int, types: Sequence[str]) -> NextDue:
-    """When there is something to claim."""
+    """When the next run can be claimed."""
     if any(not is_alive(repo, now, worker.id) for worker in repo.workers()):
         return NextDue(next_due=now, now=now)
     return NextDue(next_due=repo.next_due(types), now=now)
 
 
 def workers(repo: RunRepository, now: int) -> WorkerList:
-    """Who lives, and what each can drive."""
+    """The workers whose lease is valid, and what each can drive."""
     return WorkerList(workers=tuple(worker for worker in repo.workers() if is_alive(repo, now, worker.id)))
 
 
-def enlist(repo: RunRepository, now: int, *, worker: str, name: str, types: Sequence[str]) -> Outcome:
-    """Make a living worker known, so that it is told of runs that it could claim."""
+def register_worker(repo: RunRepository, now: int, *, worker: str, name: str, types: Sequence[str]) -> Outcome:
+    """Register a worker whose lease is valid, so that it gets hints about runs that it could claim."""
     if not is_alive(repo, now, worker):
         return WorkerGone()
-    repo.enlist(WorkerRecord(id=worker, name=name, types=tuple(types), since=now))
+    repo.register_worker(WorkerRecord(id=worker, name=name, types=tuple(types), since=now))
     return WorkerRegistered()
 
 
-def dismiss(repo: RunRepository, now: int, worker: str) -> Outcome:
-    """A worker goes: what it still has is for whoever claims it, and is not counted as a death."""
+def unregister_worker(repo: RunRepository, now: int, worker: str) -> Outcome:
+    """Remove a worker that shuts down: any worker may claim its runs, and that does not count as a crash."""
     woken: tuple[str, ...] = ()
-    repo.dismiss(worker)
+    repo.unregister_worker(worker)
     for run in repo.owned(worker, None):
         free = replace(rule.orphaned(run, now), crashes=run.crashes)
         repo.save(free)
@@ -290,13 +290,13 @@ def dismiss(repo: RunRepository, now: int, worker: str) -> Outcome:
     return WorkerRegistered(woken=woken)
 
 
-# -- parts of the stories ---------------------------------------------------------------------------------------
+# -- parts ------------------------------------------------------------------------------------------------------
 
 
 def _can_be_had(repo: RunRepository, now: int, run: Run) -> bool:
-    """Whether nobody has locked a run from outside. Raises where that, or what its end would change, is damaged."""
+    """Whether no run lock from outside is held. Raises where that record, or one that its end changes, is damaged."""
     if run.crashes >= rule.POISONED:
-        look_at_the_end(repo, run)
+        read_for_end(repo, run)
     return not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
 
 
@@ -311,16 +311,16 @@ def _named(repo: RunRepository, runs: Sequence[str]) -> list[Run]:
 
 
 def _due(repo: RunRepository, now: int, types: Sequence[str], limit: int) -> list[Run]:
-    """What is due of all the types, the longest due first. What is not free is postponed, and hides nobody."""
+    """The due runs of all these types, the longest due first. Runs that cannot be claimed now are postponed."""
     found = [run for kind in types for run in repo.due(kind, now, limit)]
     return sorted(found, key=lambda run: (rule.due_since(run), run.id))
 
 
 def release_orphans(repo: RunRepository, now: int, worker: str) -> None:
-    """Set the runs of dead workers free. Who has none left is forgotten."""
-    room = BURIED_AT_ONCE
+    """Release the runs of crashed workers. A worker that has none left is removed."""
+    room = ORPHANS_AT_ONCE
     for dead in repo.workers():
-        repo.settle(rule.worker_key(dead.id), now)  # a clock that was set back must not keep the dead alive
+        repo.settle(rule.worker_key(dead.id), now)  # after the clock was set back, the lease must expire all the same
         if dead.id == worker or room < 1 or is_alive(repo, now, dead.id):
             continue
         orphans = repo.owned(dead.id, room)
@@ -328,4 +328,4 @@ def release_orphans(repo: RunRepository, now: int, worker: str) -> None:
             repo.save(rule.orphaned(run, now))
         room -= len(orphans)
         if room > 0:
-            repo.dismiss(dead.id)
+            repo.unregister_worker(dead.id)

@@ -1,4 +1,4 @@
-"""Records of any type in memory, as text: what cannot be encoded or read again is found here as on any other store."""
+"""Records of any type in memory, as text, so that a record that cannot be encoded or read fails as on other stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MemoryRecords:
             records[key] = stored
 
     def keys_after(self, kind: str, prefix: str, after: str, limit: int | None) -> list[str]:
-        """The keys with the prefix, those after `after`, in order."""
+        """The keys with the prefix that come after `after`, in order."""
         if kind not in self._sorted:
             self._sorted[kind] = sorted(self._kinds.get(kind, ()))
         keys = self._sorted[kind]
@@ -45,11 +45,11 @@ class MemoryRecords:
         return list(islice(takewhile(lambda key: key.startswith(prefix), found), limit))
 
     def due(self, kind: str, now: int) -> list[tuple[int, str]]:
-        """What is due: when, and its key."""
+        """The due records: (due_at, key)."""
         records = self._kinds.get(kind, {}).items()
         return sorted((one.due_at, key) for key, one in records if one.due_at is not None and one.due_at <= now)
 
-    # -- what rules see -------------------------------------------------------------------------------------
+    # -- for rules -------------------------------------------------------------------------------------
 
     def record(self, type: RecordType[R], key: str) -> R | None:
         """A record; None: there is none. Raises `RecordUnreadable`."""
@@ -57,20 +57,20 @@ class MemoryRecords:
         return None if stored is None else type.decode(key, stored.text)
 
     def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
-        """Write a record; None removes it. One that cannot be read is not overwritten."""
+        """Write a record; None removes it. An unreadable record is not overwritten."""
         self.record(type, key)
         self.put(type.name, key, written(type, record).stored)
 
     # -- commands -------------------------------------------------------------------------------------------
 
     def decide(self, commands: Sequence[RecordCommand], now: int) -> list[Outcome]:
-        """Answer each command at its own place, those about one record together."""
+        """Answer the commands, in order; those about one record are decided together."""
         answers: dict[int, Outcome] = {}
         for (_, key), some in by_record(commands).items():
             group = [command for _, command in some]
             kind = group[0].record_type
             try:
-                key.encode()  # what no other store could hold is refused here too
+                key.encode()  # a key that other stores cannot hold is refused here too
                 change, outcomes = decided_record(kind, self.record(kind, key), group, now)
             except (RecordUnreadable, UnicodeError) as error:
                 change, outcomes = None, [failed(command, error) for command in group]
@@ -80,7 +80,7 @@ class MemoryRecords:
         return [answers[place] for place in range(len(commands))]
 
     def look(self, command: Command, now: int) -> Outcome | None:
-        """Answer a list; None: this is none."""
+        """Answer a list command; None for any other command."""
         if isinstance(command, ListRecords):
             return self._list(command, now)
         return self._list_due(command, now) if isinstance(command, ListDueRecords) else None

@@ -1,4 +1,4 @@
-"""Runs in memory: plain dictionaries, with what is due in order by type."""
+"""Runs in memory: plain dictionaries, with the due runs of each type in order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MemoryRunRepository:
         return self._runs.get(id)
 
     def save(self, run: Run) -> None:
-        """Write a run, new or changed, and keep the orders in which it is found."""
+        """Write a run, new or changed, and update the lists that contain it."""
         before = self._runs.get(run.id)
         self._runs[run.id] = run
         if before is None:
@@ -67,7 +67,7 @@ class MemoryRunRepository:
             self._count(before, run)
 
     def _count(self, before: Run | None, run: Run) -> None:
-        """Keep the order of those who wait at a limit or for a lock, and of those who were let in."""
+        """Update the lists of queued and admitted runs of each limit, and of runs that wait for a lock."""
         for who, adds in ((before, False), (run, True)):
             for one in () if who is None else memberships(who):
                 if one.queued:
@@ -84,7 +84,7 @@ class MemoryRunRepository:
         return tuple(self._journals.get(run, ())[:limit])
 
     def append(self, run: str, at: int, entries: Sequence[str]) -> None:
-        """Write entries from the place `at` on."""
+        """Write entries from the index `at` on."""
         journal = self._journals.setdefault(run, [])
         journal[at:] = entries
 
@@ -111,7 +111,7 @@ class MemoryRunRepository:
             self._inboxes[run] = [event for event in self._inboxes[run] if event.number not in gone]
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
-        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+        """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
         due = self._due.get(type, [])
         timed, end = bisect_left(due, (0, "")), bisect_left(due, (now + 1, ""))
         return [self._runs[name] for _, name in due[: min(timed, limit)] + due[timed : min(end, timed + limit)]]
@@ -125,14 +125,14 @@ class MemoryRunRepository:
         return [self._runs[name] for name in sorted(self._owned.get(worker, ()))[:limit]]
 
     def workers(self) -> Sequence[WorkerRecord]:
-        """All workers that are enlisted, the latest last."""
+        """All registered workers, the latest last."""
         return sorted(self._workers.values(), key=lambda worker: (worker.since, worker.id))
 
-    def enlist(self, worker: WorkerRecord) -> None:
+    def register_worker(self, worker: WorkerRecord) -> None:
         """Write a worker."""
         self._workers[worker.id] = worker
 
-    def dismiss(self, worker: str) -> None:
+    def unregister_worker(self, worker: str) -> None:
         """Remove a worker."""
         self._workers.pop(worker, None)
 
@@ -151,26 +151,26 @@ class MemoryRunRepository:
         self._terms[workflow] = terms
 
     def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
-        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+        """The runs of a group that have not ended: queued ones by priority and arrival, or admitted ones by arrival."""
         found = self._queues if queued else self._let_in
         return [member[-1] for member in found.get(group, [])[:limit]]
 
     def admitted(self, group: str) -> int:
-        """How many living runs of a group were let in."""
+        """How many admitted runs of a group have not ended."""
         return len(self._let_in.get(group, ()))
 
     def queued(self, group: str) -> int:
-        """How many of a group wait."""
+        """How many runs of a group are queued."""
         return len(self._queues.get(group, ()))
 
     def last_arrival(self, group: str, priority: int) -> int:
-        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+        """The highest arrival of admitted runs and of queued runs with this priority; 0: there is none."""
         let_in = self._let_in.get(group)
         waiting = (arrival for rank, arrival, _ in self._queues.get(group, ()) if rank == -priority)
         return max(let_in[-1][0] if let_in else 0, *waiting, 0)
 
     def crowded(self, workflow: str) -> Sequence[LimitKey]:
-        """The places of a workflow where runs wait, in order."""
+        """The limit keys of a workflow under which runs are queued, in order."""
         runs = (self._runs[first[0][-1]] for first in self._queues.values())
         places = {place for run in runs if run.workflow == workflow for place in run.places}
         return sorted(place for place in places if group_of(workflow, place) in self._queues)
@@ -209,7 +209,7 @@ class MemoryRunRepository:
         self._records.put_record(type, key, record)
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
-        """The runs that fit, the newest first, those after the cursor."""
+        """The runs that match, the newest first, after the cursor."""
         start = len(self._by_age) if after is None else bisect_left(self._by_age, tuple(after))
         found = []
         for place in range(start - 1, -1, -1):
@@ -221,12 +221,12 @@ class MemoryRunRepository:
         return found
 
     def run_counts(self) -> dict[str, int]:
-        """The number of living runs of each type."""
+        """The number of runs of each type that have not ended."""
         return dict(Counter(run.type for run in self._runs.values() if run.living))
 
 
 def _put(groups: dict[str, list[Any]], group: str, member: tuple[Any, ...], *, adds: bool) -> None:
-    """Put a member into its group, or take it out; a group of nobody is forgotten."""
+    """Add a member to its group, or remove it; an empty group is deleted."""
     members = groups.setdefault(group, [])
     if adds:
         insort(members, member)

@@ -1,7 +1,7 @@
 """`memory://`: the rules under a mutex, and the model that every other store is compared with.
 
-`memory://` is private to whoever opened it; `memory://name` is shared by all who open that name in this
-process, as long as one of them is open. Nothing outlives the process, and a forked child starts empty.
+`memory://` is private to the store object; `memory://name` is shared by all stores with that name in this process, as
+long as one of them is open. Nothing outlives the process, and a forked child starts empty.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def open_memory(url: str, *, namespace: str, clock: Clock) -> Store:
     try:
         checked_key(name)
     except InvalidKey as error:
-        raise InvalidOption(f"memory://name needs a name that could be a key: {error}") from None
-    identity = f"memory://{quote(name, safe='')}#{namespace}"  # the first # ends the name, whatever it holds
+        raise InvalidOption(f"the name in memory://name must be a valid key: {error}") from None
+    identity = f"memory://{quote(name, safe='')}#{namespace}"  # the first # ends the name, whatever the namespace contains
     with _registry_lock:
         space = _named.get(identity)
         if space is None:
@@ -60,14 +60,14 @@ def open_memory(url: str, *, namespace: str, clock: Clock) -> Store:
 
 
 class _Space:
-    """The records of one namespace, and who wants to hear of them."""
+    """The records of one namespace, and the watches on them."""
 
     def __init__(self) -> None:
         self.clear()
         _living.add(self)
 
     def clear(self) -> None:
-        """Forget everything, under a fresh mutex: the old one may be held by a thread that a fork left behind."""
+        """Remove everything, with a new mutex: the old one may be held by a thread that does not exist after a fork."""
         self.mutex = threading.Lock()
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
@@ -86,7 +86,7 @@ class _Space:
         self._sorted = None
 
     def keys_after(self, after: str, prefix: str = "") -> Iterator[str]:
-        """The keys with the prefix, those after `after`, in order."""
+        """The keys with the prefix that come after `after`, in order."""
         if self._sorted is None:
             self._sorted = sorted(self.records)
         keys = self._sorted
@@ -108,7 +108,7 @@ after_fork_in_child(_reset_after_fork)
 
 
 class MemoryStore:
-    """One way to the records of a space."""
+    """A store over the records of a space."""
 
     def __init__(self, *, url: str, identity: str, space: _Space, clock: Clock) -> None:
         self.url = url
@@ -120,36 +120,38 @@ class MemoryStore:
     def __repr__(self) -> str:
         return f"<MemoryStore {self.identity}>"
 
-    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (nobody waits here, so no role goes first)
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (no caller waits here, so no role goes first)
         """Open a connection."""
         return MemoryConnection(self._open_space(), self._clock)
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
-        """Subscribe to hints. They are given by the thread whose command made the grant, outside the mutex."""
+        """Subscribe to hints. The thread whose command made the grant sends them, outside the mutex."""
         return MemoryWatch(self._open_space(), channel, on_hint)
 
     def diagnose(self) -> tuple[Finding, ...]:
-        """Say what this store is not: there is nothing else that could be wrong with it."""
+        """Report that this store is neither durable nor shared; nothing else can be wrong with it."""
         return (
             Finding(
                 check="durability",
                 level="warning",
-                detail="the records are in the memory of one process: they end with it, and no other process sees them",
-                advice="This is meant for tests. Use sqlite:////absolute/path.db where locks must outlive a process.",
+                detail="the records are in the memory of one process: they are lost when it ends, and no other process "
+                "sees them",
+                advice="Use this store for tests only, and sqlite:////absolute/path.db where locks must survive a "
+                "process.",
             ),
         )
 
     def reopen(self) -> Store:
-        """Open it for the child of a fork, in which it is empty."""
+        """Open the store for the child of a fork, in which it is empty."""
         return MemoryStore(url=self.url, identity=self.identity, space=self._open_space(), clock=self._clock)
 
     def close(self) -> None:
-        """Let go of the records; the last one to do so forgets them."""
+        """Close the store. Closing the last store of a name removes the records."""
         self._space = None
 
     def _open_space(self) -> _Space:
         if self._space is None:
-            raise StoreUnusable("this memory store is closed: open a new one")
+            raise StoreUnusable("this memory store is closed. Open a new one.")
         return self._space
 
 
@@ -180,7 +182,7 @@ class MemoryWatch:
 
 
 class MemoryConnection:
-    """Runs the rules, one batch under one holding of the mutex."""
+    """Runs the rules, one batch within one acquisition of the mutex."""
 
     def __init__(self, space: _Space, clock: Clock) -> None:
         self._space: _Space | None = space
@@ -190,22 +192,22 @@ class MemoryConnection:
         """Carry the commands out in their order."""
         space = self._space
         if space is None:
-            raise StoreUnusable("this connection is closed: open a new one")
+            raise StoreUnusable("this connection is closed. Open a new one.")
         with space.mutex:  # no loop in here: see test_interrupts.py
-            outcomes, told = _executed(space, commands, self._clock())
-        for watch, ids in told:
+            outcomes, hints = _executed(space, commands, self._clock())
+        for watch, ids in hints:
             watch.on_hint(ids)
         return outcomes
 
     def close(self) -> None:
-        """Let go of the records."""
+        """Close the connection."""
         self._space = None
 
 
 def _executed(
     space: _Space, commands: Sequence[Command], now: int
 ) -> tuple[list[Outcome], list[tuple[MemoryWatch, list[str]]]]:
-    """Carry the commands out, under the mutex. Also returns which watches are to be told of what."""
+    """Carry the commands out, under the mutex. Also returns the hints for each watch."""
     outcomes: list[Outcome] = []
     hints: list[str] = []
     for what, some in groupby(commands, _subject):
@@ -226,7 +228,7 @@ def _subject(command: Command) -> str:
 
 
 def _decide(space: _Space, commands: list[Any], now: int, hints: list[str]) -> list[Outcome]:
-    """Decide on commands about locks, those about one key together. Runs are told in the order of the commands."""
+    """Decide on commands about locks, those about one key together. Runs are notified in the order of the commands."""
     answers: dict[int, Outcome] = {}
     for key, some in by_key(commands).items():
         before = space.records.get(key, EMPTY)
@@ -280,7 +282,7 @@ def _answer(space: _Space, command: Command, now: int) -> Outcome:
         return _clean_up(space, command, now)
     if (found := space.typed.look(command, now)) is not None:
         return found
-    raise TypeError(f"{type(command).__name__} is not a command that this store knows")
+    raise TypeError(f"{type(command).__name__} is not a command that this store supports")
 
 
 def _list(space: _Space, command: ListLocks, now: int) -> LockPage:

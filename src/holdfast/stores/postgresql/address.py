@@ -1,4 +1,4 @@
-"""The address of a PostgreSQL database: a URL and its options, or a pool or an engine that is there already."""
+"""The address of a PostgreSQL database: a URL with its options, or an existing pool or engine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ QUIET = {
     "application_name": "holdfast",
     "client_encoding": "utf8",
 }
-"""What libpq is told unless the URL says otherwise."""
+"""Options for libpq; those in the URL take precedence."""
 _OPTION = re.compile(r"[a-z_]{1,30}")
 _UNKNOWN = re.compile(r'URI query parameter: "([^"]*)"')
 OURS = ("schema", "timeout", "wakeup", "listen", "advisory")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be said besides where the server is."""
+    """The options of Holdfast for a PostgreSQL store."""
 
     schema: str = DEFAULT_SCHEMA
     timeout: float = TIMEOUT_SECONDS
@@ -43,23 +43,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = ""
 
     def __repr__(self) -> str:
-        """Without the other address, which may have a password in it."""
+        """Omits `listen`, which may contain a password."""
         return f"<Options of the schema {self.schema!r}>"
 
 
 def options_of(given: Mapping[str, object]) -> Options:
-    """The options as they were said, checked."""
+    """The options as they were given, checked."""
     unknown = sorted(set(given) - set(OURS))
     if unknown:
-        raise InvalidOption(f"there is no option {unknown[0]!r} for PostgreSQL; there are {', '.join(OURS)}")
+        raise InvalidOption(f"there is no option {unknown[0]!r} for PostgreSQL; the options are {', '.join(OURS)}")
     timeout = seconds(given.get("timeout", TIMEOUT_SECONDS), what="timeout")  # type: ignore[arg-type]
     wakeup, advisory = given.get("wakeup", "auto"), str(given.get("advisory", "false")).lower()
     listen = str(given.get("listen", ""))
     if listen and scheme_of(listen).partition("+")[0] not in ("postgresql", "postgres"):
-        raise InvalidOption("listen= takes the postgresql:// URL of the server itself, percent-encoded")
+        raise InvalidOption("listen= must be the postgresql:// URL of the server itself, percent-encoded")
     if wakeup not in ("auto", "poll") or timeout <= 0 or advisory not in ("true", "false"):
         raise InvalidOption(
-            "a PostgreSQL store takes wakeup=auto or poll, advisory=true or false, and a timeout above 0"
+            "options of a PostgreSQL store: wakeup is auto or poll, advisory is true or false, and timeout is above 0"
         )
     return Options(
         schema=_checked_schema(str(given.get("schema", DEFAULT_SCHEMA))),
@@ -71,7 +71,7 @@ def options_of(given: Mapping[str, object]) -> Options:
 
 
 def from_pool(pool: Any) -> tuple[Connect, dict[str, Any]]:
-    """How to connect as a psycopg pool does, and where that leads."""
+    """A function that connects as a psycopg pool does, and the parameters of its connections."""
 
     def settings() -> tuple[str, dict[str, Any]]:
         text = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
@@ -89,16 +89,16 @@ def from_pool(pool: Any) -> tuple[Connect, dict[str, Any]]:
 
 
 def from_engine(engine: Any) -> tuple[Connect, dict[str, Any]]:
-    """How to connect as an SQLAlchemy engine does, and where that leads."""
+    """A function that connects as an SQLAlchemy engine does, and the parameters of its connections."""
     if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
         raise InvalidOption(
-            f"a store can be made from an engine for postgresql+psycopg://, not for {engine.dialect.name}+"
-            f"{engine.dialect.driver}://: give the URL, or such an engine."
+            f"a store can be opened from an engine for postgresql+psycopg://, not for {engine.dialect.name}+"
+            f"{engine.dialect.driver}://. Pass the URL, or an engine for postgresql+psycopg://."
         )
     if type(engine.pool).__name__ in ("StaticPool", "SingletonThreadPool", "AssertionPool"):
         raise InvalidOption(
-            f"an engine with a {type(engine.pool).__name__} has one connection for all, and Holdfast needs its own: "
-            "give the URL, or an engine with another pool."
+            f"an engine with a {type(engine.pool).__name__} has only one connection, and Holdfast needs connections of "
+            "its own. Pass the URL, or an engine with another pool."
         )
     pool = engine.pool.recreate()
 
@@ -113,7 +113,7 @@ def from_engine(engine: Any) -> tuple[Connect, dict[str, Any]]:
 
 
 def parse(url: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Take a URL apart: what libpq is to know, and what we are."""
+    """Parse a URL. Returns the parameters for libpq, and the options of Holdfast."""
     rest, _, query = url.partition("://")[2].partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
     ours = {name: given.pop(name) for name in OURS if name in given}
@@ -122,27 +122,27 @@ def parse(url: str) -> tuple[dict[str, Any], dict[str, str]]:
             f"postgresql://{rest}{'?' if given else ''}{urlencode(given, quote_via=quote)}"
         )
     except psycopg.Error as error:
-        unknown = _UNKNOWN.search(str(error))  # of what libpq says only a name may be repeated: the rest may be secret
+        unknown = _UNKNOWN.search(str(error))  # only the name may be repeated: the rest may be secret
         named = unknown is not None and f"{unknown[1]}=" in query and _OPTION.fullmatch(unknown[1]) is not None
-        what = f"there is no option {unknown[1]!r}" if unknown and named else "it is not one that libpq reads"
+        what = f"there is no option {unknown[1]!r}" if unknown and named else "libpq cannot parse it"
         raise InvalidOption(
-            f"the postgresql:// URL cannot be used: {what}. Besides libpq's options it takes {', '.join(OURS)}; "
-            "special characters in a user's name or a password are percent-encoded."
+            f"the postgresql:// URL cannot be used: {what}. Besides the options of libpq it accepts {', '.join(OURS)}. "
+            "Special characters in a user name or a password must be percent-encoded."
         ) from None
     if any("@" in str(place.get(name, "")) for name in ("host", "port", "dbname")):
         raise InvalidOption(
-            "the postgresql:// URL has an @ where none can be: percent-encode the special characters of its password"
+            "the postgresql:// URL has an unexpected @: percent-encode the special characters of its password"
         )
     return {**QUIET, **place}, ours
 
 
 def connector(place: dict[str, Any]) -> Connect:
-    """How to connect to this place."""
+    """A function that connects with these parameters."""
     return lambda: psycopg.connect("", **place)
 
 
 def where_of(place: dict[str, Any]) -> str:
-    """The address for people, and the same for all ways to it."""
+    """The address without its password; equal for equivalent URLs."""
     user = f"{quote(str(place['user']))}@" if place.get("user") else ""
     host, port = place.get("host") or place.get("hostaddr") or "", place.get("port") or 5432
     return f"postgresql://{user}{quote(str(host), safe=',')}:{port}/{quote(str(place.get('dbname') or ''))}"
@@ -155,7 +155,7 @@ def _checked_schema(schema: str) -> str:
         raise InvalidOption(str(error)) from None
     if len(schema.encode()) > MAX_IDENTIFIER or schema.startswith("pg_") or schema == "public":
         raise InvalidOption(
-            f"the schema {schema!r} cannot be used: it is Holdfast's alone, at most 63 bytes, and neither public nor "
-            "pg_..."
+            f"the schema {schema!r} cannot be used: Holdfast needs a schema of its own, whose name has at most 63 "
+            "bytes, is not public and does not begin with pg_"
         )
     return schema

@@ -1,9 +1,9 @@
-"""The anchor of `advisory=true`: one session of the process, to which its grants are tied.
+"""The session of `advisory=true`: one session of the process, to which its grants are tied.
 
-The session keeps an advisory lock of a random 64-bit number, and each grant carries the number. While the session lives
-nobody can share that lock; when it ends, by a crash or by the loss of its connection, everyone who meets such a grant
-sees it ended. Two sessions of one number would only delay each other. The holder's side of it: whoever loses the
-anchor has lost the leases, and is told at once.
+The session holds an advisory lock with a random 64-bit number, and each grant carries that number. While the session
+exists no other session can share the lock; when it ends, by a crash or by the loss of its connection, every client that
+reads such a grant sees that the grant has ended. Two sessions with the same number would only delay each other. A
+process that loses the session has lost the leases, and is notified at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...platform import after_fork_in_child, start_thread
 from .session import Connect, Session, readable
 
 PROOF_SECONDS = 2.0
-"""How often a quiet anchor is asked whether it still holds."""
+"""How often an idle session is checked."""
 JOIN_SECONDS = 5.0
 
 Severed = Callable[[str], None]
@@ -36,44 +36,44 @@ class AdvisorySession:
         self._connect, self._timeout = connect, timeout
         self._lock = threading.Lock()
         self._session: _WatchedSession | None = None
-        self._tell: list[Severed] = []
+        self._callbacks: list[Severed] = []
 
-    def on_severed(self, tell: Severed) -> None:
-        """Call this, with the reason, whenever the anchor is lost."""
-        self._tell.append(tell)
+    def on_severed(self, callback: Severed) -> None:
+        """Register a callback that is called with the reason whenever the session is lost."""
+        self._callbacks.append(callback)
 
     def number(self) -> int:
-        """The number of the living session."""
+        """The number of the session, which is opened if there is none."""
         with self._lock:
             if self._session is None or self._session.severed:
                 self._session = _WatchedSession(Session(self._connect, timeout=self._timeout), self._lost)
             return self._session.number
 
     def holds(self, number: int) -> bool:
-        """Whether the session of this number is still the living one."""
+        """Whether the session with this number still exists."""
         session = self._session
         return session is not None and session.number == number and not session.severed
 
     def close(self) -> None:
-        """End the session, and with it whatever is still tied to it."""
+        """End the session, and with it all grants that are still tied to it."""
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def _lost(self, reason: str) -> None:
-        for tell in list(self._tell):
+        for callback in list(self._callbacks):
             try:
-                tell(reason)
+                callback(reason)
             except Exception:
-                log.exception("what was to be told of a lost connection failed")
+                log.exception("a callback for a lost session failed")
 
 
 _sessions: WeakSet[_WatchedSession] = WeakSet()
 
 
 def _let_go_after_fork() -> None:
-    """A child that kept the socket would keep the session of its dead parent alive."""
+    """Close the sockets: a child that kept one would keep the session open after the parent has ended."""
     for session in list(_sessions):
         with suppress(OSError):
             os.close(session.socket)
@@ -92,8 +92,8 @@ class _WatchedSession:
         try:
             if session.pooled:
                 raise StoreUnusable(  # noqa: TRY301  (one place closes)
-                    "advisory=true needs a session of its own, and a pooler is in between: give the server's own "
-                    "address as ?listen=postgresql%3A//host:5432/db, or do without it."
+                    "advisory=true needs a direct session, and this connection goes through a pooler. Set ?listen= to "
+                    "the address of the server itself (?listen=postgresql%3A//host:5432/db), or remove advisory=true."
                 )
             self.number = _number(session)
         except BaseException:
@@ -106,7 +106,7 @@ class _WatchedSession:
         self._thread = threading.Thread(target=self._watch, name="holdfast-anchor", daemon=True)
         try:
             start_thread(self._thread)
-        except BaseException:  # no thread can be had: nobody would notice the end
+        except BaseException:  # no thread could be started, so the end of the session would not be noticed
             os.close(self._ring)
             os.close(self._bell)
             session.close()
@@ -121,10 +121,10 @@ class _WatchedSession:
             self._thread.join(JOIN_SECONDS)
 
     def _watch(self) -> None:
-        reason = "the thread that watched over it has ended"
+        reason = "the thread that checked the session has ended"
         try:
             self._hold_on()
-        except Exception as error:  # whatever it was: the session ends here, and all that is tied to it
+        except Exception as error:  # any error ends the session and all grants that are tied to it
             reason = " ".join(str(error).split())
         finally:
             self.severed = True
@@ -133,7 +133,7 @@ class _WatchedSession:
             os.close(self._bell)
             os.close(self._ring)
             if not self._closed:
-                self._lost(f"the connection to which it was tied is gone: {reason}")
+                self._lost(f"the session that it was tied to was lost: {reason}")
 
     def _hold_on(self) -> None:
         pg = self._session.connection.pgconn
@@ -148,7 +148,7 @@ class _WatchedSession:
 
 
 def _number(session: Session) -> int:
-    """A number that nobody has, and that nobody can share from now on."""
+    """A random number that no other session has, locked so that no other session can share it."""
     while True:
         number = secrets.randbits(63)
         if session.ask(b"SELECT pg_try_advisory_lock($1)", (str(number).encode(),)) == b"t":

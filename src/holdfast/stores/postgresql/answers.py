@@ -1,8 +1,8 @@
-"""From the rows of one reading trip to a snapshot: which rows are ours, and what the rules may know.
+"""Builds a snapshot from the rows of one reading round trip, with the rows that this transaction has locked.
 
-A row that may be written and is not locked, though it is there, belongs to another transaction: its answer is
-`RowLocked`, never an empty record. A row that is not there is answered with None. A count whose lock another
-transaction has is `RowLocked` as well: nothing is counted without its lock.
+A row that may be written, exists, and could not be locked is locked by another transaction: its answer is `RowLocked`,
+never an empty record. A row that does not exist is answered with None. A count whose lock another transaction has is
+`RowLocked` as well: nothing is counted without its lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def encoded(value: Any) -> bytes:
 
 
 class Answers:
-    """What was asked, and what came back."""
+    """Questions, and the answers from the rows that were read."""
 
     def __init__(self, questions: Collection[Question], changing: Collection[Question]) -> None:
         self._by: defaultdict[type[Question], list[Any]] = defaultdict(list)
@@ -54,18 +54,18 @@ class Answers:
         self._due: dict[tuple[type[Question], str], list[tuple[int, str]]] = defaultdict(list)
         self._enlisted: list[WorkerRecord] = []
         self._counted: list[tuple[int, Question, Question]] = []
-        """Questions whose answers need an advisory lock: its number, what is named as busy, and the question."""
+        """Questions whose answers need an advisory lock: its number, the name for messages, and the question."""
         self._missed: set[int] = set()
         """The numbers of the advisory locks that another transaction has."""
 
     @property
     def owned(self) -> set[Question]:
-        """Of which questions the rows are ours."""
+        """The questions whose rows this transaction has locked."""
         return self._owned
 
     @property
     def damaged(self) -> set[str]:
-        """Which of the runs that are about to be claimed cannot be read."""
+        """The unreadable runs among those that are about to be claimed."""
         return {name for name in self._claimed if isinstance(self._runs[name], RecordUnreadable)}
 
     def stored_lock(self, key: str) -> bytes | None:
@@ -113,7 +113,7 @@ class Answers:
     def _each(
         self, what: str, asked: Iterable[Question], question: Callable[..., Question], answer: Callable[..., Any]
     ) -> Parse:
-        """One row at most for each question; None where there is none."""
+        """At most one row for each question; None where there is none."""
 
         def take(rows: Rows) -> None:
             found: dict[Question, Any] = {}
@@ -140,7 +140,7 @@ class Answers:
         return take
 
     def _beginning(self, kind: Any, name: Callable[..., tuple[Any, ...]], size: int) -> Parse:
-        """The beginnings of ordered lists: numbers, and a text at last."""
+        """The beginnings of ordered lists: numbers, and one text at the end."""
 
         def take(rows: Rows) -> None:
             found: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
@@ -183,7 +183,7 @@ class Answers:
         self._answers += [(q.Entries(name, whole=True), tuple(entries)) for name, entries in found.items()]
 
     def _take_claimed_events(self, rows: Rows) -> None:
-        """A run whose events cannot be read cannot be claimed: it is taken for one that cannot be read itself."""
+        """A run with unreadable events cannot be claimed: it counts as unreadable itself."""
         found: dict[str, Rows] = {name: [] for name in self._claimed}
         for run, *event in rows:
             found[text_of(run)].append(tuple(event))
@@ -211,7 +211,7 @@ class Answers:
             self._answers.append((one, self._free(one, found.get(one))))
 
     def _take_listed(self, question: q.RecordsAfter | q.DueRecords) -> Parse:
-        """A list of records: the items, and each record with it, for that is asked next."""
+        """A list of records: the items, and each record, which the rule asks for next."""
 
         def take(rows: Rows) -> None:
             items: list[Any] = []
@@ -228,7 +228,7 @@ class Answers:
             self._texts[text_of(key)] = (text or b"", severed)
 
     def _take_alone(self, rows: Rows) -> None:
-        """One lock that was waited for: it is ours, or there is none; and the time."""
+        """One lock that was waited for: now locked by this transaction, or absent; and the time."""
         for key, text, severed, now in rows:
             self._now = whole(now)
             if text is not None:
@@ -255,11 +255,11 @@ class Answers:
     # -- answers that rest on several statements ----------------------------------------------------------------
 
     def _free(self, question: Question, answer: Any) -> Any:
-        """The answer, unless the row is there and another transaction has it."""
+        """The answer, unless the row exists and another transaction has locked it."""
         if answer is None or question not in self._changing or question in self._owned:
             return answer
         if isinstance(answer, RecordUnreadable):
-            return answer  # whoever has it
+            return answer  # the lock does not matter
         return RowLocked(question, answer)
 
     def _put_runs(self, snapshot: Snapshot) -> None:
@@ -288,7 +288,7 @@ class Answers:
             snapshot.put(question, self._free(question, record))
 
     def _put_due(self, snapshot: Snapshot) -> None:
-        """What is due, in order. Of a type that is claimed: what is ours, and the next one."""
+        """The due runs, in order. Of a type that is claimed: the runs that were locked, and the next one."""
         for name in self._claimed:
             run = self._runs[name]
             if isinstance(run, Run) and run.due_at is not None:
@@ -303,7 +303,7 @@ class Answers:
                 snapshot.put(kind(limit if ours >= limit else len(items) + 1, name), items)
 
     def _put_missed(self, snapshot: Snapshot) -> None:
-        """What may not be counted, because another transaction has the lock of the count. It replaces any answer."""
+        """Counts whose lock another transaction has: `RowLocked` replaces any answer."""
         for number, named, question in self._counted:
             if number in self._missed:
                 seen = [answer for one, answer in self._answers if one == question] if question == named else []

@@ -1,8 +1,9 @@
-"""Batches for PostgreSQL: what goes to the server's own forms, what the rules decide, and what is asked for again.
+"""Batches for PostgreSQL: which commands use native forms, which the rules decide, and which are tried again.
 
-A row or a limit that another transaction keeps locked is asked for again for some hundredths of a second, and then the
-commands that need it fail: their callers ask again, and all other commands go on meanwhile. A batch that has waited for
-a key which another transaction has inserted is cut into parts that hardly wait, down to the command that meets it.
+A row or a limit that another transaction has locked is tried again for some hundredths of a second, and then the
+commands that need it fail: their callers send them again, and all other commands are carried out meanwhile. A batch
+that has waited for a key which another transaction has inserted is divided into parts that hardly wait, down to the
+command with that key.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from .session_bound import tied
 PATIENCE = b"40"
 """Milliseconds for which one command waits for a row or a limit that another transaction has locked."""
 LOOKS_FOR = 0.06
-"""Seconds for which rows that were taken are looked for again: others may be behind them already."""
+"""Seconds for which locked rows are tried again: other commands may already wait for them."""
 PAUSES = (0.002, 0.005, 0.010, 0.020)
-"""Seconds between looks at the rows that were taken, of all the commands of a batch together."""
+"""Seconds between two tries of the locked rows, of all commands of a batch together."""
 
 STAYS_CROWDED = 8
-"""For how many commands after the last one that met others a lock is left to the rules at once."""
+"""For how many commands after the last contention a lock is left to the rules at once."""
 MOST_CROWDED = 1_000
 
 ROWS = (RunById, LockByKey, RecordAt, SlotAt)
 GROUPS = (GroupSize, LimitsOf)
-"""What can be waited for."""
+"""Questions about rows and groups that can be waited for."""
 
 
 class PostgresBatch:
-    """What is the same for all batches of one connection."""
+    """Executes the batches of one connection."""
 
     def __init__(
         self,
@@ -57,39 +58,44 @@ class PostgresBatch:
         patient: bool = False,
         mend: Callable[[], bool] = bool,
     ) -> None:
-        """With `patient`, batches wait for rows and limits that another transaction has locked, too.
+        """With `patient`, batches also wait for rows and limits that another transaction has locked.
 
-        `mend` makes functions that are gone, and tells whether it is of use to try again.
+        `mend` creates missing functions, and returns whether trying again makes sense.
         """
         self._transactions, self._schema, self._namespace = transactions, schema, namespace
         self._patient, self._mend = patient, mend
         self._source = PostgresSource(transactions, schema=schema, namespace=namespace, mend=self._make_functions)
         self._mended = False
         self.hints: list[str] = []
-        """Who is to be told besides those who were granted something."""
+        """Attempts to notify, besides those that were granted something."""
         self._crowded: dict[str, int] = {}
         self._taken: list[Question] = []
-        """What the last look found locked by others."""
+        """What the last try found locked by other transactions."""
         self._busy: dict[int, Sequence[Question]] = {}
-        """What each command that was left last needed and did not get, by the command's identity."""
+        """What each remaining command needed and could not lock at its last try, by the command's identity."""
         self._in_vain: set[Question] = set()
-        """What was waited for, and not had."""
+        """What was waited for and could not be locked."""
         self._moving: dict[Question, None] = {}
-        """Groups that were busy and were had within their time: commands that all count wait for these at once."""
+        """Groups that were locked and became free in time: commands that count wait for all of these at once."""
         self._together = False
-        """Whether commands were left that may not need what the trip failed for."""
+        """Whether commands remain that may not need the row that the round trip failed for."""
         self._whole_table = False
 
     def run(
-        self, commands: Sequence[Command], at: bytes | None, told: Collection[str] | None, *, session: int | None = None
+        self,
+        commands: Sequence[Command],
+        at: bytes | None,
+        local_channels: Collection[str] | None,
+        *,
+        session: int | None = None,
     ) -> list[Outcome]:
-        """Answer each command at its own place; grants are tied to the session, if there is one.
+        """Answer the commands, in order; grants are tied to the session, if there is one.
 
-        `at` takes the place of the clock; `told` are the channels that the caller tells itself, None: nobody is told.
+        `at` replaces the clock; the caller itself sends hints to `local_channels`; None: no hints are sent at all.
         Raises `StoreError` for the batch as a whole.
         """
         source = self._source
-        source.at, source.told, source.wrote = at, told, False
+        source.at, source.local_channels, source.wrote = at, local_channels, False
         source.hasty = False
         self.hints, self._mended, self._whole_table = [], False, False
         for known in (self._taken, self._busy, self._in_vain):
@@ -99,7 +105,7 @@ class PostgresBatch:
             source.close()
             _check_rights(outcomes)
         except BaseException as error:
-            if isinstance(error, StoreError):  # a part of the batch may have been carried out before
+            if isinstance(error, StoreError):  # an earlier part of the batch may have been carried out
                 error.ambiguous = error.ambiguous or source.wrote
             with suppress(StoreError):
                 source.close()
@@ -107,10 +113,10 @@ class PostgresBatch:
         return outcomes
 
     def _patiently(self, commands: Sequence[Command], until: float) -> list[Outcome]:
-        """Ask again for what was taken, for a while; then that fails.
+        """Try locked rows again for a while; then the commands that need them fail.
 
-        No command fails because another one took long: each is looked at once more without waiting, if a trip failed
-        for several at once. That look also tells what it is that a command waited for.
+        No command fails because another one took long: if a round trip failed for several commands, each is tried once
+        more without waiting. That try also shows which row a command waited for.
         """
         self._together = False
         outcomes = self._run(commands)
@@ -123,25 +129,25 @@ class PostgresBatch:
         stuck = [place for place, outcome in enumerate(outcomes) if outcome is None]
         for place in stuck:
             outcomes[place] = Failed(error=self._stuck(commands[place], look=place == stuck[0]))
-        return outcomes  # type: ignore[return-value]  # every place is filled by now
+        return outcomes  # type: ignore[return-value]  # all are answered by now
 
     def _look_again(
         self, commands: Sequence[Command], outcomes: list[Outcome | None], pause: float, *, waiting: bool = True
     ) -> None:
-        """Ask again for what was taken: when a row or a group that is in the way is free, or after a pause."""
+        """Try locked rows again: when a row or a group becomes free, or after a pause."""
         taken = [place for place, outcome in enumerate(outcomes) if outcome is None]
         awaited = self._next_awaited() if waiting else ()
         self._taken.clear()
         self._together = False
         if not awaited:
-            self._source.close()  # nothing is held meanwhile
+            self._source.close()  # no row stays locked meanwhile
             time.sleep(pause)
         again = self._run([commands[place] for place in taken], awaited, again=True)
         for place, outcome in zip(taken, again, strict=True):
             outcomes[place] = outcome
 
     def _next_awaited(self) -> Sequence[Question]:
-        """A row to wait for; or a group, with those that are soon free: a command may need several."""
+        """A row to wait for; or a group, with the groups that are soon free: a command may need several."""
         for busy in self._taken:
             if isinstance(busy, ROWS) and busy not in self._in_vain:
                 return (busy,)
@@ -152,7 +158,7 @@ class PostgresBatch:
     def _run(
         self, commands: Sequence[Command], awaited: Sequence[Question] = (), *, again: bool = False
     ) -> list[Outcome | None]:
-        """Answer what can be answered; None for a command whose row is taken. What is `awaited` is waited for."""
+        """Answer the commands; None for a command whose row is locked. Only what is `awaited` is waited for."""
         outcomes: list[Outcome | None] = [None] * len(commands)
         transactions = self._transactions
         native = isinstance(transactions, OwnTransactions) and transactions.out_of_process and not again
@@ -173,12 +179,12 @@ class PostgresBatch:
         return outcomes
 
     def _call(self, transactions: OwnTransactions, part: Part, commands: Sequence[Command]) -> list[Outcome | None]:
-        """Send commands to their form. What that declines, or cannot take, is for the rules."""
+        """Send commands to their form. The rules decide commands that it declines or cannot accept."""
         source, namespace = self._source, self._namespace.encode()
         source.close()
         try:
             statement = statement_for(
-                part, schema=self._schema, namespace=namespace, at=source.at, told=source.told or ()
+                part, schema=self._schema, namespace=namespace, at=source.at, local_channels=source.local_channels or ()
             )
             rows = transactions.call(statement)
         except NotInstalled as missing:
@@ -191,7 +197,7 @@ class PostgresBatch:
         return outcomes_of(part, commands, rows)
 
     def _make_functions(self, missing: NotInstalled) -> None:
-        """Make functions that are missing, once a batch; nothing that needs them was carried out."""
+        """Create missing functions, once per batch; no command that needs them was carried out."""
         self._source.close()
         if self._mended or not self._mend():
             raise missing
@@ -227,13 +233,13 @@ class PostgresBatch:
         except NotInstalled as missing:
             self._make_functions(missing)
             return self._decide(commands, awaited, again=again)
-        except executor.StepRefused:  # others were faster each time: each half is tried, and answered, by itself
+        except executor.StepRefused:  # other clients were faster each time: each half is tried by itself
             source.close()
             return self._halves(commands)
         except (BadData, Contended, LacksRights, TypeError, ValueError, OverflowError) as error:
             source.close()
             if at_once and awaited and isinstance(error, Contended) and not source.writing:
-                self._moving.clear()  # one of them stands still
+                self._moving.clear()  # one of them does not become free
                 source.hasty = True
                 return self._by_the_rules(commands, (), again=True)
             return self._cut(commands, error, awaited)
@@ -248,11 +254,11 @@ class PostgresBatch:
                 self._note_busy(command, source.occupied)
         for command in commands:
             if isinstance(command, LockCommand):
-                self._note_crowd(command.key)
+                self._note_contention(command.key)
         return outcomes
 
-    def _note_crowd(self, key: str) -> None:
-        """Remember for a few commands that several want a lock: then its form would decline, and cost a trip."""
+    def _note_contention(self, key: str) -> None:
+        """Remember for a few commands that a lock is contended: its form would decline, at the cost of a round trip."""
         if self._source.is_crowded(key):
             if len(self._crowded) >= MOST_CROWDED:
                 self._crowded.clear()
@@ -261,7 +267,7 @@ class PostgresBatch:
             self._crowded[key] = left
 
     def _cut(self, commands: Sequence[Command], error: Exception, awaited: Sequence[Question]) -> list[Outcome | None]:
-        """After an error of a whole batch: in halves, down to the one command that has it."""
+        """After an error of a whole batch: try halves, down to the one command that causes it."""
         source = self._source
         if not isinstance(error, Contended):
             return [failed(commands[0], error)] if len(commands) == 1 else self._halves(commands)
@@ -272,14 +278,14 @@ class PostgresBatch:
             return [None] * len(commands)
         if len(commands) == 1:
             if source.writing:
-                self._busy[id(commands[0])] = source.inserted  # any of them
+                self._busy[id(commands[0])] = source.inserted  # any of these rows may be the cause
             self._whole_table = self._whole_table or not (source.writing or source.alone)
             return [None]
         patient, source.hasty = source.patient, True
         if patient and not source.writing:
-            return self._by_the_rules(commands, (), again=True)  # without those that were waited for
+            return self._by_the_rules(commands, (), again=True)  # without waiting for them again
         if not source.writing and len({_table_of(command) for command in commands}) == 1:
-            self._whole_table = True  # of the rows, none is waited for
+            self._whole_table = True  # no row is waited for
             return [None] * len(commands)
         return self._halves(commands)
 
@@ -289,8 +295,8 @@ class PostgresBatch:
         return [outcome for part in parts for outcome in self._by_the_rules(part, (), again=False)]
 
     def _note_busy(self, command: Command, busy: Sequence[Question]) -> None:
-        """Remember what a command needs of all that is busy."""
-        with suppress(Exception):  # values that are not of their kind lead to no name
+        """Remember which of the locked rows a command needs."""
+        with suppress(Exception):  # values of the wrong type have no name
             for question in footprint(command, self._source.snapshot):
                 if (name := busy_name(question)) in busy:
                     self._busy[id(command)] = (name,)
@@ -298,7 +304,7 @@ class PostgresBatch:
         self._busy[id(command)] = busy[:1]
 
     def _stuck(self, command: Command, *, look: bool) -> StoreContended:
-        """Why a command failed; `look` says whether to find out which process is in its way."""
+        """The error of a command that failed; `look`: find the process that has locked its row."""
         busy = self._busy.get(id(command), ())
         if not busy and self._whole_table:
             return table_locked(self._source.look, self._schema)
@@ -310,14 +316,14 @@ class PostgresBatch:
 
 
 def _check_rights(outcomes: Sequence[Outcome]) -> None:
-    """Raise where the role has no right to anything: that is no failure of a single command."""
+    """Raise where the role has no privileges at all: that is not the failure of a single command."""
     errors = [outcome.error for outcome in outcomes if isinstance(outcome, Failed)]
     if outcomes and len(errors) == len(outcomes) and all(isinstance(error, LacksRights) for error in errors):
         raise errors[0]
 
 
 def _table_of(command: Command) -> type[Command]:
-    """Commands of one type mostly need the same tables."""
+    """The type of a command: commands of one type mostly need the same tables."""
     return LockCommand if isinstance(command, LockCommand) else type(command)
 
 

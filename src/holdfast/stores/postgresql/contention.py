@@ -1,6 +1,6 @@
-"""Messages about what another transaction keeps locked on PostgreSQL: the row, limit or table, and the process.
+"""Error messages about rows, limits and tables that another PostgreSQL transaction has locked, with its process.
 
-Nothing here decides anything. Where the server does not tell which process it is, the message goes without it.
+No decision is made here. Where the server does not report which process has the lock, the message omits it.
 """
 
 from __future__ import annotations
@@ -52,26 +52,27 @@ _WHERE: dict[type[Question], tuple[str, str]] = {
 def kept_locked(
     command: Command, busy: Sequence[Question], look: Look | None, *, schema: str, namespace: str
 ) -> StoreContended:
-    """The error of a command that needs what another transaction has: one of these.
+    """The error of a command that needs one of these rows, which another transaction has locked.
 
-    `look` finds out which process that is.
+    `look` sends the statement that finds the process of that transaction.
     """
     by = "" if look is None or len(busy) != 1 else _process(look, busy[0], schema, namespace.encode())
     return StoreContended(
-        f"{_what(command, busy)} kept locked{by}: nothing was done for this command, and all others go on. Look in "
-        "pg_stat_activity for a transaction that was left open (state 'idle in transaction'), and end it."
+        f"{_what(command, busy)} locked{by}. Nothing was done for this command; it can be sent again. Other commands "
+        "are not affected. If the lock stays, look in pg_stat_activity for a transaction that was left open (state "
+        "'idle in transaction'), and end it."
     )
 
 
 def table_locked(look: Look, schema: str) -> StoreContended:
-    """The error of what needs a table that another transaction has locked as a whole."""
+    """The error of a command that needs a table which another transaction has locked as a whole."""
     found = _rows(look, Statement(sql.placed(_PROCESS + _OF_A_TABLE, schema), (schema.encode(),)))
     name, by = "a table of Holdfast", ""
     if found:
         name, by = f"the table {(found[0][1] or b'').decode()!r}", f" by {(found[0][0] or b'').decode()}"
     return StoreContended(
-        f"{name} is kept locked as a whole{by}: nothing was done for this command, and it may be tried again. ALTER "
-        "TABLE, VACUUM FULL, CLUSTER and LOCK TABLE keep a table so until their transaction ends."
+        f"{name} is locked as a whole{by}. Nothing was done for this command; it can be sent again. ALTER TABLE, "
+        "VACUUM FULL, CLUSTER and LOCK TABLE lock a table until their transaction ends."
     )
 
 
@@ -97,7 +98,7 @@ def _rows(look: Look, statement: Statement) -> Rows:
 
 
 def _what(command: Command, busy: Sequence[Question]) -> str:
-    """What is locked, for people."""
+    """A description of what is locked, with its verb."""
     if len(busy) > 1:
         return f"one of the rows of {', '.join(repr(_name(command, one)) for one in busy)} is"
     (one,) = busy or (None,)

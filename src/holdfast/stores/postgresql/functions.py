@@ -1,10 +1,10 @@
 """The server-side functions of Holdfast in a PostgreSQL database: a set for each release that changed something.
 
 The names of a set end with a digest of its text and of the version of the tables, so that each client calls the
-functions it was written for: during a rolling deploy the sets of two releases are there side by side, and neither
-client replaces what the other one calls. A set is made by the first client that needs it and may make it. It stays
-until somebody removes it (`holdfast schema prune`), or until the tables no longer admit its clients; the table
-`functions` tells when a client last used it.
+functions it was written for: during a rolling deploy the sets of two releases exist side by side, and neither client
+replaces functions that the other one calls. The first client that needs a set, and has the privileges, creates it. It
+stays until it is removed (`holdfast schema prune`), or until the tables no longer support its clients; the table
+`functions` records when a client last used it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from psycopg import sql
 from .session import Session, refusal
 
 TABLES = ("001_tables.sql",)
-"""What makes each version of the tables from the one before it; the first makes them from nothing.
+"""The scripts that create each version of the tables from the previous one; the first creates them.
 
 Each sets `about.version`, and `about.oldest_client` where clients of an earlier version cannot work with the result.
 """
 VERSION = len(TABLES)
 FILES = ("functions.sql",)
 DIGITS = 12
-"""Of the digest, in the names of the functions."""
+"""How many digits of the digest are in the names of the functions."""
 _CREATED = re.compile(r"CREATE OR REPLACE FUNCTION holdfast\.(\w+)")
 _NAMED = re.compile(r"\bholdfast\.(\w+)")
 _GRANTS = """
@@ -69,7 +69,7 @@ BEGIN
 END
 $outdated$;
 """
-"""Removes the sets of clients that the tables no longer admit: such a client opens the store anew, and is refused."""
+"""Removes the sets of clients that the tables no longer support: such a client opens the store again, and is refused."""
 
 
 class FunctionSet(NamedTuple):
@@ -77,18 +77,18 @@ class FunctionSet(NamedTuple):
 
     schema: str
     tables: int
-    """The version of the tables that they are written for."""
+    """The version of the tables that the functions are written for."""
     digest: str
     names: frozenset[str]
     script: str
 
     def called(self, name: str) -> bytes:
-        """The whole name of one of them, as SQL has it."""
+        """The qualified SQL name of one of the functions."""
         return f"{quoted(self.schema)}.{name}_{self.digest}".encode()
 
 
 class KnownSet(NamedTuple):
-    """A set that is in a database."""
+    """A set of functions in a database."""
 
     digest: str
     version: int
@@ -103,7 +103,7 @@ class KnownSet(NamedTuple):
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it."""
+    """A name, quoted as an SQL identifier."""
     return sql.Identifier(name).as_string(None)
 
 
@@ -119,7 +119,8 @@ def functions_for(schema: str) -> FunctionSet:
 
 @lru_cache(maxsize=16)
 def _made(text: str, tables: int, schema: str) -> FunctionSet:
-    # Clients of different tables share no set, or those that newer tables do not admit would never miss theirs.
+    # Clients for different table versions share no set: a client that newer tables do not support must notice that its
+    # set is missing.
     digest = hashlib.sha256(f"{tables} {text}".encode()).hexdigest()[:DIGITS]
     names = frozenset(_CREATED.findall(text))
     place = quoted(schema)
@@ -131,7 +132,7 @@ def _made(text: str, tables: int, schema: str) -> FunctionSet:
 
 
 def count_of(session: Session, mine: FunctionSet) -> int:
-    """How many functions of a set are there."""
+    """How many functions of a set exist."""
     found = session.ask(
         b"SELECT count(*)::text FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n "
         b"ON n.oid = p.pronamespace WHERE n.nspname = $1 AND pg_catalog.right(p.proname, $2) = $3",
@@ -141,7 +142,7 @@ def count_of(session: Session, mine: FunctionSet) -> int:
 
 
 def creation(mine: FunctionSet) -> str:
-    """The statements that make a set, or what is missing of it, and remove those that the tables no longer admit."""
+    """The statements that create a set, or its missing parts, and remove sets that the tables no longer support."""
     place = sql.Identifier(mine.schema)
     note = sql.SQL(
         "INSERT INTO {}.functions (digest, version, release) VALUES ({}, {}, {}) "
@@ -183,7 +184,7 @@ def drop(session: Session, schema: str, digests: Iterable[str]) -> None:
 
 
 def _asked(session: Session, statement: sql.Composed) -> list[tuple[Any, ...]]:
-    """The rows of a statement that is seldom sent."""
+    """The rows of a statement that is sent rarely."""
     try:
         cursor = session.connection.execute(statement)
         return cursor.fetchall() if cursor.description else []
@@ -194,5 +195,5 @@ def _asked(session: Session, statement: sql.Composed) -> list[tuple[Any, ...]]:
 def _release() -> str:
     try:
         return version("holdfast")
-    except PackageNotFoundError:  # run from a folder that was never installed
+    except PackageNotFoundError:  # run from a source tree that was never installed
         return "unknown"

@@ -1,4 +1,4 @@
-"""The check-up of a PostgreSQL store: what `holdfast doctor` can say of it. Looks, and changes nothing."""
+"""Health checks of a PostgreSQL store, for `holdfast doctor`. The checks change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .session import Connect, Session
 
 OLD_TRANSACTION_SECONDS = 60
 UNUSED_SECONDS = 7 * 24 * 3_600.0
-"""After this long a set of functions counts as unused."""
+"""A set of functions that no client has used for this long counts as unused."""
 
 _SETTINGS = "SELECT current_setting('server_version'), current_setting('fsync')"
 _DATABASE = b"SELECT current_database() || ' ' || pg_postmaster_start_time()"
@@ -22,12 +22,12 @@ SELECT count(*), min(pid) FROM pg_stat_activity
 
 
 def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float, advisory: bool) -> tuple[Finding, ...]:
-    """Everything that can be found out without a right to write."""
+    """All findings that need no permission to write."""
     try:
         session = Session(connect, timeout=timeout)
     except StoreError as error:
         return (
-            Finding(check="connection", level="problem", detail=str(error), advice="Look at the URL and the server."),
+            Finding(check="connection", level="problem", detail=str(error), advice="Check the URL and the server."),
         )
     try:
         findings = [*_server(session), *_schema(session, schema), _open_transactions(session)]
@@ -39,17 +39,22 @@ def diagnose(connect: Connect, listen: Connect, schema: str, *, timeout: float, 
 
 def _server(session: Session) -> list[Finding]:
     row = session.connection.execute(_SETTINGS).fetchone()
-    assert row is not None  # noqa: S101  (it always gives one)
+    assert row is not None  # noqa: S101  (the statement always returns one row)
     version, fsync = str(row[0]), str(row[1])
     findings = [Finding(check="server", level="ok", detail=f"PostgreSQL {version}")]
     if fsync == "on":
-        findings.append(Finding(check="durability", level="ok", detail="fsync is on; commits are waited for"))
+        findings.append(
+            Finding(
+                check="durability", level="ok", detail="fsync is on: every command is on disk before it is answered"
+            )
+        )
     else:
         findings.append(
             Finding(
                 check="durability",
                 level="problem",
-                detail="fsync is off: what was answered may be gone after the loss of power, and the database with it",
+                detail="fsync is off: answered commands may be lost in a power failure, and the database may be "
+                "damaged",
                 advice="Set fsync = on in postgresql.conf.",
             )
         )
@@ -60,8 +65,10 @@ def _schema(session: Session, schema: str) -> list[Finding]:
     try:
         tables = tables_of(session, schema)
         known = known_sets(session, schema) if tables.version else []
-    except Exception as error:  # whatever the server says of it is what there is to tell
-        return [Finding(check="schema", level="problem", detail=str(error), advice="Look at the rights of this role.")]
+    except Exception as error:  # the error of the server is the finding
+        return [
+            Finding(check="schema", level="problem", detail=str(error), advice="Check the privileges of this role.")
+        ]
     detail = f"the schema {schema!r} has version {tables.version}"
     if tables.usable:
         return [Finding(check="schema", level="ok", detail=detail), _functions(schema, known)]
@@ -70,21 +77,22 @@ def _schema(session: Session, schema: str) -> list[Finding]:
             check="schema",
             level="warning",
             detail=f"there is no schema {schema!r} yet",
-            advice="The first client that opens the store makes it, if its role may.",
+            advice="The first client that opens the store creates it, if its role is allowed to.",
         )
     elif tables.oldest_client > VERSION:
         found = Finding(
             check="schema",
             level="problem",
-            detail=f"{detail}, for clients that know {tables.oldest_client} at least; this Holdfast knows {VERSION}",
+            detail=f"{detail} and requires clients of version {tables.oldest_client} at least; this is version "
+            f"{VERSION}",
             advice="Upgrade Holdfast here.",
         )
     else:
         found = Finding(
             check="schema",
             level="warning",
-            detail=f"{detail}, and this Holdfast knows {VERSION}",
-            advice="The next client that opens the store updates it.",
+            detail=f"{detail}; this Holdfast uses version {VERSION}",
+            advice="The next client that opens the store upgrades it.",
         )
     return [found]
 
@@ -97,7 +105,7 @@ def _functions(schema: str, known: list[KnownSet]) -> Finding:
             check="functions",
             level="warning",
             detail=f"{len(known)} sets: {named}",
-            advice="'holdfast schema prune' removes those that no client has used for a week.",
+            advice="'holdfast schema prune' removes the sets that no client has used for a week.",
         )
     return Finding(check="functions", level="ok", detail=f"{len(known)} sets: {named}")
 
@@ -106,12 +114,15 @@ def _open_transactions(session: Session) -> Finding:
     row = session.connection.execute(_IDLE, (OLD_TRANSACTION_SECONDS,)).fetchone()
     count, pid = (int(str(row[0])), row[1]) if row else (0, None)
     if not count:
-        return Finding(check="transactions", level="ok", detail="none has been open and idle for more than a minute")
+        return Finding(
+            check="transactions", level="ok", detail="no transaction has been open and idle for more than a minute"
+        )
     return Finding(
         check="transactions",
         level="warning",
-        detail=f"{count} transaction(s) are open and idle for more than a minute (process {pid} and others)",
-        advice="Where one of them has a lock's row, that key waits for it. End it: SELECT pg_terminate_backend(pid).",
+        detail=f"{count} transaction(s) have been open and idle for more than a minute (server process {pid} first)",
+        advice="While one of them has locked the row of a key, commands on that key fail. End it: "
+        "SELECT pg_terminate_backend(pid).",
     )
 
 
@@ -119,7 +130,7 @@ def _listening(listen: Connect, here: bytes | None, timeout: float, *, advisory:
     try:
         session = Session(listen, timeout=timeout)
     except StoreError as error:
-        return [Finding(check="wake-ups", level="warning", detail=str(error), advice="Look at ?listen= in the URL.")]
+        return [Finding(check="wake-ups", level="warning", detail=str(error), advice="Check ?listen= in the URL.")]
     try:
         pooled, there = session.pooled, session.ask(_DATABASE)
     finally:
@@ -130,8 +141,9 @@ def _listening(listen: Connect, here: bytes | None, timeout: float, *, advisory:
             Finding(
                 check="wake-ups",
                 level="warning",
-                detail="a pooler is in between: waiters cannot be told and look once a second instead",
-                advice="Give the server's own address: ?listen=postgresql%3A//host:5432/db",
+                detail="the connection goes through a pooler, so notifications do not arrive: waiters poll once a "
+                "second",
+                advice="Add the address of the server itself to the URL: ?listen=postgresql%3A//host:5432/db",
             )
         )
     elif there != here:
@@ -139,8 +151,8 @@ def _listening(listen: Connect, here: bytes | None, timeout: float, *, advisory:
             Finding(
                 check="wake-ups",
                 level="problem",
-                detail="?listen= leads to another database than the rest: nobody is ever told there",
-                advice="Give the same database of the same server in both.",
+                detail="?listen= is the address of another database, so notifications never arrive",
+                advice="Use the same database of the same server in both addresses.",
             )
         )
     else:
@@ -150,8 +162,8 @@ def _listening(listen: Connect, here: bytes | None, timeout: float, *, advisory:
             Finding(
                 check="advisory",
                 level="problem",
-                detail="advisory=true needs a session of its own in the same database: locks are refused",
-                advice="Give the server's own address as ?listen=, or do without advisory=true.",
+                detail="advisory=true needs a direct session to the same database: locks are refused",
+                advice="Set ?listen= to the address of the server itself, or remove advisory=true.",
             )
         )
     return findings

@@ -1,7 +1,7 @@
 """How a process on PostgreSQL hears that one of its attempts was granted by another process.
 
 Each watch has a connection of its own that listens on one channel; the transaction that makes a grant notifies it.
-Grants by this same process are told directly. Behind a pooler nobody can listen: there the head of a queue looks
+Grants by this same process are warned directly. Behind a pooler nobody can listen: there the head of a queue looks
 about once a second instead. Hints may be lost: nobody's safety rests on them.
 """
 
@@ -22,9 +22,9 @@ from ..local_hints import HintReceiver, LocalHints
 from .session import Connect, Session, readable
 
 POLL_SECONDS = 1.0
-"""How often the head of a queue looks where nobody can listen."""
+"""How often the head of a queue polls where LISTEN does not work."""
 PROOF_SECONDS = 20.0
-"""How often a quiet connection is asked whether it is still one."""
+"""How often an idle connection is checked."""
 RECONNECT_SECONDS = (0.1, 5.0)
 """Pauses between attempts to listen again: they double from the first to the second, and are jittered."""
 JOIN_SECONDS = 5.0
@@ -36,10 +36,10 @@ _ids = msgspec.json.Decoder(list[str])
 
 
 def _named_in(text: bytes) -> list[str] | None:
-    """The attempts that a notification names; None where it says only: look for yourself."""
+    """The attempts that a notification names; None: any attempt, all must check."""
     try:
         return _ids.decode(text) if text else None
-    except msgspec.MsgspecError:  # anybody may notify
+    except msgspec.MsgspecError:  # any client of the database may notify
         return None
 
 
@@ -79,7 +79,7 @@ class Listening(HintReceiver):
         local_hints.add(identity, channel, self)
         try:
             start_thread(self._thread)
-        except BaseException:  # no thread can be had, or an interrupt: whichever end is closed, the other one goes too
+        except BaseException:  # no thread could be started, or an interrupt: close both ends of the pipe
             self._leave()
             if self._thread.ident is None:
                 os.close(self._bell)
@@ -88,7 +88,7 @@ class Listening(HintReceiver):
             raise
 
     def expect(self, id: str, *, eager: bool) -> None:
-        """The head of a queue is looked for more often where nobody can listen."""
+        """Poll for the head of a queue more often, where LISTEN does not work."""
         if eager:
             self._eager.add(id)
             if self._look_every is not None:
@@ -109,7 +109,7 @@ class Listening(HintReceiver):
             self._thread.join(JOIN_SECONDS)
 
     def _rouse(self) -> None:
-        """Make the thread look around, if there still is one."""
+        """Wake the thread, if it still runs."""
         with self._ringing, suppress(OSError):
             os.write(self._ring, b".")
 
@@ -120,7 +120,7 @@ class Listening(HintReceiver):
 
     def _run(self) -> None:
         pause, longest = RECONNECT_SECONDS
-        told = False  # aloud, once
+        warned = False  # only the first interruption is logged as a warning
         try:
             while not self._closed.is_set():
                 try:
@@ -128,13 +128,14 @@ class Listening(HintReceiver):
                         self._poll()
                         return
                     pause = RECONNECT_SECONDS[0]
-                except Exception as error:  # whatever it was: the way back is to begin anew
+                except Exception as error:  # after any error, connect and listen again
                     log.log(
-                        logging.INFO if told else logging.WARNING,
-                        "listening for wake-ups was interrupted (%s): trying again; meanwhile waiters look themselves",
+                        logging.INFO if warned else logging.WARNING,
+                        "LISTEN was interrupted (%s): trying again. Until then waiters poll, so a lock may be granted "
+                        "later",
                         " ".join(str(error).split()),
                     )
-                    told = True
+                    warned = True
                     self._closed.wait(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, longest)
         finally:
@@ -144,25 +145,25 @@ class Listening(HintReceiver):
                 self._ring = -1
 
     def _listened(self) -> bool:
-        """Listen until closed. False where a pooler is in the way; raises when the connection is lost."""
-        assert self._connect is not None  # noqa: S101  (the caller has looked)
+        """Listen until closed. False if the connection goes through a pooler; raises when the connection is lost."""
+        assert self._connect is not None  # noqa: S101  (the caller has checked)
         session = Session(self._connect, timeout=self._timeout)
         try:
             if session.pooled:
                 log.warning(
-                    "wake-ups by LISTEN/NOTIFY cannot pass a connection pooler: the head of a queue asks every %g s "
-                    "instead. Give the server's own address in the URL: ?listen=postgresql%%3A//host:5432/db",
+                    "LISTEN/NOTIFY does not work through a connection pooler: the head of a queue polls every %g s "
+                    "instead. Add the address of the server itself to the URL: ?listen=postgresql%%3A//host:5432/db",
                     POLL_SECONDS,
                 )
                 return False
             session.ask(self._listen.encode())
-            self.hint(None)  # what was said before is gone
-            self._hear(session)
+            self.hint(None)  # earlier notifications were missed
+            self._receive(session)
         finally:
             session.close()
         return True
 
-    def _hear(self, session: Session) -> None:
+    def _receive(self, session: Session) -> None:
         pg = session.connection.pgconn
         while not self._closed.is_set():
             pause = self._look_every if self._look_every is not None and self._eager else PROOF_SECONDS

@@ -1,8 +1,8 @@
 """Lists of locks and runs on PostgreSQL, and counts: statements outside of decisions, found through indexes.
 
-Runs of the wanted statuses and workflow are gone through from the newest on, in growing steps. Where these do not fill
-the page, those with the wanted prefix or attributes are looked up directly, unless there are more of them than were
-gone through already. So a list costs as much as the shorter way, whichever that is.
+Runs with the statuses and the workflow of the filter are scanned from the newest on, in growing steps. If the page is
+not full after a step, the runs with the prefix or the attributes are looked up directly, unless there are more of them
+than were scanned already. So a list costs about as much as the cheaper of the two ways.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LOCKS = """
 SELECT o.key, o.record::text FROM holdfast.locks AS o
  WHERE o.namespace = $1 AND (o.key > $2 OR o.key = $3) AND o.key >= $2 {end} ORDER BY o.key LIMIT $4::bigint
 """
-# An end that may be absent is no bound of the index: the plan is made once, for all values.
+# Two statements, because the plan is made once for all values: an optional end would not be a bound of the index.
 ALL_LOCKS, LOCKS_BEFORE = LOCKS.format(end=""), LOCKS.format(end="AND o.key < $5")
-CENSUS = f"""
+COUNT_RUNS = f"""
 SELECT o.type, count(*) FROM holdfast.runs AS o WHERE o.namespace = $1 AND o.{sql.LIVING} GROUP BY 1
 """
-# Both sides are written by the same code, so attributes are compared as text: what PostgreSQL has for JSON fails on the
-# escape of a NUL.
+# Both sides are written by the same code, so attributes are compared as text: the JSON operators of PostgreSQL fail on
+# the escape of a NUL.
 _HAS_ATTRIBUTES = r"""NOT EXISTS (
     SELECT FROM jsonb_array_elements({wanted}) AS w
      WHERE strpos(x.attributes::text, (w->>0) || ':' || (w->>1)) = 0
@@ -55,7 +55,7 @@ _HAS_ATTRIBUTES = r"""NOT EXISTS (
 _IN_ORDER = """
     AND o.created_at >= $4::bigint AND (o.created_at, o.id || '') < ($5::bigint, $6)
   ORDER BY o.created_at DESC, (o.id || '') DESC LIMIT $7::bigint"""
-# How many rows were gone through, the last of them, and the ids of those that fit.
+# How many rows were scanned, the last of them, and the ids of the runs that match.
 STEP = f"""
 WITH seen AS MATERIALIZED (
     SELECT x.created_at, x.id, starts_with(x.id, $8) AND {_HAS_ATTRIBUTES.format(wanted="$9::jsonb")} AS fits
@@ -79,7 +79,7 @@ SELECT o.id FROM holdfast.runs AS o
  WHERE o.attributes::text <> '{}' AND holdfast.attribute_terms(o.namespace, o.attributes) @> ARRAY(
        SELECT holdfast.attribute_term($1, w->>0, w->>1) FROM jsonb_array_elements($2::jsonb) AS w) LIMIT $3::bigint
 """
-# Of these runs, the newest that fit.
+# The newest of these runs that match.
 CHOSEN = f"""
 SELECT x.id FROM jsonb_array_elements_text($2::jsonb) AS k(id)
  CROSS JOIN LATERAL (SELECT * FROM holdfast.runs AS o WHERE o.namespace = $1 AND o.id = k.id LIMIT 1) AS x
@@ -91,14 +91,14 @@ SELECT x.id FROM jsonb_array_elements_text($2::jsonb) AS k(id)
 
 
 class Trips(Protocol):
-    """Where statements go."""
+    """Sends statements."""
 
     def read_rows(self, statements: Sequence[Statement]) -> list[Rows]:
         """Send statements together, in a transaction of their own, and return their rows."""
 
 
 class ListReader:
-    """Looks of one moment."""
+    """Reads of one moment."""
 
     def __init__(self, trips: Trips, *, schema: str, namespace: str, at: bytes | None) -> None:
         self._trips, self._schema, self._namespace, self._at = trips, schema, namespace.encode(), at
@@ -130,11 +130,11 @@ class ListReader:
         return LockPage(items=tuple(items), next=found[limit - 1][0] if len(found) > limit else None, now=self._now)
 
     def count_runs(self) -> RunCounts:
-        """The number of living runs of each type."""
-        return RunCounts(counts={(kind or b"").decode(): int(many or b"0") for kind, many in self._rows(CENSUS)})
+        """The number of runs of each type that have not ended."""
+        return RunCounts(counts={(kind or b"").decode(): int(many or b"0") for kind, many in self._rows(COUNT_RUNS)})
 
     def list_runs(self, command: ListRuns) -> RunPage:
-        """A page of runs, the newest first; one further is looked for, to know whether there is more."""
+        """A page of runs, the newest first; one more is read, to know whether there are more."""
         _check(command.wanted.workflow, command.wanted.prefix, *command.wanted.statuses)
         limit = min(at_least_one(command.limit), MAX_PAGE)
         names = self._found(command.wanted, command.after, limit)
@@ -176,7 +176,7 @@ class ListReader:
             room *= FACTOR
 
     def _few(self, wanted: RunFilter, attributes: bytes, room: int) -> list[str] | None:
-        """All runs with the prefix or the attributes, in no order; None where there are more than so many."""
+        """All runs with the prefix or the attributes, in no order; None if there are more than `room`."""
         most = str(room + 1).encode()
         stop = end_of_prefix(wanted.prefix)
         ways: list[tuple[str, tuple[bytes, ...], bool]] = []

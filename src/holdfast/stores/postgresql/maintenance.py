@@ -1,4 +1,4 @@
-"""What people do about the tables and functions of a PostgreSQL store: look at them, make them, remove old functions.
+"""Maintenance of the tables and functions of a PostgreSQL store: show, create, remove old functions.
 
 For `holdfast schema`. Each call has a session of its own.
 """
@@ -29,7 +29,7 @@ def own_set(url: str) -> FunctionSet:
 
 
 def sets_of(url: str) -> tuple[int, list[KnownSet]]:
-    """The version of the tables, and the sets of functions that are there."""
+    """The version of the tables, and the sets of functions in the database."""
     with _session(url) as (session, schema):
         version = postgres_schema.tables_of(session, schema).version
         if not version:
@@ -38,19 +38,19 @@ def sets_of(url: str) -> tuple[int, list[KnownSet]]:
 
 
 def install(url: str) -> None:
-    """Make the tables and functions of this release, unless they are there."""
+    """Create the tables and functions of this release, unless they exist."""
     with _session(url) as (session, schema):
         postgres_schema.prepare(session, schema)
 
 
 def statements(url: str) -> str:
-    """What an owner has to run where this role may not make what is missing; empty where nothing is."""
+    """The SQL that an owner must run if this role may not create the missing parts; empty if nothing is missing."""
     with _session(url) as (session, schema):
         return postgres_schema.statements(session, schema)
 
 
 def prune(url: str, *, unused_for: float, force: bool) -> tuple[list[KnownSet], list[KnownSet]]:
-    """Remove sets that no client has used for so many seconds. Returns which went, and which stay."""
+    """Remove sets that no client has used for so many seconds. Returns the removed sets, and those that stay."""
     with _session(url) as (session, schema):
         if not postgres_schema.tables_of(session, schema).version:
             raise StoreUnusable(f"there is no schema {schema!r} in {where_of(parse(url)[0])}")

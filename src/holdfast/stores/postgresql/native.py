@@ -1,7 +1,8 @@
-"""Which commands go as one statement each (forms.sql), and what comes back.
+"""Native forms: which commands are sent to a statement of forms.sql, and how its answers are decoded.
 
-A form takes a command of exactly the kind that it was written for, with no field that it does not know; it may decline
-each, and then the rules decide. Of several commands about one key or run, none goes there: their order is the rules'.
+A form accepts commands of exactly the type that it was written for, without fields that it does not know; it may decline
+any of them, and then the rules decide. If several commands are about one key or run, none uses a form: the rules keep
+their order.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from .session import Rows, Statement
 from .statements import placed
 
 MOST_PARTS = 4
-"""A batch that changes between forms and rules more often than that is left to the rules from its second part on."""
+"""A batch that alternates between forms and rules more often than this is left to the rules from its second part on."""
 MOST = 10**17
-"""Numbers below it leave room to count on."""
+"""Numbers below this can be incremented safely."""
 
 _OF_AN_END = re.compile(r"/\*end\*/.*?/\*\*/", re.DOTALL)
 _PLAIN_RECORD = ("run", "fence", "at", "request", "seen", "entries")
@@ -54,23 +55,23 @@ _known = KnownFields(KNOWN)
 
 
 class Form(NamedTuple):
-    """One statement, and how commands go there and come back."""
+    """One statement, and how its commands are encoded and its answers decoded."""
 
     send: Callable[[Any], Sequence[Any] | None]
-    """A command as the server takes it; None where a value is not what it should be."""
+    """Encodes a command; None where a value has the wrong type."""
     values: Callable[[Sequence[Any], Collection[str]], tuple[str, bytes, *tuple[bytes, ...]]]
-    """Which statement it is, the commands as it takes them, and what else it takes."""
+    """Returns the name of the statement, the encoded commands, and further parameters."""
     outcome: Callable[[Any, bytes], Outcome]
-    """The outcome of a command from what came back."""
+    """Decodes the outcome of a command."""
 
 
 class Part(NamedTuple):
-    """Some commands of a batch, by their places, and the form that takes them; None: the rules decide."""
+    """Some commands of a batch, by their indexes, and their form; None: the rules decide."""
 
     form: Form | None
     places: list[int]
     sent: list[Any]
-    """The commands as the form takes them."""
+    """The encoded commands."""
 
 
 def _hold(command: Acquire | Renew | Release) -> Sequence[Any] | None:
@@ -135,9 +136,9 @@ def _to_hold(sent: Sequence[Any], _: Collection[str]) -> tuple[str, bytes]:
     return "hold", encoded(sent)
 
 
-def _to_record(sent: Sequence[Any], told: Collection[str]) -> tuple[str, bytes, *tuple[bytes, ...]]:
+def _to_record(sent: Sequence[Any], local_channels: Collection[str]) -> tuple[str, bytes, *tuple[bytes, ...]]:
     ends = any(len(one) > len(_PLAIN_RECORD) and one[-1][0] == "finish" for one in sent)
-    return ("end", encoded(sent), encoded(list(told))) if ends else ("record", encoded(sent))
+    return ("end", encoded(sent), encoded(list(local_channels))) if ends else ("record", encoded(sent))
 
 
 def _to_start(sent: Sequence[Any], _: Collection[str]) -> tuple[str, bytes, bytes]:
@@ -167,15 +168,15 @@ def _texts_of_forms() -> dict[str, str]:
 
 
 def statement_named(name: str) -> str:
-    """One of the forms, before the schema is named in it."""
+    """One of the forms, before the name of the schema is inserted."""
     return _texts_of_forms()[name]
 
 
 def parts_of(commands: Sequence[Command], crowded: Collection[str]) -> list[Part]:
-    """The commands in the order in which they are carried out: as few parts as may be.
+    """The commands in the order in which they are carried out, in as few parts as possible.
 
-    Those about keys that are `crowded` are left to the rules. Commands about locks and slots may change places with one
-    another, each key being somebody else's; nothing else may.
+    Commands about keys that are `crowded` are left to the rules. Commands about locks and slots with different keys may
+    be reordered; no other commands may.
     """
     forms, sent = _forms(commands, crowded)
     kinds = [isinstance(command, LockCommand | SlotCommand) for command in commands]
@@ -199,7 +200,7 @@ def parts_of(commands: Sequence[Command], crowded: Collection[str]) -> list[Part
 
 
 def _cut(part: Part, commands: Sequence[Command]) -> Iterator[Part]:
-    """No statement takes long; what is for the rules is cut there."""
+    """Divide a part so that no statement takes long; the executor divides parts for the rules."""
     form, places, sent = part
     if form is None:
         yield part
@@ -209,9 +210,9 @@ def _cut(part: Part, commands: Sequence[Command]) -> Iterator[Part]:
 
 
 def _forms(commands: Sequence[Command], crowded: Collection[str]) -> tuple[list[Form | None], list[Any]]:
-    """The form of each command, and the command as that takes it.
+    """The form of each command, and the encoded command.
 
-    Of several commands about one key or run none has a form: their order is the rules'.
+    If several commands are about one key or run, none has a form: the rules keep their order.
     """
     found = [_form_of(command) for command in commands]
     forms, sent = [form for form, _ in found], [one for _, one in found]
@@ -234,22 +235,24 @@ def _form_of(command: Command) -> tuple[Form | None, Sequence[Any] | None]:
 
 
 def _name_of(command: Command) -> tuple[str, str] | None:
-    """What a command is about, where that is known."""
+    """The record that a command is about, if it is known."""
     if isinstance(command, LockCommand):
         return ("lock", command.key) if type(command.key) is str else None
     name = command.new.id if isinstance(command, StartRun) else getattr(command, "run", None)
     return ("run", name) if type(name) is str else None
 
 
-def statement_for(part: Part, *, schema: str, namespace: bytes, at: bytes | None, told: Collection[str]) -> Statement:
+def statement_for(
+    part: Part, *, schema: str, namespace: bytes, at: bytes | None, local_channels: Collection[str]
+) -> Statement:
     """The statement that carries out a part."""
-    assert part.form is not None  # noqa: S101  (asked only for these)
-    name, first, *more = part.form.values(part.sent, told)
+    assert part.form is not None  # noqa: S101  (called only for parts with a form)
+    name, first, *more = part.form.values(part.sent, local_channels)
     return Statement(placed(statement_named(name), schema), (namespace, first, at, *more))
 
 
 def outcomes_of(part: Part, commands: Sequence[Command], rows: Rows) -> list[Outcome | None]:
-    """What came back; None where the form has left a command to the rules."""
+    """The outcomes; None where the form has left a command to the rules."""
     outcomes: list[Outcome | None] = [None] * len(commands)
     assert part.form is not None  # noqa: S101
     for place, reply in rows:

@@ -1,11 +1,11 @@
-"""From questions to the statements of one trip that locks and reads; answers.py makes a snapshot of the rows.
+"""Translates questions into the statements of one round trip that locks and reads; answers.py reads the rows.
 
-The order within a trip is the locking protocol. Groups of limits are locked first, in the order of their numbers, while
-nothing else is held. Then come the rows that a decision may write, table by table, each in the order of its keys. Where
-commands are together, groups and rows that another transaction keeps are passed over. Only in later statements are
-records read and rows counted, because a statement does not see what was committed while it waited. The clock is read
-last, so that no record is judged by a time before its own. A command about one lock alone is one statement that does
-all of this: a row that was waited for is returned as it is now.
+The order of the statements is the locking protocol. Groups of limits are locked first, in the order of their numbers,
+while nothing else is locked. Then the rows that a decision may write are locked, table by table, each in the order of
+its keys. In a batch of several commands, groups and rows that another transaction has locked are skipped. Records are
+read and rows counted only in later statements, because a statement does not see what was committed while it waited. The
+clock is read last, so that no record is later than the time of its decision. A command about a single lock is one
+statement that does all of this: a row that was waited for is returned as it is now.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from .session import Rows, Statement
 
 SKIP, WAIT = "FOR UPDATE SKIP LOCKED", "FOR UPDATE"
 GROUPS_OF_A_WORKFLOW = 0xFF
-"""A workflow has so many numbers for the locks of its groups: a thousand keys must not use up the server's locks."""
+"""How many numbers a workflow has for the locks of its groups: a thousand keys must not use up the server's locks."""
 
 _terms = msgspec.json.Decoder(WorkflowLimits)
 _place = msgspec.json.Decoder(LimitKey)
 
 COUNTS = (q.GroupSize, q.Members, q.LatestArrivals, q.LatestStarts, q.StartsToCome)
-"""Questions about those who are counted together."""
+"""Questions about runs that are counted together."""
 LISTS = (*COUNTS, q.QueuedLimitKeys, q.RunsAtOnce, q.RunsByTime, q.LocksAfter)
 
 
 class PostgresReader(Answers):
-    """One trip that reads, and what came of it."""
+    """One round trip that reads, and its answers."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PostgresReader(Answers):
         passed_over: Collection[str] = (),
         wider: int = 1,
     ) -> None:
-        """`at` takes the place of the clock in tests.
+        """`at` replaces the clock in tests.
 
         With `patient`, rows and groups that other transactions have are waited for; with `alone`, groups are. Else only
         what is `awaited` is, while nothing else is held: a row, or the groups and workflows that `busy_name` names.
@@ -87,12 +87,12 @@ class PostgresReader(Answers):
 
     @property
     def statements(self) -> list[Statement]:
-        """What to send, in order."""
+        """The statements to send, in order."""
         return [statement for statement, _ in self._steps]
 
     @property
     def counts(self) -> bool:
-        """Whether rows are counted on which a decision rests."""
+        """Whether a decision depends on counted rows."""
         return self._counts
 
     def _ask(self, text: str, parse: Parse, *values: bytes | None, namespaced: bool = True) -> None:
@@ -100,7 +100,7 @@ class PostgresReader(Answers):
         self._steps.append((Statement(sql.placed(text, self._schema), sent), parse))
 
     def _has(self, *kinds: type[Question]) -> bool:
-        """Whether something of these kinds was asked."""
+        """Whether there is a question of these types."""
         return any(kind in self._by for kind in kinds)
 
     def _ask_for(self, text: str, parse: Parse, items: Iterable[Any]) -> None:
@@ -144,9 +144,9 @@ class PostgresReader(Answers):
         self._ask_for(sql.LOCK_LOCKS.format(how=how), self._had(q.LockByKey), locks)
 
     def _lock_groups(self) -> None:
-        """Lock what is counted together; a change of terms locks the workflow, for which all who count share a lock.
+        """Lock groups of limits; a change of limits locks the workflow, of which every count shares the lock.
 
-        Locks that are waited for come first, in order: none of them is waited for while one that was tried is held.
+        Locks that are waited for come first, in order: no lock is waited for while one that was only tried is held.
         """
         groups = {one.group: one for kind in COUNTS for one in self._by.get(kind, ())}
         alone = {one.workflow for one in self._by[q.QueuedLimitKeys]}
@@ -178,7 +178,7 @@ class PostgresReader(Answers):
         return number_of(self._namespace, named)
 
     def _lock_workers(self) -> None:
-        """A worker that is given runs is not forgotten meanwhile; one that is buried is given none."""
+        """Lock workers: one that gets runs cannot be removed meanwhile, and one that is being removed gets no runs."""
         buried = {one.worker for one in self._by[q.RunsOf] if one in self._changing}
         lease = worker_key("")
         given = {one.key.removeprefix(lease) for one in self._by[q.LockByKey] if one.key.startswith(lease)} - buried
@@ -187,7 +187,7 @@ class PostgresReader(Answers):
         self._ask_for(sql.LOCK_WORKERS.format(how=SKIP), self._had_workers, sorted(buried))
 
     def _lock_due(self) -> None:
-        """Lock what is about to be claimed, and more where a rule has asked for more; other claims pass it over."""
+        """Lock the runs to claim, and more where a rule has asked for more; other claims skip locked runs."""
         for one in self._by[q.Claimable]:
             self._claims[one.type] = max(self._claims.get(one.type, 0), one.limit)
         forecasts = {forecast_of(one.limit) for one in self._by[q.Claimable]}
@@ -321,7 +321,7 @@ class PostgresReader(Answers):
             self._ask(sql.LOCKS_AFTER, self._list(one), one.after.encode(), _limit(one))
 
     def _read_by_time(self) -> None:
-        """What depends on the time, when that is known."""
+        """Read what depends on the time, once it is known."""
         for one in self._by[q.DueLocks]:
             self._ask(sql.DUE_LOCKS, self._list(one), _limit(one))
         for one in self._by.get(q.DueRecords, ()):
@@ -345,11 +345,11 @@ def _places(workflow: str, rows: Rows) -> tuple[tuple[LimitKey, int], ...] | Rec
     try:
         return tuple((_place.decode(row[1] or b""), whole(row[2])) for row in rows)
     except msgspec.MsgspecError as error:
-        return unreadable("place of a run of the workflow", workflow, error)
+        return unreadable("limit key of a run of the workflow", workflow, error)
 
 
 def busy_name(question: Question) -> Question:
-    """How a row, a group or a workflow is named that another transaction has: the same for all questions about it."""
+    """The name of a locked row, group or workflow: the same for all questions about it."""
     if isinstance(question, COUNTS):
         return q.GroupSize(question.group, queued=False)
     return q.LimitsOf(question.workflow) if isinstance(question, q.QueuedLimitKeys) else question
@@ -359,7 +359,7 @@ def number_of(namespace: bytes, named: Question) -> int:
     """The number of the advisory lock of a group or a workflow."""
     if isinstance(named, q.LimitsOf):
         return _number(namespace, named.workflow)
-    assert isinstance(named, q.GroupSize)  # noqa: S101  (there are two)
+    assert isinstance(named, q.GroupSize)  # noqa: S101  (the only other type)
     workflow, bucket = f"{named.group.partition('/')[0]}/", _number(namespace, named.group) & GROUPS_OF_A_WORKFLOW
     return _number(namespace, workflow) & ~GROUPS_OF_A_WORKFLOW | bucket
 
@@ -374,4 +374,4 @@ def _limit(question: q.Range) -> bytes | None:
 
 
 def _ignore(rows: Rows) -> None:
-    """Nothing is to be learned from it."""
+    """Ignore the rows of a statement."""

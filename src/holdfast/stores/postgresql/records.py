@@ -1,7 +1,7 @@
 """Records as the tables of a PostgreSQL store hold them.
 
-A run is a row: what is indexed, and what a record in the server changes, are columns; all its other fields are JSON in
-the column `rest`, so that a new field needs no SQL. Events, workers and terms are JSON beside their keys.
+A run is a row: fields that are indexed, or that the native form of `RecordRun` changes, are columns; all other fields
+are JSON in the column `rest`, so that a new field needs no SQL. Events, workers and limits are JSON next to their keys.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ COLUMNS = (
     "id", "type", "status", "created_at", "due_at", "worker", "fence", "length", "posted", "claims", "crashes", "last",
     "key", "parent", "started_at", "ended_at", "result", "attributes", "watchers",
 )  # fmt: skip
-"""The fields of a run that are columns; each bears the name of its field."""
+"""The fields of a run that are columns, under the same names."""
 HARMLESS = frozenset({"request", "root", "places", "priority", "arrival", "cancelling", "locks"})
-"""Other fields that a plain record of a run does not look at; its end looks at its places and its locks."""
+"""Other fields that the native form of `RecordRun` need not read; the end of a run reads its limit keys and locks."""
 SESSION = "session"
-"""The field of a grant that ends with a session (advisory=true)."""
+"""The field that ties a grant to a session (advisory=true)."""
 
 _json = msgspec.json.Encoder()
 _row = msgspec.json.Decoder(dict[str, Any])
 
 
 def row_of(run: Run) -> dict[str, Any]:
-    """A run as its row. JSON goes as text: jsonb would refuse the escape of a NUL."""
+    """The row of a run. JSON is passed as text: jsonb would refuse the escape of a NUL."""
     rest = {name: value for name, value in msgspec.to_builtins(run).items() if name not in COLUMNS}
     row = {name: getattr(run, name) for name in COLUMNS}
     row["attributes"] = _json.encode(run.attributes).decode()
@@ -53,7 +53,7 @@ def run_of(text: bytes) -> tuple[str, Run | RecordUnreadable]:
 
 
 def unreadable(what: str, name: str, error: Exception) -> RecordUnreadable:
-    """Why a row cannot be read."""
+    """The error for a row that cannot be read."""
     return RecordUnreadable(
         f"the stored {what} {name!r} cannot be read ({error}). It was left untouched. It may come from a newer "
         "version, or be damaged: upgrade, or inspect it by hand.",
@@ -76,8 +76,8 @@ def events_of(run: str, rows: Iterable[Sequence[bytes | None]]) -> tuple[RunEven
 def worker_of(name: str, text: bytes) -> WorkerRecord:
     """A worker from its row.
 
-    One that cannot be read is a worker without types: it is never woken for a run, and its lease is judged as any
-    other, so that its runs are set free when it is gone. When it enlists again, its row is written anew.
+    An unreadable row is a worker without types: it is never notified of a run, and its lease counts as any other, so
+    that its runs are released when the lease expires. When the worker registers again, its row is written again.
     """
     try:
         return msgspec.convert({**_row.decode(text), "id": name}, WorkerRecord)
@@ -86,7 +86,7 @@ def worker_of(name: str, text: bytes) -> WorkerRecord:
 
 
 def event_text(event: RunEvent) -> str:
-    """What an event's row holds besides its number and its key."""
+    """The fields of an event besides its number and its key, as JSON."""
     fields = msgspec.to_builtins(event)
     return _json.encode({name: value for name, value in fields.items() if name not in ("number", "key")}).decode()
 

@@ -1,9 +1,9 @@
-"""A `RecordSource` for the rules (executor.py): the rows of a PostgreSQL store, within one transaction a decision.
+"""The `RecordSource` (executor.py) of a PostgreSQL store: its rows, within one transaction per decision.
 
-A decision is one trip that begins the transaction, locks and reads (reading.py), and one that writes, notifies
-and commits (writing.py); a rule that asks for more has all undone, and begins again with the larger set of
-rows. Nothing is decided on an unlocked read of a row that is written. Commands that only read open no transaction that
-outlives their trip.
+A decision is one round trip that begins the transaction, locks and reads (reading.py), and one that writes, notifies
+and commits (writing.py). If a rule needs more rows, the transaction is rolled back and begins again with the larger
+set. No decision uses an unlocked read of a row that it writes. Commands that only read open no transaction that
+outlives their round trip.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from .session import Contended, NotInstalled, Rows, Session, Statement, WriteCon
 from .writing import PostgresWriter, notification
 
 IDLE = b"1s"
-"""For how long the server keeps the rows of a client that is paused within a transaction."""
+"""How long the server keeps the row locks of a client that is paused within a transaction."""
 HASTE = b"2"
-"""Milliseconds for which a part of a batch waits that has waited for too long as a whole."""
+"""Milliseconds for which a part of a batch waits, after the whole batch has waited for too long."""
 WIDER = 6
-"""How often a claim that meets runs which cannot be read looks behind them; each time at four times as many."""
+"""How often a claim that finds unreadable runs reads further; each time four times as many rows."""
 _SETTINGS, _GUARDS = (" ".join(text.split()).encode() for text in (sql.SETTINGS, sql.GUARDS))
 
 
 class Transactions(Protocol):
-    """Where statements go: a session of our own, or a transaction of somebody else's."""
+    """Sends statements: on a session of the store, or in a transaction of the user."""
 
     look: Sequence[Statement]
-    """Opens what only reads."""
+    """Begins a transaction that only reads."""
     commit: Sequence[Statement]
     rollback: Sequence[Statement]
 
     @property
     def begin(self) -> Sequence[Statement]:
-        """Opens a decision."""
+        """Begins a decision."""
 
     def trip(self, statements: Sequence[Statement]) -> list[Rows]:
         """Send statements together, and return their rows. Raises the first error."""
 
     def check_counting(self) -> None:
-        """Raise unless rows can be counted here."""
+        """Raise if counts would be outdated in this transaction."""
 
 
 class OwnTransactions:
-    """Transactions on a session of our own.
+    """Transactions on a session of the store.
 
-    Where no pooler is in between, what a transaction needs is set once for the session.
+    Without a pooler, the settings of a transaction are made once for the session.
     """
 
     look: Sequence[Statement] = (Statement(sql.LOOK.encode()),)
@@ -74,13 +74,13 @@ class OwnTransactions:
 
     @property
     def begin(self) -> Sequence[Statement]:
-        """Opens a decision."""
+        """Begins a decision."""
         start = Statement(sql.BEGIN.encode())
         return (start, *self._settings(local=True)) if self._session.pooled else (start,)
 
     @property
     def out_of_process(self) -> bool:
-        """Whether a statement by itself has the settings that it needs."""
+        """Whether a single statement has the settings that it needs."""
         return not self._session.pooled
 
     def trip(self, statements: Sequence[Statement]) -> list[Rows]:
@@ -92,7 +92,7 @@ class OwnTransactions:
         return self._session.ask_rows(statement)
 
     def check_counting(self) -> None:
-        """Our transactions see what was committed before each of their statements."""
+        """These transactions see what was committed before each of their statements."""
 
 
 class PostgresSource:
@@ -103,24 +103,24 @@ class PostgresSource:
     def __init__(
         self, transactions: Transactions, *, schema: str, namespace: str, mend: Callable[[NotInstalled], None]
     ) -> None:
-        """`mend` makes functions that are missing, or raises."""
+        """`mend` creates missing functions, or raises."""
         self._transactions, self._schema, self._namespace, self._mend = transactions, schema, namespace, mend
         self.at: bytes | None = None
-        """The time, where a test sets the clock."""
-        self.told: Collection[str] | None = ()
-        """Channels that the caller tells itself; None: nobody is told."""
+        """The time, if a test sets the clock."""
+        self.local_channels: Collection[str] | None = ()
+        """Channels to which the caller itself sends hints; None: no hints are sent at all."""
         self.patient = False
-        """Whether rows and groups that others have are waited for."""
+        """Whether rows and groups that other transactions have locked are waited for."""
         self.alone = False
-        """Whether groups that others have are waited for, because there is one command only."""
+        """Whether locked groups are waited for, because there is only one command."""
         self.awaited: Collection[Question] = ()
-        """What to wait for at the beginning, while nothing else is held: one row, or groups."""
+        """What to wait for at the beginning, while nothing else is locked: one row, or groups."""
         self.hasty = False
-        """Whether nothing is waited for longer than a moment, a key that another transaction inserts included."""
+        """Whether nothing is waited for longer than a moment, including keys that another transaction inserts."""
         self.wrote = False
         """Whether something was committed."""
         self.writing = False
-        """Whether the last trip was one that writes: if it failed, that was about the rows that it inserts."""
+        """Whether the last round trip was a write: if it failed, the cause are the rows that it inserts."""
         self.inserted: Sequence[Question] = ()
         """The rows that the last write inserts."""
         self._open = False
@@ -130,7 +130,7 @@ class PostgresSource:
         self._snapshot: Snapshot | None = None
 
     def read(self, questions: Collection[Question], *, changing: Collection[Question]) -> Snapshot:
-        """Lock what may be written, read everything, and take the time."""
+        """Lock the rows that may be written, read everything, and take the time."""
         if changing and self._more:
             questions, changing = {*questions, *self._more}, {*changing, *self._more}
         snapshot = self._read(questions, changing, (), 1)
@@ -189,10 +189,12 @@ class PostgresSource:
             owned=reading.owned,
             lock_text=reading.stored_lock,
         )
-        if writing.strange:
-            self._more |= writing.strange
+        if writing.unlocked:
+            self._more |= writing.unlocked
             return False
-        notes = [] if self.told is None else notification(self._namespace, [*woken, *hints], self.told)
+        notes = (
+            [] if self.local_channels is None else notification(self._namespace, [*woken, *hints], self.local_channels)
+        )
         self.writing, self.inserted = True, writing.inserted
         try:
             self._trip((*writing.statements, *notes, *self._transactions.commit))
@@ -206,17 +208,17 @@ class PostgresSource:
 
     @property
     def occupied(self) -> list[Question]:
-        """The rows that another transaction had when a rule asked for them."""
+        """The rows that another transaction had locked when a rule asked for them."""
         return [] if self._snapshot is None else self._snapshot.occupied
 
     def check(self, changes: Changes) -> None:
-        """The server itself refuses what it cannot hold; the batch is then cut, and a bad command fails alone."""
+        """The server refuses values that it cannot store; the batch is then divided, and a bad command fails alone."""
 
     def undo(self) -> None:
-        """The transaction is rolled back with the next trip, or by `close`."""
+        """Nothing now: the transaction is rolled back with the next round trip, or by `close`."""
 
     def is_crowded(self, key: str) -> bool:
-        """Whether more than one hold a lock or wait for it, as it was when it was last read or written."""
+        """Whether a lock had more than one holder or waiter when it was last read or written."""
         record = self._last.locks.get(key)
         if record is None and self._snapshot is not None and self._snapshot.knows(LockByKey(key)):
             with suppress(RecordUnreadable, RowLocked):
@@ -224,7 +226,7 @@ class PostgresSource:
         return record is not None and len(record.holders) + len(record.waiters) > 1
 
     def close(self) -> None:
-        """End what is open."""
+        """Roll back an open transaction."""
         self._more.clear()
         if self._open:
             self._open = False
@@ -232,7 +234,7 @@ class PostgresSource:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What was read last."""
+        """The last snapshot."""
         return self._snapshot
 
     def look(self, statement: Statement) -> Rows:
@@ -241,8 +243,8 @@ class PostgresSource:
         return self.read_rows((statement,))[0]
 
     def scan(self, command: Command) -> Outcome:
-        """Answer a list or a count. One that meets a locked table fails alone."""
-        tries = 2  # a session that a pooler has exchanged is noticed by the first one
+        """Answer a list or a count. If its table is locked, it fails alone."""
+        tries = 2  # the first try notices a session that a pooler has replaced
         while True:
             self.close()
             try:
@@ -261,17 +263,17 @@ class PostgresSource:
             return asking.list_locks(command)
         if isinstance(command, ListRuns):
             return asking.list_runs(command)
-        assert isinstance(command, CountRuns)  # noqa: S101  (there are three)
+        assert isinstance(command, CountRuns)  # noqa: S101  (the only other type)
         return asking.count_runs()
 
     def read_rows(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Send statements that only read, in a transaction of their own. What fails is rolled back before the next."""
+        """Send statements that only read, in a transaction of their own. A failed one is rolled back before the next."""
         look, end = self._transactions.look, self._transactions.commit
         rows = self._trip((*look, *statements, *end))
         return rows[len(look) : len(rows) - len(end)]
 
     def _trip(self, statements: Sequence[Statement]) -> list[Rows]:
-        was_open, self._open = self._open, True  # until it has gone well: what fails leaves the transaction broken
+        was_open, self._open = self._open, True  # until it succeeds: an error leaves the transaction broken
         found = self._transactions.trip(statements)
         self._open = was_open
         return found

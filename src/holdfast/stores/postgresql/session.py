@@ -1,9 +1,9 @@
-"""One session with a PostgreSQL server: one trip for one or many statements, with a deadline, and one table of errors.
+"""One session with a PostgreSQL server: round trips of one or many statements with a deadline, and a table of errors.
 
-A connection is made by psycopg and then driven through libpq itself, which costs a third of a cursor and lets us wait
-with a deadline: a server that is paused, or a network that swallows packets, must not keep a caller for ever. Nothing
-that is needed outlives a statement, no setting and no transaction, so that a pooler may be in between. One exception:
-where the role or the database has another default, the session is set to READ COMMITTED and READ WRITE.
+psycopg opens the connection; the statements are then sent through libpq directly, which costs a third of a cursor and
+allows a deadline: a server that is paused, or a network that drops packets, must not block a caller for ever. No
+setting and no transaction outlives a statement, so connections may go through a pooler. One exception: where the role
+or the database has another default, the session is set to READ COMMITTED and READ WRITE.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ...errors import StoreError, StoreUnavailable, StoreUnusable
 from ...platform import elapsed
 
 Connect = Callable[[], "psycopg.Connection[tuple[object, ...]]"]
-"""Opens a connection of our own."""
+"""Opens a connection that only Holdfast uses."""
 
 _HELLO = (
     b"SELECT pg_is_in_recovery()::text || ' ' || pg_backend_pid() || ' ' || current_setting('transaction_read_only') "
     b"|| ' ' || current_setting('transaction_isolation')"
 )
 PLAIN = b"off read committed"
-"""What every transaction must be: not read-only, and one that sees what was committed before each of its statements."""
+"""The mode of every transaction: not read-only, and each statement sees what was committed before it."""
 _PIN = (
     b"SELECT set_config('default_transaction_isolation', 'read committed', false) "
     b"|| set_config('default_transaction_read_only', 'off', false)"
@@ -48,15 +48,15 @@ class Statement(NamedTuple):
 
 
 class WriteConflict(Exception):
-    """Nothing was done: another transaction wrote first what this one was about to write. Read again, and decide."""
+    """Nothing was done: another transaction has written one of the rows first. Read again, and decide again."""
 
 
 class Contended(Exception):
-    """Nothing was done: a row was locked, or two transactions met. Ask again, in smaller parts. No caller sees it."""
+    """Nothing was done: a row was locked, or transactions conflicted. Send smaller parts again. Internal."""
 
 
 class BadData(Exception):
-    """Nothing was done: one of the values is of a kind that the server cannot take."""
+    """Nothing was done: one of the values has a type that the server cannot store."""
 
 
 class Unprepared(Exception):
@@ -64,11 +64,11 @@ class Unprepared(Exception):
 
 
 class NotInstalled(StoreUnusable):
-    """The tables or functions are not there."""
+    """The tables or functions do not exist."""
 
 
 class LacksRights(StoreUnusable):
-    """The role may not do this."""
+    """The role lacks a privilege."""
 
 
 class Session:
@@ -83,12 +83,12 @@ class Session:
             self._pg.nonblocking = 1
             self._waits = _waits_for(self._pg.socket)
             standby, process, self._mode = (self.ask(_HELLO) or b"").split(b" ", 2)
-            # A pooler gives its clients process numbers of its own.
+            # A pooler reports process numbers of its own to its clients.
             self.pooled = process != str(self._pg.backend_pid).encode()
             if standby == b"true":
                 raise StoreUnavailable(  # noqa: TRY301  (one place closes)
-                    "this PostgreSQL server is a standby, whose records may be old: locks are never read there. Give "
-                    "the address of the primary, or several hosts with target_session_attrs=read-write."
+                    "this PostgreSQL server is a standby, whose records may be outdated: locks are never read there. "
+                    "Configure the address of the primary, or several hosts with target_session_attrs=read-write."
                 )
             if self._mode != PLAIN:
                 self._pin()
@@ -97,33 +97,33 @@ class Session:
             raise
 
     def _pin(self) -> None:
-        """Let the transactions of this session be what they must be, whatever the role's or the database's default is.
+        """Set READ COMMITTED and READ WRITE as the defaults of this session.
 
-        Behind a pooler the session is somebody else's too, and is left as it is.
+        Behind a pooler the session is shared with other clients and must not be changed, so this raises.
         """
         if self.pooled:
             read_only, _, isolation = self._mode.decode().partition(" ")
             raise StoreUnusable(
                 f"transactions of this role are {isolation!r} by default{', read-only' * (read_only == 'on')}, and "
-                "Holdfast needs READ COMMITTED and READ WRITE. A pooler is in between, so the session cannot be set: "
-                "ALTER ROLE ... SET default_transaction_isolation = 'read committed', and SET "
-                "default_transaction_read_only = off, for the role that Holdfast connects as; or give the server's own "
-                "address."
+                "Holdfast needs READ COMMITTED and READ WRITE. The connection goes through a pooler, so Holdfast "
+                "cannot change the session. Use ALTER ROLE ... SET default_transaction_isolation = 'read committed', "
+                "and SET default_transaction_read_only = off, for the role that Holdfast connects as; or configure the "
+                "address of the server itself."
             )
         self.ask(_PIN)
 
     @property
     def server_version(self) -> int:
-        """Such as 180006."""
+        """The version as a number, such as 180006."""
         return self._pg.server_version
 
     @property
     def connection(self) -> psycopg.Connection[tuple[object, ...]]:
-        """The driver's connection, for what is seldom done."""
+        """The connection of psycopg, for statements that are sent rarely."""
         return self._connection
 
     def ask_rows(self, statement: Statement) -> Rows:
-        """Send one statement that is sent all the time, and wait for its rows: the server remembers it."""
+        """Send one frequent statement, which is prepared on the server, and wait for its rows."""
         if not self.pooled:
             try:
                 name = self._prepared.get(statement.text)
@@ -133,24 +133,24 @@ class Session:
                     self._prepared[statement.text] = name
                 return _rows(self._talk(lambda: self._pg.send_query_prepared(name, statement.values)))
             except Unprepared:
-                self.pooled = True  # somebody in between changes the sessions, and does not show
+                self.pooled = True  # a pooler in between changes sessions without showing it
                 if self._mode != PLAIN:
-                    self._pin()  # what was set is not for this session
+                    self._pin()  # the settings were made in another session
         return _rows(self._talk(lambda: self._pg.send_query_params(*statement)))
 
     def run(self, script: str, *, timeout: float) -> None:
-        """Send several statements at once, which are one transaction unless they say otherwise."""
+        """Send several statements at once, as one transaction unless they contain BEGIN or COMMIT."""
         self._talk(lambda: self._pg.send_query(script.encode()), timeout)
 
     def ask(self, statement: bytes, values: Sequence[bytes | None] = ()) -> bytes | None:
-        """Send one statement and wait for its first value. Raises as `_refusal` says."""
+        """Send one statement and wait for its first value. Raises the error that `_refusal` returns."""
         first = self._talk(lambda: self._pg.send_query_params(statement, values))
         return first.get_value(0, 0) if first.status == _DONE and first.ntuples else None
 
     def trip(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Send several statements at once, and wait for all their rows. The first that fails is raised.
+        """Send several statements at once, and wait for all their rows. Raises the first error.
 
-        They are prepared where the session is ours alone. What failed has left the transaction broken, if one is open.
+        Statements are prepared unless the session goes through a pooler. After an error an open transaction is broken.
         """
         try:
             return self._trip(statements)
@@ -188,19 +188,19 @@ class Session:
         return [_rows(result) for place, result in enumerate(results) if place not in prepared]
 
     def _check_alive(self) -> None:
-        """Raise if the server has ended the session meanwhile: then nothing that is sent now can be carried out."""
+        """Raise if the server has ended the session: nothing that is sent now could be carried out."""
         pg = self._pg
         try:
-            for _ in range(2):  # what it said, and that it has gone
+            for _ in range(2):  # its last message, and the end of the connection
                 if pg.status == pq.ConnStatus.OK and self._waits(0, False):  # noqa: FBT003
                     pg.consume_input()
         except psycopg.Error as error:
-            raise StoreUnavailable(f"PostgreSQL has ended the session ({error}). Nothing was done.") from error
+            raise StoreUnavailable(f"PostgreSQL has closed the session ({error}). Nothing was done.") from error
         if pg.status != pq.ConnStatus.OK:
-            raise StoreUnavailable("PostgreSQL has ended the session. Nothing was done.")
+            raise StoreUnavailable("PostgreSQL has closed the session. Nothing was done.")
 
     def _send(self, statements: Sequence[Statement], fresh: list[tuple[int, bytes, bytes]]) -> int:
-        """Send the statements; `fresh` gets the places, texts and names of those that are prepared now."""
+        """Send the statements; `fresh` collects the positions, texts and names of those that are prepared now."""
         pg, sent = self._pg, 0
         known = dict(self._prepared)
         for text, values in statements:
@@ -230,14 +230,14 @@ class Session:
                 results.append(result)
         except (psycopg.Error, OSError) as error:
             raise _lost(error) from error
-        # The rows come before the commit: it is the last word that tells whether they are true.
+        # The rows arrive before the commit: only the last result shows whether the commit succeeded.
         refused = [result for result in results if result.status not in _ANSWERED]
         if refused or not results or pg.status != pq.ConnStatus.OK:
             raise _refusal(refused[0] if refused else None)
         return results[0]
 
     def _next_result(self, deadline: float) -> PGresult | None:
-        """The next part of the answer. Asked for only when it is there: libpq would wait without an end."""
+        """The next result. Read only when it has arrived: libpq would wait without a deadline."""
         pg = self._pg
         while pg.is_busy():
             self._wait(deadline)
@@ -254,7 +254,7 @@ class Session:
         if left <= 0 or not self._waits(left, writing):
             raise StoreUnavailable(
                 f"PostgreSQL did not answer within {self._timeout:g} s: the command may or may not have been carried "
-                "out. Where that is too short, set ?timeout=SECONDS in the URL.",
+                "out. If this timeout is too short, set ?timeout=SECONDS in the URL.",
                 ambiguous=True,
             )
 
@@ -271,14 +271,14 @@ def _rows(result: PGresult) -> Rows:
 
 def _lost(error: Exception) -> StoreUnavailable:
     return StoreUnavailable(
-        f"the connection to PostgreSQL was lost while a command was under way ({error}): it may or may not "
-        "have been carried out",
+        f"the connection to PostgreSQL was lost while a command was under way ({error}). The command may or may not "
+        "have been carried out.",
         ambiguous=True,
     )
 
 
 def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
-    """Which of them have something to read, at the latest after so many seconds. Any number may be a descriptor's."""
+    """The descriptors that can be read, waiting at most so many seconds. Works for descriptors of any number."""
     with selectors.DefaultSelector() as selector:
         for descriptor in descriptors:
             selector.register(descriptor, selectors.EVENT_READ)
@@ -286,7 +286,7 @@ def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
 
 
 def _waits_for(descriptor: int) -> Callable[[float, bool], bool]:
-    """A function that waits for the socket, at most so long, and tells whether something happened."""
+    """A function that waits for the socket, at most so long, and returns whether it is ready."""
     if not hasattr(select, "poll"):  # Windows
 
         def selecting(seconds: float, writing: bool) -> bool:  # noqa: FBT001
@@ -309,11 +309,11 @@ def _opened(connect: Connect) -> psycopg.Connection[tuple[object, ...]]:
     except psycopg.Error as error:
         raise cannot_connect(error) from error
     try:
-        connection.rollback()  # whatever an event of an engine's has begun
+        connection.rollback()  # a transaction that an event listener of an SQLAlchemy engine may have begun
         connection.autocommit = True
         connection.prepare_threshold = None
         if connection.pgconn.parameter_status(b"client_encoding") != b"UTF8":
-            connection.execute("SET client_encoding TO 'UTF8'")  # or one key would be two
+            connection.execute("SET client_encoding TO 'UTF8'")  # otherwise one key could be stored as two
     except BaseException as error:
         connection.close()
         if isinstance(error, psycopg.Error):
@@ -328,27 +328,28 @@ def cannot_connect(error: psycopg.Error) -> StoreError:
     """The error for a connection that could not be opened."""
     text = " ".join(str(error).split())
     if any(word in text for word in ("password authentication failed", "no pg_hba.conf entry", "does not exist")):
-        return StoreUnusable(f"PostgreSQL refused the connection: {text}. Look at the user, the database and the URL.")
+        return StoreUnusable(f"PostgreSQL refused the connection: {text}. Check the user, the database and the URL.")
     return StoreUnavailable(f"PostgreSQL cannot be reached: {text}. Nothing was sent.")
 
 
 class _Meaning(NamedTuple):
-    """What an SQLSTATE means for a command: what is raised, whether it may have happened, and what to do."""
+    """The meaning of an SQLSTATE: the error, what to do, and whether the command may have been carried out."""
 
     error: type[StoreUnavailable | StoreUnusable | Contended | BadData | Unprepared | WriteConflict]
-    advice: str = "Nothing was done; it may be tried again."
+    advice: str = "Nothing was done; the command can be sent again."
     ambiguous: bool = False
 
 
 _UNKNOWN = _Meaning(StoreUnavailable, "The command may or may not have been carried out.", ambiguous=True)
 _MISSING = _Meaning(
-    NotInstalled, "The tables or functions of Holdfast are gone; nothing was done, and the next call makes them again."
+    NotInstalled,
+    "The tables or functions of Holdfast do not exist any more. Nothing was done; the next call creates them again.",
 )
 _MEANINGS = {
     "40001": _Meaning(Contended),
     "40P01": _Meaning(Contended),
     "55P03": _Meaning(Contended),
-    "23505": _Meaning(WriteConflict),  # a key or a run that another transaction has made
+    "23505": _Meaning(WriteConflict),  # a key or a run that another transaction has inserted
     "HF001": _Meaning(WriteConflict),
     "26000": _Meaning(Unprepared),
     "42P05": _Meaning(Unprepared),
@@ -356,19 +357,20 @@ _MEANINGS = {
     "23502": _Meaning(BadData),
     "54": _Meaning(BadData),
     "20": _Meaning(BadData),
-    "57P01": _UNKNOWN,  # the end of a session may come between the commit and its answer
+    "57P01": _UNKNOWN,  # a session may end between the commit and its answer
     "57P02": _UNKNOWN,
     "57P05": _UNKNOWN,
     "08": _UNKNOWN,
     "": _UNKNOWN,
     "25006": _Meaning(
         StoreUnavailable,
-        "The transaction is read-only: the server is a standby (give the address of the primary), or "
-        "default_transaction_read_only is on (set it off). Nothing was done.",
+        "The transaction is read-only: the server is a standby (configure the address of the primary), or "
+        "default_transaction_read_only is on (set it to off). Nothing was done.",
     ),
     "42501": _Meaning(
         LacksRights,
-        "This role lacks rights. The SQL for a role of the application comes with Holdfast: docs/stores/postgresql.md.",
+        "This role lacks a privilege. Holdfast comes with SQL for the role of an application: "
+        "docs/stores/postgresql.md.",
     ),
     "3F000": _MISSING,
     "42P01": _MISSING,
@@ -376,27 +378,30 @@ _MEANINGS = {
     "42703": _MISSING,
     "42": _Meaning(StoreUnusable, "Nothing was done."),
 }
-"""By the whole SQLSTATE, else by its class."""
+"""Keys are whole SQLSTATEs, or their classes."""
 
 
 def meaning_of(state: str) -> _Meaning:
-    """What an SQLSTATE means: by itself, else by its class."""
+    """The meaning of an SQLSTATE, or else of its class."""
     return _MEANINGS.get(state) or _MEANINGS.get(state[:2]) or _Meaning(StoreUnavailable)
 
 
 def refusal(state: str, text: str) -> Exception:
-    """The error for what the server has said."""
+    """The error for an SQLSTATE and a message of the server."""
     meaning = meaning_of(state)
-    told = f"PostgreSQL says: {text} (SQLSTATE {state or 'none'}). {meaning.advice}"
+    message = f"PostgreSQL reports: {text} (SQLSTATE {state or 'none'}). {meaning.advice}"
     if issubclass(meaning.error, StoreUnavailable):
-        return meaning.error(told, ambiguous=meaning.ambiguous)
-    return meaning.error(told)
+        return meaning.error(message, ambiguous=meaning.ambiguous)
+    return meaning.error(message)
 
 
 def _refusal(result: PGresult | None) -> Exception:
-    """The error for a statement that the server did not carry out, or of which that is not known."""
+    """The error for a statement that failed, or whose result is unknown (None)."""
     if result is None:
-        return StoreUnavailable("PostgreSQL ended the session without an answer", ambiguous=True)
+        return StoreUnavailable(
+            "PostgreSQL closed the session without an answer. The command may or may not have been carried out.",
+            ambiguous=True,
+        )
     state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message).decode("utf-8", "replace")
     return refusal(state, text)

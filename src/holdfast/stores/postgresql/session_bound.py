@@ -1,7 +1,7 @@
-"""Grants and places that end with a session (`advisory=true`): a field which the rules carry and do not know.
+"""Grants and queue positions that end with a session (`advisory=true`), by a field that the rules keep but do not use.
 
-A reader of a record leaves out the grants and waiters whose sessions have ended (records.py); here is how the
-field comes into a record, and how it goes when a grant changes its owner.
+Reading a record omits grants and waiters whose sessions have ended (records.py); this module writes the field into a
+record, and removes it when a grant changes its owner.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .records import SESSION
 
 Tied = TypeVar("Tied", Holder, Waiter)
 UNTIED = ("hold", "lease")
-"""A hold is kept for its whole window, and a lease by its owner's name: neither ends with a session."""
+"""A hold lasts for its whole window, and a lease belongs to its owner's name: neither ends with a session."""
 
 
 class SessionBoundAcquire(Acquire, frozen=True, kw_only=True):
-    """An acquire whose grant, or place in the queue, ends with a session."""
+    """An acquire whose grant, or position in the queue, ends with a session."""
 
     session: int
 
     def decide(self, lock: LockState) -> Outcome:
-        """Decide, and note the session with the grant or the place."""
+        """Decide, and note the session in the grant or in the waiter."""
         outcome = super().decide(lock)
         if isinstance(outcome, Granted | Queued):
             _note(lock, self.id, self.session)
@@ -38,7 +38,7 @@ class UnbindingTransfer(Transfer, frozen=True, kw_only=True):
     """A transfer: the grant of the new holder does not end with the session of the old one."""
 
     def decide(self, lock: LockState) -> Outcome:
-        """Decide, and forget the session."""
+        """Decide, and remove the session."""
         outcome = super().decide(lock)
         if isinstance(outcome, Transferred):
             _note(lock, self.to_id, None)
@@ -46,14 +46,14 @@ class UnbindingTransfer(Transfer, frozen=True, kw_only=True):
 
 
 def tied(command: Command, session: int | None) -> Command:
-    """The command as it is carried out: with a session, where its grant is to end with it."""
+    """The command to carry out: with the session, if its grant must end with it."""
     if session is not None and type(command) is Acquire and command.kind not in UNTIED:
         return SessionBoundAcquire(**asdict(command), session=session)
     return UnbindingTransfer(**asdict(command)) if type(command) is Transfer else command
 
 
 def _note(lock: LockState, id: str, session: int | None) -> None:
-    """Note a session with what this attempt holds or waits for; None: forget it."""
+    """Note a session in the grant or waiter of this attempt; None: remove it."""
     if (holder := lock.holders.get(id)) is not None:
         lock.hold(_with_session(holder, session))
     elif (waiter := lock.waiters.get(id)) is not None:

@@ -1,8 +1,8 @@
 """The statements with which a PostgreSQL store reads and locks rows, so that the rules can decide in Python.
 
-`$1` is the namespace, `$2` a JSON list of what is asked, in the order in which rows are locked. Every row is looked up
-by its key (LATERAL): of a table that is new or has grown the server's statistics say nothing, and a plan that is made
-then stays for the session. What commands write is in `writing.py`.
+`$1` is the namespace, `$2` a JSON list of keys, in the order in which rows are locked. Every row is looked up by its key
+(LATERAL): the server has no statistics for a table that is new or has just grown, and a plan that is made then stays for
+the session. The statements that write are in `writing.py`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SELECT set_config('lock_timeout', $1, x.local), set_config('enable_seqscan', 'of
        set_config('plan_cache_mode', 'force_generic_plan', x.local)
   FROM (SELECT $2::boolean AS local) AS x
 """
-# An answered command survives the loss of power; and whoever is paused keeps no row for longer than a second.
+# An answered command survives a power failure, and a paused client keeps no row locked for longer than a second.
 GUARDS = """
 SELECT set_config('idle_in_transaction_session_timeout', $1, x.local), CASE
        WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', x.local) END
   FROM (SELECT $2::boolean AS local) AS x
 """
-# How long this one transaction waits.
+# How long a single transaction waits for a lock.
 PATIENCE = "SELECT set_config('lock_timeout', $1, true)"
 TIME = "SELECT set_config('holdfast_step.now', coalesce($1, holdfast.clock()::text), true)"
 
@@ -52,7 +52,7 @@ TIME = "SELECT set_config('holdfast_step.now', coalesce($1, holdfast.clock()::te
 
 ALONE = "SELECT pg_advisory_xact_lock(n.number::bigint) FROM jsonb_array_elements_text($1::jsonb) AS n(number)"
 SHARED = "SELECT pg_advisory_xact_lock_shared(n.number::bigint) FROM jsonb_array_elements_text($1::jsonb) AS n(number)"
-# The same without waiting: the numbers of those that another transaction has.
+# The same without waiting: returns the numbers that another transaction has locked.
 TRY_ALONE = """
 SELECT n.number FROM jsonb_array_elements_text($1::jsonb) AS n(number)
  WHERE NOT pg_try_advisory_xact_lock(n.number::bigint)
@@ -78,9 +78,9 @@ LOCK_LOCKS = """
 SELECT x.key FROM jsonb_array_elements_text($2::jsonb) AS k(key)
  CROSS JOIN LATERAL (SELECT o.key FROM holdfast.locks AS o WHERE o.namespace = $1 AND o.key = k.key {how}) AS x
 """
-# Until when runs are due that are claimed. It only chooses them: the rules judge by a later time.
+# The time until which runs are due for a claim. It only selects them: the rules use a later time.
 TAKE_BOUND = "SELECT set_config('holdfast_step.bound', coalesce($1, holdfast.clock()::text), true)"
-# The first runs of each type that are due and that nobody else has: [type, how many of each kind]. $3: not these.
+# The first due runs of each type that no other transaction has locked: [type, how many of each kind]. $3: excluded runs.
 LOCK_DUE = f"""
 SELECT set_config('holdfast_step.mine', coalesce(jsonb_agg(y.id)::text, '[]'), true) FROM (
     SELECT x.id FROM jsonb_array_elements($2::jsonb) AS k(a) CROSS JOIN LATERAL (
@@ -103,7 +103,7 @@ SELECT x.id FROM jsonb_array_elements($2::jsonb) AS k(a)
 
 # -- records by their keys ---------------------------------------------------------------------------------------
 
-# An attempt whose session has ended (advisory=true) holds no longer, and waits no longer.
+# Attempts whose session has ended (advisory=true): they neither hold nor wait any more.
 _SEVERED = """CASE WHEN strpos(x.record::text, '"session"') > 0 THEN (
     SELECT jsonb_agg(h->'id')::text FROM jsonb_path_query(x.record, '$.*[*]') AS h
      WHERE h->'session' IS NOT NULL AND pg_try_advisory_xact_lock_shared((h->>'session')::bigint)) END"""
@@ -142,8 +142,8 @@ LOCKS = f"""
 SELECT k.key, x.record::text, {_SEVERED} FROM jsonb_array_elements_text($2::jsonb) AS k(key)
  CROSS JOIN LATERAL (SELECT o.record FROM holdfast.locks AS o WHERE o.namespace = $1 AND o.key = k.key LIMIT 1) AS x
 """
-# The same for one lock alone, which is waited for and locked; then the time is taken. A statement that has waited for a
-# row returns it as it is now (FOR UPDATE), and what is selected is evaluated after that.
+# The same for a single lock, which is waited for and locked before the time is taken. A statement that has waited for a
+# row returns it as it is now (FOR UPDATE), and evaluates its select list after that.
 LOCK_ALONE = f"""
 SELECT k.key, x.record::text, {_SEVERED}, set_config('holdfast_step.now', coalesce($3, holdfast.clock()::text), true)
   FROM jsonb_array_elements_text($2::jsonb) AS k(key)
@@ -161,7 +161,7 @@ SELECT x.scope, x.owner, x.key, x.version, x.value, x.past::text FROM jsonb_arra
                         AND o.owner = k.a->>1 AND o.key = k.a->>2 LIMIT 1) AS x
 """
 
-# -- what goes with the runs that LOCK_DUE has locked ------------------------------------------------------------
+# -- the records of runs that LOCK_DUE has locked ------------------------------------------------------------
 
 CLAIMED_RUNS = f"""
 SELECT row_to_json(x)::text FROM {MINE} AS k(id)
@@ -201,7 +201,7 @@ SELECT k.a->>0, x.due_at, x.id FROM jsonb_array_elements($2::jsonb) AS k(a)
                       WHERE o.namespace = $1 AND o.type = k.a->>0 AND o.due_at >= 0 AND o.{LIVING}
                       ORDER BY o.due_at, o.id LIMIT (k.a->>1)::bigint) AS x
 """
-# What comes behind those that LOCK_DUE has locked: one at once, [type, due_at, id]; and the first that is not due yet.
+# The next run after those that LOCK_DUE has locked: one that is due at once, [type, due_at, id]; and the first not due.
 NEXT_AT_ONCE = f"""
 SELECT k.a->>0, x.due_at, x.id FROM jsonb_array_elements($2::jsonb) AS k(a)
  CROSS JOIN LATERAL (SELECT o.due_at, m.id FROM {MINE} AS m(id) CROSS JOIN LATERAL (

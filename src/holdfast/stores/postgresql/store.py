@@ -1,11 +1,11 @@
 """`postgresql://user:password@host/database`: many processes on many hosts, through psycopg 3.
 
-One statement a batch, by the server's clock; an answered command survives the loss of power. The
-tables live in a schema of their own. Who was granted something elsewhere hears of it by LISTEN/NOTIFY. Nothing that
-safety rests on belongs to a session, so a pooler in transaction mode may be in between.
+One statement per batch, by the server's clock; an answered command survives a power failure. The tables are in a schema
+of their own. Waiters in other processes are notified by LISTEN/NOTIFY. Safety depends on no feature of a session, so
+connections may go through a pooler in transaction mode.
 Besides libpq's own options the URL takes `?schema=holdfast`, `?timeout=5` (seconds to wait for an answer),
-`?wakeup=auto|poll`, `?listen=URL` (the server's own address where the other one is a pooler's), and `?advisory=true`
-(grants end at once with the process that has them, and with its connection: advisory.py).
+`?wakeup=auto|poll`, `?listen=URL` (the address of the server itself, if the other one is that of a pooler), and
+`?advisory=true` (grants end at once with the process that has them, and with its connection: advisory.py).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=True, workflows=True)
 ADVISORY_LOOK_SECONDS = 0.25
-"""How often the head of a queue looks whether the holder's session lives."""
+"""How often the head of a queue checks whether the holder's session still exists."""
 
 NOTE_SECONDS = 3_600.0
-"""How often a client notes that its functions are in use."""
+"""How often a client records that its functions are in use."""
 
 
 def open_postgres(url: str, *, namespace: str, clock: Clock) -> Store:
-    """Open the database of the URL. Nothing is sent before it is needed."""
+    """Open the database of the URL. The first connection is made when it is needed."""
     place, given = parse(url)
     options = options_of(given)
     direct = parse(options.listen)[0] if options.listen else place
@@ -61,15 +61,15 @@ def open_postgres(url: str, *, namespace: str, clock: Clock) -> Store:
 
 
 def adopt_postgres(handle: Any, *, namespace: str, clock: Clock, options: Mapping[str, object]) -> Store:
-    """Open the database that a psycopg pool or an SQLAlchemy engine is set up for.
+    """Open the database of a psycopg pool or an SQLAlchemy engine.
 
-    Connections are opened in the same way and are our own: a pool that is used up must not cost a holder its lease.
+    Connections are opened in the same way but separately: an exhausted pool must not cost a holder its lease.
     """
     package, name = type(handle).__module__.partition(".")[0], type(handle).__name__
     if name.startswith("Async"):
         raise InvalidOption(
-            f"a store cannot be made from {package}.{name}: Holdfast talks to its store from a thread of its own, for "
-            "AsyncClient too. Give the URL, a psycopg_pool.ConnectionPool, or a (sync) SQLAlchemy engine."
+            f"a store cannot be opened from {package}.{name}: Holdfast uses its connections from a thread of its own, "
+            "for AsyncClient too. Pass the URL, a psycopg_pool.ConnectionPool, or a (sync) SQLAlchemy engine."
         )
     connect, place = from_pool(handle) if package == "psycopg_pool" else from_engine(handle)
     given = options_of(options)
@@ -101,23 +101,23 @@ def unready(url: str) -> str | None:
         session.close()
     if tables.version == 0:
         return (
-            f"there is no schema {options.schema!r} in {where_of(place)}: nothing was ever locked there. Look at the "
-            "URL and its ?schema=, or use the store once, which makes it."
+            f"there is no schema {options.schema!r} in {where_of(place)}: no client has used it yet. Check the "
+            "URL and its ?schema=. The first client that opens the store creates the schema."
         )
     if tables.oldest_client > VERSION:
         return (
-            f"the schema {options.schema!r} needs a newer Holdfast (table version {tables.version}; this one knows "
-            f"{VERSION}): upgrade here."
+            f"the schema {options.schema!r} needs a newer Holdfast (table version {tables.version}; this one uses "
+            f"{VERSION}). Upgrade Holdfast here."
         )
     if tables.version < VERSION:
         return (
-            f"the schema {options.schema!r} is of an older version: the next client that opens the store updates it, "
+            f"the schema {options.schema!r} is of an older version: the next client that opens the store upgrades it, "
             "and so does 'holdfast schema install'."
         )
     if not whole:
         return (
             f"the schema {options.schema!r} lacks the functions of this version of Holdfast ({mine.digest}): the next "
-            "client of this version that opens the store makes them, and so does 'holdfast schema install'."
+            "client of this version that opens the store creates them, and so does 'holdfast schema install'."
         )
     return None
 
@@ -125,7 +125,7 @@ def unready(url: str) -> str | None:
 class PostgresStore:
     """The records of one namespace in one database."""
 
-    out_of_process: Literal[True] = True  # the server works on one half of a crowd while its process works on the other
+    out_of_process: Literal[True] = True  # the server works on one batch while its client prepares the other
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class PostgresStore:
         apart: str = "",
         lender: transactions.ConnectionSource | None = None,
     ) -> None:
-        """`apart` tells stores apart whose address does not say where they lead: an engine's own settings do.
+        """`apart` distinguishes stores with the same address, where the settings of an engine decide about the database.
 
-        `lender` has the connections for users' own transactions, where these are not ours.
+        `lender` provides the connections for users' transactions, if they come from a pool or an engine.
         """
         self.url = where if options.schema == DEFAULT_SCHEMA else f"{where}?schema={quote(options.schema)}"
         self.identity = f"{where.partition('@')[2] or where}{apart}#{options.schema}#{namespace}"
@@ -163,8 +163,8 @@ class PostgresStore:
     def __repr__(self) -> str:
         return f"<PostgresStore {self.identity}>"
 
-    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (nobody waits for a turn here, so no role goes first)
-        """Open a connection of its own; the first one makes the tables where there are none."""
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (there are no turns on this store, so no role goes first)
+        """Open a new connection; the first one creates missing tables."""
         session = self._session()
         return PostgresConnection(
             session,
@@ -181,7 +181,7 @@ class PostgresStore:
         )
 
     def _session(self) -> Session:
-        """A session of our own, with the tables made and up to date."""
+        """A new session, after creating or upgrading the tables if necessary."""
         self._check_open()
         session = Session(self._connect, timeout=self.options.timeout)
         try:
@@ -195,7 +195,7 @@ class PostgresStore:
         return session
 
     def _mend(self, session: Session) -> bool:
-        """Make functions that are gone. False where the tables are gone too: the next connection makes both, empty."""
+        """Create missing functions. False if the tables are missing too: the next connection creates both, empty."""
         with self._preparing:
             self._prepared = False
             if not tables_of(session, self.options.schema).version:
@@ -205,25 +205,25 @@ class PostgresStore:
         return True
 
     def _mend_apart(self) -> None:
-        """Make what was missing within somebody's transaction. That one is broken; the next one finds it."""
+        """Create functions that were missing in a user's transaction, which has failed; the next transaction finds them."""
         self._prepared = False
         self._session().close()
 
     def _note(self, session: Session) -> None:
-        """Note about once an hour that the functions of this client are in use."""
+        """Record about once an hour that the functions of this client are in use."""
         if elapsed() - self._noted < NOTE_SECONDS:
             return
         self._noted = elapsed()
         try:
             note_use(session, self._functions)
         except NotInstalled:
-            return  # they are made again by the command that needs them
+            return  # the command that needs the functions creates them again
         except StoreUnavailable as error:
-            error.ambiguous = False  # the commands were not sent yet
+            error.ambiguous = False  # the commands have not been sent yet
             raise
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
-        """Listen for hints on a connection of its own, or look from time to time where that cannot be."""
+        """Receive hints on a connection of its own, or poll where that is not possible."""
         self._check_open()
         return Listening(
             self.identity,
@@ -236,7 +236,7 @@ class PostgresStore:
         )
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """A block with a connection for the user's own statements: of their own pool or engine, else a psycopg one."""
+        """A block with a connection for the user's statements: of their pool or engine, or else a psycopg connection."""
         self._check_open()
         return self._lender.transaction()
 
@@ -248,13 +248,13 @@ class PostgresStore:
         transactions.check_lent(driver, run)
         transactions.check_open(driver)
         there = transactions.place_of(driver, run)
-        if there != self._place:  # not asked yet, or the server was started anew since then
+        if there != self._place:  # not read yet, or the server was restarted since then
             with closing(self._session()) as session:
                 self._place = (session.ask(transactions.PLACE.encode()) or b"").decode()
         if there != self._place:
             raise InvalidOption(
-                f"this connection leads to another database than {self.url}: what is written in one transaction must "
-                "lie in one database. Give a connection to the same one."
+                f"this connection is to another database than {self.url}, and one transaction can write to one "
+                "database only. Pass a connection to the database of the store."
             )
         return transactions.JoinedConnection(
             connection,
@@ -265,13 +265,13 @@ class PostgresStore:
             missed=self._mend_apart,
         )
 
-    def on_severed(self, tell: Severed) -> None:
-        """Call this, with the reason, when what was granted through this store has ended with its session."""
+    def on_severed(self, callback: Severed) -> None:
+        """Register a callback that is called, with the reason, when the grants of this store have ended with its session."""
         if self._advisory is not None:
-            self._advisory.on_severed(tell)
+            self._advisory.on_severed(callback)
 
     def diagnose(self) -> tuple[Finding, ...]:
-        """Look at the server, the schema, durability, poolers and transactions that were left open."""
+        """Check the server, the schema, durability, poolers and idle open transactions."""
         return health.diagnose(
             self._connect,
             self._listen,
@@ -294,7 +294,7 @@ class PostgresStore:
         )
 
     def close(self) -> None:
-        """End the anchor, if there is one, and the connections that are kept for users' transactions."""
+        """End the session of advisory=true, if there is one, and the connections kept for users' transactions."""
         self._closed = True
         self._lender.close()
         if self._advisory is not None:
@@ -302,7 +302,7 @@ class PostgresStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreUnusable(f"the store {self.url} is closed: open a new one")
+            raise StoreUnusable(f"the store {self.url} is closed. Open a new one.")
 
 
 class PostgresConnection:
@@ -326,30 +326,32 @@ class PostgresConnection:
         self._clock = None if clock is host_clock else clock
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry the batch out in one statement; rows that somebody else has locked are asked for again, alone."""
+        """Carry the batch out in one statement; commands whose rows are locked are tried again by themselves."""
         if self._session is None:
-            raise StoreUnusable("this connection is closed: open a new one")
-        told = local_hints.channels(self._identity)
+            raise StoreUnusable("this connection is closed. Open a new one.")
+        local_channels = local_hints.channels(self._identity)
         at = None if self._clock is None else str(self._clock()).encode()
         try:
             self._note(self._session)
             number = self._tie(commands)
-            outcomes = self._batch.run(commands, at, told, session=number)
+            outcomes = self._batch.run(commands, at, local_channels, session=number)
             if number is not None and self._advisory is not None and not self._advisory.holds(number):
-                raise StoreUnavailable(  # noqa: TRY301  (one place tells those who wait)
-                    "the session to which grants are tied was lost meanwhile", ambiguous=True
+                raise StoreUnavailable(  # noqa: TRY301  (one place notifies the waiters)
+                    "the session that the grants of advisory=true are tied to was lost during this batch: its commands "
+                    "may have been carried out, and what they were granted has ended.",
+                    ambiguous=True,
                 )
         except BaseException:
-            for channel in told:  # the server has left it to us to tell them, and it is not known of what
-                local_hints.tell(self._identity, channel, None)
+            for channel in local_channels:  # this process sends their hints, and does not know to which attempts
+                local_hints.send(self._identity, channel, None)
             raise
-        if told and any(outcome.woken or outcome.hinted for outcome in outcomes):
+        if local_channels and any(outcome.woken or outcome.hinted for outcome in outcomes):
             for channel, ids in woken_by_channel(outcomes, self._batch.hints).items():
-                local_hints.tell(self._identity, channel, ids)
+                local_hints.send(self._identity, channel, ids)
         return outcomes
 
     def _tie(self, commands: Sequence[Command]) -> int | None:
-        """The number of the session that grants are tied to, if they are; checked once that it is of this database."""
+        """The number of the session that grants are tied to, or None; checked once that it is in the same database."""
         if self._advisory is None or not any(isinstance(command, Acquire) for command in commands):
             return None
         number = self._advisory.number()
@@ -357,8 +359,8 @@ class PostgresConnection:
             free = self._session.ask(b"SELECT pg_try_advisory_xact_lock_shared($1)", (str(number).encode(),))
             if free == b"t" and self._advisory.holds(number):
                 raise StoreUnusable(
-                    "advisory=true needs one database for everything, and ?listen= leads to another one: locks of a "
-                    "session are seen in its own database only. Give the same database in both."
+                    "advisory=true needs one database for everything, and ?listen= is the address of another one: the "
+                    "locks of a session are visible in its own database only. Use the same database in both addresses."
                 )
             self._checked = number
         return number

@@ -1,9 +1,10 @@
 """Users' own statements and Holdfast's commands in one transaction of one PostgreSQL database.
 
-A lender has connections for a block: of the user's own pool or engine where the store was made from one, else ours.
-A `JoinedConnection` carries commands out within a transaction that is open on such a connection, or on any other one
-to the same database. There a row that somebody else has is waited for, though not without an end; what goes wrong with
-a command breaks neither the transaction nor its neighbours. Whether the whole happened, the commit alone tells.
+A `ConnectionSource` provides the connection of a block: from the user's pool or engine if the store was opened from one,
+or else a new one. A `JoinedConnection` carries commands out within a transaction that is open on such a connection, or
+on any other connection to the same database. There, rows that another transaction has locked are waited for, up to a
+time limit; a command that fails breaks neither the transaction nor other commands. Only the commit decides whether
+everything was carried out.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from .session import BadData, Connect, NotInstalled, Rows, Statement, cannot_con
 from .statements import SETTINGS
 
 PATIENCE = b"2000"
-"""Milliseconds for which a command within somebody's transaction waits for a row that another one has locked."""
+"""Milliseconds for which a command in a user's transaction waits for a row that another transaction has locked."""
 IDLE_CONNECTIONS = 4
-"""How many connections of our own are kept for the next block."""
-# The moment at which the server began is its name, as long as it runs; whatever the settings of the session are.
+"""How many of the store's own connections are kept for the next block."""
+# The start time identifies a server while it runs, whatever the settings of the session are.
 PLACE = (
     "SELECT extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text || ' ' || oid::text "
     "FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
-# Such a setting ends with its transaction. Unlike a savepoint or a query it leaves it to the user to choose the
-# isolation level.
-MARK = "SET LOCAL holdfast.lent = 'yes'"
+# This setting ends with its transaction. Unlike a savepoint or a query, it still allows the user to choose the isolation
+# level afterwards.
+RUN_PREFIX = "SET LOCAL holdfast.lent = 'yes'"
 MARKED = "SELECT pg_catalog.current_setting('holdfast.lent', true)"
 READ_ONLY, SERIALIZATION_FAILURE, UNIQUE_VIOLATION = "25006", "40001", "23505"
 COMMITTED = ("read committed", "read uncommitted")
@@ -58,11 +59,11 @@ SELECT set_config(s.key, s.value, true) FROM jsonb_each_text(current_setting('ho
 Psycopg = psycopg.Connection[Any]
 Began = AbstractContextManager[psycopg.Transaction]
 Run = Callable[[bytes, dict[str, str | None]], list[tuple[object, ...]]]
-"""Sends a statement on somebody's connection, and gives its rows."""
+"""Sends a statement on a user's connection, and returns its rows."""
 
 
 _lent: WeakSet[Psycopg] = WeakSet()
-"""Connections of blocks that are under way: their transactions are ended here and nowhere else."""
+"""Connections of blocks that are under way: only this module ends their transactions."""
 
 
 class _NotInTransaction(StoreUnusable, BadData):
@@ -70,20 +71,20 @@ class _NotInTransaction(StoreUnusable, BadData):
 
 
 class _StaleSnapshot(StoreContended, BadData):
-    """A row was changed since the transaction's snapshot: asking again within it is of no use."""
+    """A row was changed since the transaction's snapshot: trying again within it cannot succeed."""
 
 
 # -- lending a connection -----------------------------------------------------------------------------------------
 
 
 class ConnectionSource(Protocol):
-    """Where the connections of users' transactions come from."""
+    """Provides connections for users' transactions."""
 
     def transaction(self) -> AbstractContextManager[Any]:
         """A block with a connection, in one transaction."""
 
     def close(self) -> None:
-        """End what is ours."""
+        """Close the connections that the source owns."""
 
 
 class OwnConnections:
@@ -95,7 +96,7 @@ class OwnConnections:
 
     @contextmanager
     def transaction(self) -> Iterator[Psycopg]:
-        """A block with one of them."""
+        """A block with one of these connections."""
         connection, begun = self._begun()
         try:
             with ended(connection, begun):
@@ -109,7 +110,7 @@ class OwnConnections:
                     connection.close()
 
     def _begun(self) -> tuple[Psycopg, Began]:
-        """A connection in a transaction. One that was kept may have been lost meanwhile: then it is another one."""
+        """A connection in a transaction. A kept connection that was lost is replaced by another one."""
         while self._idle:
             kept = self._idle.pop()
             try:
@@ -119,27 +120,28 @@ class OwnConnections:
                     kept.close()
         with _mapped():
             fresh = self._connect()
-            # The journal is written within, whatever the role's default is. The isolation level stays the role's, for
-            # the user's own statements: a row that was changed since the snapshot is refused, never read as it was.
+            # READ WRITE whatever the role's default is, because the journal is written within. The isolation level
+            # stays that of the role, for the user's statements: a command about a row that was changed since the
+            # snapshot fails, and never reads the old row.
             fresh.read_only = False
         return fresh, begin(fresh)
 
     def close(self) -> None:
-        """Close those that are kept."""
+        """Close the kept connections."""
         while self._idle:
             with suppress(psycopg.Error):
                 self._idle.pop().close()
 
 
 class PooledConnections:
-    """Connections of the user's own psycopg pool."""
+    """Connections of the user's psycopg pool."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
     @contextmanager
     def transaction(self) -> Iterator[Psycopg]:
-        """A block with one of the pool."""
+        """A block with a connection of the pool."""
         with _mapped():
             connection: Psycopg = self._pool.getconn()
         try:
@@ -149,18 +151,18 @@ class PooledConnections:
             self._pool.putconn(connection)
 
     def close(self) -> None:
-        """Leave the pool to its owner."""
+        """Nothing to close: the pool belongs to the user."""
 
 
 class EngineConnections:
-    """Connections of the user's own SQLAlchemy engine."""
+    """Connections of the user's SQLAlchemy engine."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A block with one of the engine's."""
+        """A block with a connection of the engine."""
         with _mapped():
             connection = self._engine.connect()
         with connection:
@@ -172,7 +174,7 @@ class EngineConnections:
             try:
                 yield connection
             except BaseException:
-                with suppress(Exception):  # what has happened is the error to tell
+                with suppress(Exception):  # the first error is the one to raise
                     transaction.rollback()
                 raise
             finally:
@@ -184,11 +186,11 @@ class EngineConnections:
                 transaction.commit()
 
     def close(self) -> None:
-        """Leave the engine to its owner."""
+        """Nothing to close: the engine belongs to the user."""
 
 
 def begin(connection: Psycopg) -> Began:
-    """Begin a transaction, within which the user's own commit is refused."""
+    """Begin a transaction in which a commit by the user is refused."""
     with _mapped():
         if connection.info.transaction_status != TransactionStatus.IDLE:
             connection.rollback()
@@ -199,18 +201,18 @@ def begin(connection: Psycopg) -> Began:
 
 
 def _mark(driver: Psycopg) -> None:
-    """Mark the transaction, so that it is known again when it is joined."""
-    driver.execute(MARK)
+    """Mark the transaction, so that it is recognised when it is joined."""
+    driver.execute(RUN_PREFIX)
     _lent.add(driver)
 
 
 @contextmanager
 def ended(connection: Psycopg, transaction: Began) -> Iterator[None]:
-    """Commit the transaction at the end of the block, roll it back when that raises."""
+    """Commit the transaction at the end of the block, or roll it back if the block raises."""
     try:
         yield
     except BaseException as error:
-        with suppress(psycopg.Error):  # what has happened is the error to tell
+        with suppress(psycopg.Error):  # the first error is the one to raise
             if transaction.__exit__(type(error), error, error.__traceback__):
                 return
         raise
@@ -226,23 +228,23 @@ def ended(connection: Psycopg, transaction: Began) -> Iterator[None]:
 
 def _swallowed() -> StoreUnusable:
     return StoreUnusable(
-        "a statement of this transaction has failed and its error was caught within the block: PostgreSQL commits "
-        "nothing after that, and nothing was committed. Let the error leave the block, or put what may fail into a "
-        "transaction of its own (a savepoint)."
+        "a statement of this transaction has failed, and its error was caught within the block. After an error "
+        "PostgreSQL commits nothing, so nothing was committed. Let the error leave the block, or put statements that "
+        "may fail into a nested transaction (a savepoint)."
     )
 
 
 def _refuse_autocommit(driver: Psycopg) -> None:
     if driver.autocommit:
         raise InvalidOption(
-            "this engine has the isolation level AUTOCOMMIT, so no transaction would hold its statements together. "
-            "Make the store from an engine with another isolation level."
+            "this engine has the isolation level AUTOCOMMIT, so its statements would not be in one transaction. "
+            "Open the store from an engine with another isolation level."
         )
 
 
 @contextmanager
 def _mapped(*, commits: bool = False) -> Iterator[None]:
-    """Say what the driver says in our words. What the server refused at the commit for the user's reasons stays."""
+    """Translate errors of the driver. Errors of the user's own constraints at the commit stay as they are."""
     try:
         yield
     except StoreError:
@@ -252,15 +254,15 @@ def _mapped(*, commits: bool = False) -> Iterator[None]:
         if not isinstance(cause, psycopg.Error):
             if commits or type(error).__module__.partition(".")[0] not in ("sqlalchemy", "psycopg_pool"):
                 raise
-            raise StoreUnavailable(f"no connection could be had: {error}. Nothing was sent.") from error
+            raise StoreUnavailable(f"no connection is available: {error}. Nothing was sent.") from error
         if not commits:
             raise cannot_connect(cause) from error
         if cause.sqlstate is not None and cause.sqlstate[:2] in ("22", "23", "P0"):
             raise
-        raise _told(cause) from error
+        raise _translated(cause) from error
 
 
-def _told(error: psycopg.Error) -> StoreError:
+def _translated(error: psycopg.Error) -> StoreError:
     meant = refusal(error.sqlstate or "", error.diag.message_primary or str(error))
     if isinstance(meant, StoreError):
         return meant
@@ -270,61 +272,66 @@ def _told(error: psycopg.Error) -> StoreError:
 # -- joining one --------------------------------------------------------------------------------------------------
 
 _known: WeakKeyDictionary[Psycopg, str] = WeakKeyDictionary()
-"""Which database a connection leads to; that never changes."""
+"""The database of each connection, which never changes."""
 
 
 def driver_of(connection: Any) -> Psycopg:
-    """The psycopg connection behind what was given. Raises `InvalidOption` for what cannot be joined."""
+    """The psycopg connection of a user's connection. Raises `InvalidOption` if it cannot be joined."""
     found = connection
     if type(connection).__module__.partition(".")[0] == "sqlalchemy" and hasattr(connection, "exec_driver_sql"):
         if connection.dialect.name != "postgresql" or connection.dialect.driver != "psycopg":
             raise InvalidOption(
-                f"a transaction of {connection.dialect.name}+{connection.dialect.driver}:// cannot be joined: give a "
+                f"a transaction of {connection.dialect.name}+{connection.dialect.driver}:// cannot be joined. Pass a "
                 "connection of an engine for postgresql+psycopg://."
             )
         found = connection.connection.dbapi_connection
     if not isinstance(found, psycopg.Connection):
         raise InvalidOption(
-            f"{type(connection).__module__}.{type(connection).__name__} cannot be joined: give a psycopg.Connection or "
-            "a connection of SQLAlchemy (not a session, nothing asynchronous) to the database of this store."
+            f"{type(connection).__module__}.{type(connection).__name__} cannot be joined. Pass a psycopg.Connection or "
+            "an SQLAlchemy Connection (not a Session, nothing async) to the database of this store."
         )
     if found.closed:
-        raise InvalidOption("this connection is closed: give an open one, in the transaction that is to be joined.")
+        raise InvalidOption(
+            "this connection is closed. Pass an open connection, in the transaction that is to be joined."
+        )
     if found.info.encoding.replace("-", "").lower() != "utf8":
         raise InvalidOption(
-            f"this connection has the encoding {found.info.encoding}, in which not every text can be written: connect "
+            f"this connection has the encoding {found.info.encoding}, which cannot represent every text. Connect "
             "with client_encoding=utf8."
         )
     return found
 
 
 def check_lent(driver: Psycopg, run: Run) -> None:
-    """Raise if the transaction of a connection that was lent is no longer the one that was begun here."""
+    """Raise if the transaction of a lent connection is no longer the one that was begun here."""
     status = driver.info.transaction_status
     if driver not in _lent or status == TransactionStatus.INERROR:
         return
     if status == TransactionStatus.IDLE or _asked(run, MARKED.encode()) != [("yes",)]:
         raise InvalidOption(
-            "the function has ended the transaction itself (COMMIT or ROLLBACK), and must leave that to "
-            "ctx.transaction: return to commit, raise to roll back, and use savepoints for a part. Nothing was "
-            "recorded; what the function has committed stays."
+            "the function has ended the transaction itself (COMMIT or ROLLBACK); only ctx.transaction may do that. "
+            "Return to commit, raise to roll back, and use savepoints for a part. No journal entry was written; what "
+            "the function has committed stays."
         )
 
 
 def check_open(driver: Psycopg) -> None:
-    """Raise unless what is sent now is part of a transaction that its owner ends."""
+    """Raise unless a statement sent now is part of a transaction that the user ends."""
     status = driver.info.transaction_status
     if driver.autocommit and status == TransactionStatus.IDLE:
         raise InvalidOption(
             "this connection is in autocommit mode and has no transaction open, so your writes and these commands "
-            "would be apart. Join it within `with connection.transaction():`, or use a connection without autocommit."
+            "would not be in one transaction. Use `with connection.transaction():`, or a connection without "
+            "autocommit."
         )
     if status == TransactionStatus.INERROR:
-        raise StoreUnusable("a statement of this transaction has failed: roll it back, and begin again.")
+        raise StoreUnusable(
+            "a statement of this transaction has failed. Roll the transaction back, and begin it again."
+        )
 
 
 def runner_of(connection: Any, driver: Psycopg) -> Run:
-    """How a statement is sent on it: through SQLAlchemy where that is the owner, so that it knows of it."""
+    """A function that sends a statement on the connection: through SQLAlchemy if it owns the connection."""
     if connection is not driver:
 
         def run_through(statement: bytes, values: dict[str, str | None]) -> list[tuple[object, ...]]:
@@ -342,7 +349,7 @@ def runner_of(connection: Any, driver: Psycopg) -> Run:
 
 
 def place_of(driver: Psycopg, run: Run) -> str:
-    """Which server and database this is; asked once a connection."""
+    """The server and database of a connection; read once per connection."""
     if driver not in _known:
         _known[driver] = str(_asked(run, PLACE.encode())[0][0])
     return _known[driver]
@@ -355,13 +362,13 @@ def _asked(run: Run, statement: bytes, values: Sequence[bytes | None] = ()) -> l
         cause = getattr(error, "orig", None) or error
         if not isinstance(cause, psycopg.Error):
             raise
-        told = _told(cause)
-        told.ambiguous = False  # what is not committed has not happened
-        raise told from error
+        translated = _translated(cause)
+        translated.ambiguous = False  # nothing has been committed yet
+        raise translated from error
 
 
 def _sent(run: Run, statement: bytes, values: Sequence[bytes | None]) -> list[tuple[object, ...]]:
-    """Send a statement in the driver's own words."""
+    """Send a statement with the parameter style of the driver."""
     if not values:
         return run(statement, {})
     text = _NUMBERED.sub(rb"%(v\1)s", statement.replace(b"%", b"%%"))
@@ -370,7 +377,7 @@ def _sent(run: Run, statement: bytes, values: Sequence[bytes | None]) -> list[tu
 
 
 class UserTransaction:
-    """Somebody's transaction, in which each decision has a savepoint of its own."""
+    """A user's transaction, in which each decision has a savepoint of its own."""
 
     begin: Sequence[Statement] = (
         Statement(b"SAVEPOINT holdfast_step"),
@@ -392,7 +399,7 @@ class UserTransaction:
         self._saved = False
 
     def trip(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Send statements one by one. What fails undoes its own step, and leaves the transaction as it was."""
+        """Send statements one by one. A failure rolls back its own step only, and leaves the transaction usable."""
         found: list[Rows] = []
         for statement in statements:
             if statement in self.rollback and not self._saved:
@@ -411,43 +418,44 @@ class UserTransaction:
         return found
 
     def check_counting(self) -> None:
-        """Raise where a transaction would count what is past."""
+        """Raise if counts would be outdated because the transaction has an older snapshot."""
         if (isolation := self._isolation()) not in COMMITTED:
             raise _NotInTransaction(
-                f"runs with limits cannot be counted in a transaction that is {isolation.upper()}, because it sees the "
-                "past. Nothing was done for this command. Use the isolation level READ COMMITTED for it."
+                f"runs with limits cannot be started or ended in a transaction that is {isolation.upper()}, because "
+                "its snapshot may be outdated and runs would be miscounted. Nothing was done for this command. Use "
+                "READ COMMITTED for this transaction."
             )
 
     def _isolation(self) -> str:
         return str(_asked(self._run, ISOLATION.encode())[0][0])
 
     def _refusal(self, error: psycopg.Error) -> Exception:
-        """Why a statement failed; its step is undone."""
+        """Roll back the step of a failed statement, and return its error."""
         state, message = error.sqlstate or "", error.diag.message_primary or str(error)
         if self._saved:
             self._saved = False
             for statement in self.rollback:
                 _asked(self._run, statement.text)
-        told = f"PostgreSQL says: {message} (SQLSTATE {state})."
+        reported = f"PostgreSQL reports: {message} (SQLSTATE {state})."
         if state == READ_ONLY:
             return _NotInTransaction(
-                f"{told} Nothing was done for this command: your transaction is read-only. Begin it READ WRITE, or "
-                "have default_transaction_read_only off for this role and database."
+                f"{reported} Nothing was done for this command: your transaction is read-only. Begin it READ WRITE, or "
+                "set default_transaction_read_only to off for this role and database."
             )
         if state in (SERIALIZATION_FAILURE, UNIQUE_VIOLATION) and (isolation := self._isolation()) not in COMMITTED:
             return _StaleSnapshot(
-                f"{told} Nothing was done for this command: your transaction is {isolation.upper()}, and somebody has "
-                "changed what the command is about since its snapshot. Roll the transaction back and run it again, or "
-                "use READ COMMITTED for it."
+                f"{reported} Nothing was done for this command: your transaction is {isolation.upper()}, and another "
+                "transaction has changed the records of this command since its snapshot. Roll your transaction back "
+                "and run it again, or use READ COMMITTED for it."
             )
         meant = refusal(state, message)
         if isinstance(meant, StoreError):
-            meant.ambiguous = False  # what is not committed has not happened
+            meant.ambiguous = False  # nothing has been committed yet
         return meant
 
 
 class JoinedConnection:
-    """Commands within somebody's transaction. Used by the thread that uses the connection."""
+    """Commands within a user's transaction. Used by the thread that uses the connection."""
 
     def __init__(
         self,
@@ -459,26 +467,26 @@ class JoinedConnection:
         clock: Clock | None,
         missed: Callable[[], None],
     ) -> None:
-        """`missed` is called where the functions are gone: it makes them, for the next transaction."""
+        """`missed` is called if the functions are missing: it creates them, for the next transaction."""
         self._driver, self._clock, self._missed = driver, clock, missed
         self._closed = False
         within = UserTransaction(runner_of(connection, driver))
         self._batch = PostgresBatch(within, schema=schema, namespace=namespace, patient=True)
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry the commands out; they happen when the transaction is committed."""
+        """Carry the commands out; they take effect when the transaction is committed."""
         if self._closed:
-            raise StoreUnusable("this connection is closed: join the transaction again")
+            raise StoreUnusable("this connection is closed. Join the transaction again.")
         check_open(self._driver)
         at = None if self._clock is None else str(self._clock()).encode()
         try:
             return self._batch.run(commands, at, None)
         except StoreError as error:
-            error.ambiguous = False  # what is not committed has not happened
+            error.ambiguous = False  # nothing has been committed yet
             if isinstance(error, NotInstalled):
                 self._missed()
             raise
 
     def close(self) -> None:
-        """Leave the transaction and its connection to their owner."""
+        """The transaction and its connection stay open; the user ends them."""
         self._closed = True

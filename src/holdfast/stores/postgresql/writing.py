@@ -1,9 +1,9 @@
-"""From changes to the statements that write them, in the fixed order of tables and keys.
+"""Translates changes into the statements that write them, in a fixed order of tables and keys.
 
-A row that is ours is written as it is. A lease or a lock of a run that was only looked at is written if it is still
-what was read; any other row that is not ours is not written (`strange`). One that was not there is inserted, which
-fails if another transaction inserted it meanwhile. Then nothing is written (`WriteConflict`), and the rules decide
-again.
+A row that this transaction has locked is written. A lease, or a lock of a run, that was only read is written if it is
+still what was read; any other row that is not locked is not written (`unlocked`). A row that did not exist is inserted,
+which fails if another transaction has inserted it meanwhile. Then nothing is written (`WriteConflict`), and the rules
+decide again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ...rules.lock_record import encode
-from ...rules.runs.lock_requests import MARK
+from ...rules.runs.lock_requests import RUN_PREFIX
 from ...rules.runs.record import Run, memberships
 from ...rules.slot import client_of
 from ..footprint import LOOKED_AT
@@ -39,7 +39,7 @@ from .session import Statement
 from .statements import placed
 
 LONGEST_NOTE = 7_900
-"""Bytes of a notification that names who is to look; beyond that all look who listen on the channel."""
+"""The largest size of a notification that names attempts; a larger one is empty, and all attempts must check."""
 
 _TYPES = {
     "created_at": "bigint", "due_at": "bigint", "fence": "bigint", "length": "bigint", "posted": "bigint",
@@ -156,7 +156,7 @@ DELETE FROM holdfast.starts AS s WHERE s.ctid = ANY (ARRAY(
 NOTIFY = "SELECT pg_notify(n.note->>0, n.note->>1) FROM jsonb_array_elements($1::jsonb) AS n(note)"
 
 Stored = Callable[[Question], Any]
-"""What a question's answer is in the store."""
+"""Returns the stored answer to a question."""
 
 
 class PostgresWriter:
@@ -175,10 +175,10 @@ class PostgresWriter:
         self._schema, self._namespace = schema, namespace
         self._stored, self._owned, self._lock_text = stored, owned, lock_text
         self.statements: list[Statement] = []
-        self.strange: set[Question] = set()
-        """Rows that would be written and are not ours: then nothing is."""
+        self.unlocked: set[Question] = set()
+        """Rows to write that are not locked: if there are any, nothing is written."""
         self.inserted: list[Question] = []
-        """Rows that are not there yet."""
+        """Rows that do not exist yet."""
         if changes.terms or changes.workers:
             self._write_workers(changes)
         if changes.runs or changes.journals or changes.inboxes or changes.starts:
@@ -200,12 +200,12 @@ class PostgresWriter:
             self.statements.append(Statement(placed(text, self._schema), (self._namespace, encoded(found))))
 
     def _is_new(self, question: Question) -> bool:
-        """Whether a row is not there yet; one that is, and is not ours, is noted."""
+        """Whether a row does not exist yet; one that exists and is not locked is noted."""
         if self._stored(question) is None:
             self.inserted.append(question)
             return True
         if question not in self._owned:
-            self.strange.add(question)
+            self.unlocked.add(question)
         return False
 
     def _write_workers(self, changes: Changes) -> None:
@@ -304,7 +304,7 @@ class PostgresWriter:
             if text is not None and LockByKey(key) not in self._owned:
                 row["old"] = msgspec.Raw(text)
                 if not key.startswith(LOOKED_AT):
-                    self.strange.add(LockByKey(key))
+                    self.unlocked.add(LockByKey(key))
             if record is None:
                 removed += [row] if text is not None else []
                 continue
@@ -317,14 +317,14 @@ class PostgresWriter:
         self._send(DELETE_LOCKS, removed)
 
 
-def notification(namespace: str, attempts: Iterable[str], told: Collection[str]) -> list[Statement]:
-    """Tell those who are to look, except by the channels that the caller tells itself: once a channel.
+def notification(namespace: str, attempts: Iterable[str], local_channels: Collection[str]) -> list[Statement]:
+    """Notify attempts, one notification per channel, except on channels to which the caller itself sends hints.
 
-    A run hears of it by an event.
+    A run is notified by an event instead.
     """
     channels: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for attempt in attempts:
-        if not attempt.startswith(MARK) and client_of(attempt) not in told:
+        if not attempt.startswith(RUN_PREFIX) and client_of(attempt) not in local_channels:
             channels[client_of(attempt)][attempt] = None
     notes = []
     for channel, names in channels.items():
@@ -335,7 +335,7 @@ def notification(namespace: str, attempts: Iterable[str], told: Collection[str])
 
 
 def _places(run: Run | None) -> Iterator[dict[str, object]]:
-    """The rows of a living run at its limits and in the queues of locks."""
+    """The rows of a run that has not ended, for its limits and for the queues of locks."""
     for one in () if run is None else memberships(run):
         yield {
             "party": one.group, "queued": one.queued, "rank": one.rank, "arrival": one.arrival, "run": one.run,

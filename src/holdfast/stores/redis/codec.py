@@ -1,8 +1,8 @@
 """Runs, slots and members of limits as they are stored in Redis.
 
-A run is a hash with one field for each field of `rules.run.Run` that has not its default: texts as they are, everything
-else as JSON. So a new field needs nothing here. How long a journal is and how many events came is asked of the lists
-themselves. Scores of sorted sets are whole numbers below 2^53, which a double holds exactly.
+A run is a hash with one field for each field of `Run` that does not have its default value: texts as they are,
+everything else as JSON. So a new field needs no code here. The length of a journal and the number of events are those of
+their lists. Scores of sorted sets are whole numbers below 2^53, which a double represents exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PLAN = tuple((name, is_text, _DEFAULTS.get(name, _REQUIRED)) for name, is_text 
 _values = attrgetter(*_IS_TEXT)
 _WHOLE = Annotated[int, msgspec.Meta(ge=-MAX, le=MAX)]
 _WITHIN = {int: _WHOLE, int | None: _WHOLE | None}
-"""The types of fields that have a bound as they are stored."""
+"""The types of fields whose stored values have a bound."""
 _DECODERS = {
     name: msgspec.json.Decoder(_WITHIN.get(_HINTS[name], _HINTS[name]))
     for name, is_text in _IS_TEXT.items()
@@ -49,7 +49,7 @@ _STATUSES = frozenset(_HINTS["status"].__args__)
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise ValueError("it holds bytes that are no text in UTF-8")
+        raise ValueError("it contains bytes that are not valid UTF-8")
     return value
 
 
@@ -85,9 +85,9 @@ def fields_of(run: Run) -> dict[str, str]:
 
 
 def changed_fields(old: Mapping[str, object], new: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """What of a run's hash is to be written, name and value by turns; and the names that are to be removed.
+    """The fields of a run's hash to write, names and values alternating; and the names to remove.
 
-    Fields of a newer version, whose meaning nobody knows here, stay.
+    Fields of a newer version, which this version does not know, stay.
     """
     put = [part for name, value in new.items() if old.get(name) != value for part in (name, value)]
     return put, [name for name in old if name not in new and name in _IS_TEXT]
@@ -106,7 +106,7 @@ def run_of(id: str, stored: Mapping[str, str], length: int, posted: int) -> Run:
 
 
 def unreadable(what: str, name: str, why: str) -> RecordUnreadable:
-    """The error for something that is stored and cannot be read."""
+    """The error for a stored record that cannot be read."""
     return RecordUnreadable(
         f"the stored {what} {name!r} cannot be read ({why}). It was left untouched. It may be damaged: inspect it by "
         "hand.",
@@ -128,14 +128,14 @@ def slot_of(key: str, version: str | None, value: str | None, past: str | None) 
 
 
 def slot_fields(slot: Slot) -> tuple[str, ...]:
-    """The fields of a slot's hash, for one HSET: whether there is a value is told with the past."""
+    """The fields of a slot's hash, for one HSET; the field `past` shows whether there is a value."""
     past = msgspec.structs.asdict(slot.past)
     stored = _StoredWriteHistory(**past, empty=slot.value is None)
     return "version", str(slot.version), "past", text(stored), "value", slot.value or ""
 
 
 def check_texts(*values: object) -> None:
-    """Raise for what is no text, or cannot be written as UTF-8."""
+    """Raise for values that are not text, or cannot be encoded as UTF-8."""
     for value in values:
         if type(value) is not str:
             raise TypeError(f"{value!r:.50} is not str")
@@ -144,7 +144,7 @@ def check_texts(*values: object) -> None:
 
 
 def check_run(run: Run, stored: Mapping[str, str]) -> None:
-    """Raise for a run that could not be stored as these fields, or not be read again."""
+    """Raise for a run that could not be stored as these fields, or could not be read again."""
     for number in (run.created_at, run.due_at or 0, run.fence, run.arrival, run.priority, run.started_at or 0):
         score(number)
     for number, _ in run.locks:
@@ -154,7 +154,7 @@ def check_run(run: Run, stored: Mapping[str, str]) -> None:
 
 
 def check_record(record: LockRecord) -> None:
-    """Likewise for the record of a lock. Its fence and version are the rule's own, which go on from what was stored."""
+    """Likewise for the record of a lock. Its fence and version come from the rule, which continues the stored ones."""
     for number in (record.permits, record.due_at or 0, record.closed_until):
         score(number)
     ends: tuple[Holder | Waiter | Tombstone, ...] = (*record.holders, *record.waiters, *record.tombstones)
@@ -170,7 +170,7 @@ def check_options(terms: WorkflowLimits) -> None:
         for number in (limit.max, limit.per, limit.max_queue or 0):
             score(number)
         if limit.per and limit.max < 1:
-            raise OverflowError(f"{limit.max} starts in a span is a number that cannot be stored")
+            raise OverflowError(f"the limit of {limit.max} starts in a span is too large to be stored")
     read_terms(text(terms))
 
 
@@ -181,7 +181,7 @@ def check_slot(address: Address, slot: Slot) -> None:
 
 
 def ordinal(number: int) -> str:
-    """Seventeen digits whose order as bytes is that of the numbers.
+    """Seventeen digits, whose byte order is the order of the numbers.
 
     >>> ordinal(-2) < ordinal(-1) < ordinal(0) < ordinal(7) < ordinal(10)
     True
@@ -190,7 +190,7 @@ def ordinal(number: int) -> str:
 
 
 def number_of(digits: str) -> int:
-    """The number behind an ordinal.
+    """The number of an ordinal.
 
     >>> number_of(ordinal(-7)), number_of(ordinal(7))
     (-7, 7)
@@ -200,7 +200,7 @@ def number_of(digits: str) -> int:
 
 
 def queue_member(rank: int, arrival: int, run: str) -> str:
-    """A run in the queue of a limit, so that the order of bytes is the order of the queue."""
+    """A run in the queue of a limit; the byte order of members is the order of the queue."""
     return f"{ordinal(rank)} {ordinal(arrival)} {run}"
 
 
@@ -214,7 +214,7 @@ def queue_place(member: str) -> tuple[int, int, str]:
 
 
 def score(number: int) -> str:
-    """A number as the score of a sorted set. Raises `OverflowError` where a double would not hold it."""
+    """A number as the score of a sorted set. Raises `OverflowError` where a double would not represent it exactly."""
     if type(number) is not int or abs(number) > MAX:
-        raise OverflowError(f"{number!r} is a number that cannot be stored: only whole ones up to {MAX} can")
+        raise OverflowError(f"{number!r} cannot be stored: only whole numbers up to {MAX} can")
     return str(number)

@@ -1,13 +1,13 @@
-"""Where a Redis is, and one connection to it.
+"""Addresses of Redis servers and clusters, and single connections to them.
 
-Connections are our own, never a pool's: a pool that is full must not cost a holder its lease. They are set up by
-redis-py (TLS, login, database, timeouts), and then used without its retries: what a lost connection means is for the
-callers to decide, who know their commands. Nothing here is used across a fork.
+Connections never come from a pool of the program: an exhausted pool must not cost a holder its lease. redis-py opens
+them (TLS, login, database, timeouts), but its retries are not used: only the callers, which know their commands, can
+decide what a lost connection means. Nothing here is used across a fork.
 """
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401  (else the first connection imports it; interrupted there, it locks for ever)
+import encodings.idna  # noqa: F401  (otherwise the first connection imports it, and an interrupt there would leave the import lock held for ever)
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from .keys import PREFIX
 from .scripts import Script
 
 TIMEOUT_SECONDS = 5.0
-"""For connecting, and for an answer; `?socket_connect_timeout=` and `?socket_timeout=` say otherwise."""
+"""Seconds to connect, and to wait for an answer; `?socket_connect_timeout=` and `?socket_timeout=` change them."""
 DEFAULT_PORT = 6379
 
 _OURS = {"prefix", "cluster"}
@@ -38,7 +38,7 @@ _NOT_OURS = {
     "maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler",
     "legacy_responses", "command_packer", "load_balancing_strategy", "read_from_replicas", "startup_nodes", "url",
 }  # fmt: skip
-"""What is for a pool, or for how redis-py's own client sends and reads; our connections do without."""
+"""Options for a pool or for the client class of redis-py, which these connections do not use."""
 _TRUE = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -46,7 +46,7 @@ _parse_url: Callable[[str], dict[str, Any]] = driver.parse_url
 
 
 class RedisPyConnection(Protocol):
-    """What is used of redis-py's `Connection`, which has no types of its own."""
+    """The methods used of redis-py's `Connection`, which has no type annotations."""
 
     _sock: Any
 
@@ -54,7 +54,7 @@ class RedisPyConnection(Protocol):
         """Connect and log in."""
 
     def disconnect(self) -> None:
-        """Close the socket, of which a forked child closes only its own end."""
+        """Close the socket; a forked child closes only its own copy."""
 
     def send_command(self, *command: str, check_health: bool) -> None:
         """Send one command."""
@@ -75,24 +75,24 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     kind: Any = Connection
     seeds: tuple[tuple[str, int], ...] = ()
-    """Nodes of a cluster that tell where the others are; empty: no cluster."""
+    """Nodes of a cluster that report the other nodes; empty: no cluster."""
     met: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)
-    """Nodes that were told of by others: they are asked when none of the first ones answers any more."""
+    """Nodes that other nodes reported: they are used when none of the first ones answers any more."""
     keeps: Any = None
-    """What must not be collected while this is in use."""
+    """An object that must not be garbage-collected while the address is in use."""
 
     def __repr__(self) -> str:
-        """Without the options, which may hold a password."""
+        """Omits the options, which may contain a password."""
         return f"<Place {self.name}>"
 
     @property
     def cluster(self) -> bool:
-        """Whether it is a cluster."""
+        """Whether the address is that of a cluster."""
         return bool(self.seeds)
 
     @property
     def name(self) -> str:
-        """The address, for people; equal for two ways to write the same one."""
+        """The address without secrets; equal for equivalent URLs."""
         if self.cluster:
             host, port = min(self.seeds)
             return f"cluster://{_known(host)}:{port}"
@@ -107,7 +107,7 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
         return self.name if self.cluster else self.name.rpartition("/")[0]
 
     def open(self, key: str, **options: Any) -> RedisPyConnection:
-        """A new connection to whoever serves the key, logged in. Raises `StoreError`."""
+        """A new connection to the node that serves the key, logged in. Raises `StoreError`."""
         settings = {**self.options, **options}
         if not self.cluster:
             return self._connected(settings)
@@ -124,12 +124,12 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
         try:
             connection: RedisPyConnection = self.kind(**settings)
             connection.connect()
-        except Exception as error:  # whatever a driver raises: the text is the server's or the driver's
+        except Exception as error:  # any error of the driver: its text comes from the server or the driver
             raise store_error(error, self.name, sent=False) from error
         return connection
 
     def _serving(self, settings: Mapping[str, Any], key: str) -> tuple[str, int]:
-        """The node of the cluster that the key belongs to."""
+        """The node of the cluster that serves the key."""
         connection = self._connected(settings)
         try:
             slots = ask(connection, self.name, "CLUSTER", "SLOTS")
@@ -137,28 +137,30 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
             connection.disconnect()
         wanted, found = key_slot(key.encode()), None
         for first, last, *nodes in slots:
-            # A node that does not know its own name is the one that was asked.
+            # A node that does not know its own name is the node that answered.
             known = [((node[0] or b"").decode() or settings["host"], int(node[1])) for node in nodes]
             self.met.update(dict.fromkeys(known))
             if first <= wanted <= last and known:
                 found = known[0]
         if found is not None:
             return found
-        raise StoreUnavailable(f"no node of {self.name} serves this namespace now: look at CLUSTER INFO")
+        raise StoreUnavailable(
+            f"no node of {self.name} serves this namespace now. Nothing was sent. Check CLUSTER INFO."
+        )
 
     def check(self) -> None:
-        """Refuse options that no connection takes, before the first one is needed."""
+        """Refuse invalid options before the first connection is needed."""
         try:
             self.kind(**self.options)
         except Exception as error:
             raise InvalidOption(
-                f"a connection to Redis cannot be made with the options {sorted(self.options)}: "
+                f"a connection to Redis cannot be opened with the options {sorted(self.options)}: "
                 f"{type(error).__name__}{'' if 'password' in str(error) else f': {error}'}"
             ) from None
 
 
 def ask(connection: RedisPyConnection, name: str, *command: str) -> Any:
-    """Send one plain command, which changes nothing, and read its answer."""
+    """Send one command that changes nothing, and read its answer."""
     try:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True)
@@ -167,7 +169,7 @@ def ask(connection: RedisPyConnection, name: str, *command: str) -> Any:
 
 
 class RedisLink:
-    """One connection to the primary, by which batches go."""
+    """One connection to the primary, for batches."""
 
     def __init__(self, place: RedisAddress, index: str) -> None:
         self._name, self._place, self._index = place.name, place, index
@@ -178,7 +180,7 @@ class RedisLink:
         self._rest = b"\r\n$1\r\n1\r\n$%d\r\n%s\r\n" % (len(name), name)
 
     def open(self) -> None:
-        """Connect; also once more, after the connection was lost."""
+        """Connect; also again after the connection was lost."""
         self.connection = self._place.open(self._index)
         try:
             self._check_role()
@@ -187,15 +189,15 @@ class RedisLink:
             raise
 
     def _check_role(self) -> None:
-        """A replica that may be written to would take our batches; nobody else would know of them."""
+        """Raise for a replica: a writable replica would accept batches that no other server knows of."""
         try:
             role = self.ask("ROLE")
         except StoreUnusable:
             if self.lost:
                 raise
-            return  # not allowed to this user; the script itself finds out on most replicas
+            return  # this user may not send ROLE; on most replicas the script itself fails
         if isinstance(role, list) and role and role[0] in (b"slave", b"replica"):
-            raise store_error(redis.exceptions.ReadOnlyError("ROLE says: replica"), self._name, sent=False)
+            raise store_error(redis.exceptions.ReadOnlyError("ROLE reports a replica"), self._name, sent=False)
 
     def ask(self, *command: str) -> Any:
         """Send one plain command and read its answer."""
@@ -203,11 +205,11 @@ class RedisLink:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection is gone; a refusal by the server leaves it as it is."""
-        return self.connection is None or self.connection._sock is None  # noqa: SLF001  (redis-py does not tell)
+        """Whether the connection was lost; an error reply of the server does not close it."""
+        return self.connection is None or self.connection._sock is None  # noqa: SLF001  (redis-py has no public attribute for it)
 
     def call(self, script: Script, *arguments: bytes) -> Any:
-        """Run a script with these arguments after the name of the index, and return what it answers."""
+        """Run a script with the name of the index and these arguments, and return its answer."""
         connection = self._usable()
         count = b"*%d\r\n" % (4 + len(arguments))
         rest = self._rest
@@ -218,7 +220,7 @@ class RedisLink:
                 whole = b"%s$7\r\nEVALSHA\r\n$40\r\n%s%s" % (count, script.sha, rest)
                 connection.send_packed_command((whole,), check_health=False)
                 return connection.read_response(disable_decoding=True)
-            except redis.exceptions.NoScriptError:  # the server was restarted, or somebody has flushed its scripts
+            except redis.exceptions.NoScriptError:  # the server was restarted, or its scripts were flushed
                 whole = b"%s$4\r\nEVAL\r\n$%d\r\n%s%s" % (count, len(script.text), script.text, rest)
                 connection.send_packed_command((whole,), check_health=False)
                 return connection.read_response(disable_decoding=True)
@@ -228,29 +230,29 @@ class RedisLink:
             raise self.failed(error) from error
 
     def refused(self, error: redis.exceptions.ResponseError) -> BaseException:
-        """What an error means that the server has replied. Where it is about the commands, the connection is kept."""
+        """The Holdfast error for an error reply of the server. If it is about the commands, the connection stays open."""
         reason = store_error(error, self._name, sent=True)
         return StepRefused(reason) if isinstance(reason, StoreUnusable) else self.failed(error)
 
     def failed(self, error: BaseException) -> BaseException:
-        """Close the connection, whose state is not known any more, and tell what the error means for the batch."""
+        """Close the connection, whose state is unknown now, and return the Holdfast error for the batch."""
         self.close()
         if isinstance(error, redis.exceptions.RedisError | OSError | ValueError | msgspec.MsgspecError):
             return store_error(error, self._name, sent=True)
         return error
 
     def close(self) -> None:
-        """Close the connection. In a forked child only this process's end of it: it is the parent's."""
+        """Close the connection. A forked child closes only its copy, because the connection belongs to the parent."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.disconnect()
 
     def _usable(self) -> RedisPyConnection:
         if self.connection is None:
-            raise StoreUnusable("this connection is closed: open a new one")
+            raise StoreUnusable("this connection is closed. Open a new one.")
         if os.getpid() != self._pid:
             raise StoreUnusable(
-                "this connection belongs to the process that this one was forked from: open a new client"
+                "this connection belongs to the parent process of a fork. Open a new client in this process."
             )
         return self.connection
 
@@ -259,7 +261,7 @@ class RedisLink:
 
 
 def place_of_url(url: str) -> tuple[RedisAddress, str]:
-    """The place and the prefix of names that a URL gives."""
+    """The address and the prefix of keys that a URL contains."""
     scheme, _, rest = url.partition("://")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme.lower(), scheme.lower())
     address, _, query = rest.partition("?")
@@ -269,29 +271,29 @@ def place_of_url(url: str) -> tuple[RedisAddress, str]:
     try:
         settings = _parse_url(f"{scheme}://{address}{theirs and '?' + theirs}")
     except ValueError as error:
-        reason = str(error) if str(error).startswith("Invalid value for") else "it cannot be taken apart"
-        raise InvalidOption(f"the URL of the Redis cannot be used: {reason}") from None
+        reason = str(error) if str(error).startswith("Invalid value for") else "it cannot be parsed"
+        raise InvalidOption(f"the Redis URL cannot be used: {reason}") from None
     database = address.rpartition("@")[2].partition("/")[2].strip("/")
     if database and not database.isdigit():
-        raise InvalidOption("a database of a Redis is a number, as in redis://host:6379/0: the URL says something else")
+        raise InvalidOption("the database in a Redis URL must be a number, as in redis://host:6379/0")
     cluster = _TRUE.get(ours.get("cluster", "false").lower())
     if cluster is None:
-        raise InvalidOption("?cluster= is true or false")
+        raise InvalidOption("?cluster= must be true or false")
     kind = settings.get("connection_class", Connection)
     seeds = ((settings.get("host", "localhost"), settings.get("port", DEFAULT_PORT)),) if cluster else ()
     if cluster and settings.get("db"):
-        raise InvalidOption("a cluster has one database, with the number 0: leave the number out of the URL")
+        raise InvalidOption("a cluster has only database 0: remove the number of the database from the URL")
     place = RedisAddress(options=_connection_options(settings), kind=kind, seeds=seeds)
     place.check()
     return place, ours.get("prefix", PREFIX)
 
 
 def place_of_client(client: Any) -> RedisAddress:
-    """The place that a client of redis-py is set up for. Its own connections are left to it."""
+    """The address of a client of redis-py. Its own connections are not used."""
     if not isinstance(client, redis.Redis | redis.RedisCluster):
         raise InvalidOption(
-            f"{type(client).__module__}.{type(client).__name__} cannot be used here: Holdfast sends from a thread of "
-            "its own, also for AsyncClient. Give it the synchronous redis.Redis or redis.RedisCluster, or the URL."
+            f"{type(client).__module__}.{type(client).__name__} cannot be used here: Holdfast uses its connections "
+            "from a thread of its own, also for AsyncClient. Pass a sync redis.Redis or redis.RedisCluster, or the URL."
         )
     handle: Any = client
     if isinstance(client, redis.RedisCluster):
@@ -329,6 +331,6 @@ def shown(place: RedisAddress) -> str:
 
 
 def _known(host: str) -> str:
-    """One name for the two that everybody uses for this machine."""
+    """One name for localhost and its usual addresses."""
     host = host.lower()
     return "127.0.0.1" if host == "localhost" else host

@@ -1,7 +1,7 @@
-"""The fast path: which commands may go to the script locks.lua, how they are written down, and what its answers mean.
+"""The fast path: which commands go to the script locks.lua, how they are encoded, and how its answers are decoded.
 
-What cannot be written down, and what the script declines, is left for the rules in Python (source.py). The order
-of commands is kept: see `asked`.
+Commands that cannot be encoded, and those that the script declines, are left to the rules in Python (source.py). The
+order of commands is kept: see `asked`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,30 @@ from ...rules.runs.record import Finish, NewRun
 from ..native_fields import KnownFields
 from .codec import check_run, fields_of
 from .keys import BARE as NAMES
+from .opcodes import (
+    ACQUIRE,
+    DECLINED,
+    FINISH,
+    GRANTED,
+    QUEUED,
+    RECORD,
+    RECORDED,
+    RELEASE,
+    RELEASED,
+    RENEW,
+    RENEWED,
+    START,
+    STARTED,
+)
 from .writing import sets_of
-
-ACQUIRE, RENEW, RELEASE, RECORD, FINISH, START = 1, 2, 3, 23, 24, 25
-DECLINED, GRANTED, RENEWED, RELEASED, QUEUED, RECORDED, STARTED = 0, 1, 2, 3, 5, 44, 45
 
 Row = tuple[Any, ...]
 Answer = Any
-"""A number, or a list whose first two places are a number and the attempts that were granted by it."""
+"""A number, or a list that begins with a number and the attempts that were granted something."""
 
 ENDS = frozenset(get_args(rule.End))
 NOW = 1
-"""Stands for the time, which only the script knows."""
+"""A placeholder for the time, which only the script knows."""
 KNOWN: dict[type[msgspec.Struct], Collection[str]] = {
     Acquire: {
         "key", "id", "label", "kind", "permits", "weight", "ttl", "queue", "waiter_ttl", "delay", "listens",
@@ -73,7 +85,7 @@ def _acquire(command: Acquire) -> Row:
 
 
 def _record(command: RecordRun) -> Row | None:
-    """A record of entries and nothing else, or with the end of the run."""
+    """Entries for the journal only, or with the end of the run."""
     row = command.run, command.fence, command.at, command.request, command.entries, command.seen
     end = command.then
     if end is None:
@@ -86,12 +98,12 @@ def _record(command: RecordRun) -> Row | None:
 
 
 def _is_record(row: Row) -> bool:
-    """Whether the values are of their kinds; in entries alone the script looks by itself."""
+    """Whether the values have the right types; if there are only entries, the script checks them itself."""
     return tuple(map(type, row)) == (str, int, int, str, tuple, int) and all(type(entry) is str for entry in row[4])
 
 
 def _start(command: StartRun) -> Row | None:
-    """A start for a worker, of a run without parent, key and limits: as it is stored, but for the time."""
+    """A start for a worker, of a run without parent, key and limits: encoded as it is stored, without the time."""
     new, worker = command.new, command.worker
     if not _known.cover(new):
         return None
@@ -121,17 +133,18 @@ _ROWS: dict[type[Command], Callable[[Any], Row | None]] = {
 
 
 class ScriptCall(NamedTuple):
-    """A batch for the script, and the places of its commands among all commands."""
+    """A batch for the script, and the indexes of its commands among all commands."""
 
     payload: bytes
     places: list[int]
 
 
 def asked(commands: Sequence[Command], ends: Container[str] = ()) -> ScriptCall | None:
-    """What of a batch goes to the script; None: nothing. `ends` are runs whose ends it would decline.
+    """The part of a batch that goes to the script; None: nothing. `ends` are runs whose ends it would decline.
 
-    A lock whose command was left out is left out from there on. After any that was left out no run goes there, and
-    after one about runs nothing at all: the rules may have to tell a run of it first.
+    After a command about a lock that was left out, all later commands about this lock are left out too. After any
+    command that was left out, no command about a run goes to the script, and after one about runs nothing at all: the
+    rules may have to notify a run first.
     """
     rows: list[Row] = []
     places: list[int] = []
@@ -144,7 +157,7 @@ def asked(commands: Sequence[Command], ends: Container[str] = ()) -> ScriptCall 
         if write is not None and _known.cover(command) and not (command.key in left_out if of_a_lock else left_out):  # type: ignore[attr-defined]
             try:
                 row = write(command)
-            except Exception:  # whatever a value that is not of its kind leads to: the rules say what is wrong
+            except Exception:  # any error that a value of the wrong type causes: the rules report it
                 row = None
         if row is not None and row[0] == FINISH and row[1] in ends:
             row = None
@@ -159,7 +172,7 @@ def asked(commands: Sequence[Command], ends: Container[str] = ()) -> ScriptCall 
         return None
     try:
         return ScriptCall(_encoder.encode(rows), places)
-    except Exception:  # one of them cannot be written down: it fails alone by the rules
+    except Exception:  # one of the commands cannot be encoded: the rules let it fail alone
         return None
 
 
@@ -172,17 +185,17 @@ def _plain(row: Row) -> bool:
 
 
 class ScriptReply(msgspec.Struct, frozen=True):
-    """What the script answered: the moment at which it decided, a row for each command, and the stored texts."""
+    """The answer of the script: the moment of its decisions, a row for each command, and stored texts."""
 
     now: int
     answers: list[Answer]
     texts: Sequence[bytes]
     unheard: tuple[str, ...] = ()
-    """The attempts whose hints nobody received."""
+    """The attempts whose hints no process received."""
 
 
 def read_reply(reply: object) -> ScriptReply:
-    """Take the script's answer apart. Raises `ValueError` if it is none."""
+    """Decode the answer of the script. Raises `ValueError` if it is invalid."""
     packed = reply[0] if type(reply) is list and reply else reply
     if type(packed) is not bytes:
         raise ValueError(f"an answer of type {type(reply).__name__}")
@@ -254,6 +267,6 @@ _READERS: dict[int, Callable[[Any, Answer, ScriptReply], Outcome]] = {
 
 
 def outcome_of(command: Command, answer: Answer, reply: ScriptReply) -> Outcome | None:
-    """The outcome that a row of the script's answer stands for; None: it was declined."""
+    """The outcome for a row of the script's answer; None: the script declined the command."""
     kind = answer if type(answer) is int else answer[0]
     return None if kind == DECLINED else _READERS[kind](command, answer, reply)

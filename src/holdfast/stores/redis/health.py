@@ -1,7 +1,7 @@
-"""The check-up of a Redis or Valkey: its role, and whether it may lose or throw away what it was told.
+"""Health checks of a Redis or Valkey server: version, role, permissions, eviction, durability, cluster.
 
-The two that matter most for locks, eviction and persistence, are looked at when a server is first used by a process,
-and said aloud once. Nothing here changes anything; what may not be looked at is a finding too.
+Eviction and durability matter most for locks: a process checks them when it first uses a server, and logs one warning
+for each that is not right. The checks change nothing. A setting that cannot be read is a finding too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _known: dict[str, ServerInfo] = {}
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself. None: it did not say."""
+    """What a server reports about itself. None: it refused to report it."""
 
     info: dict[str, str]
     policy: str | None
@@ -43,12 +43,12 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def known(place: RedisAddress) -> ServerInfo | None:
-    """What this process knows of the server, if it has looked."""
+    """What this process knows about the server; None if it has not checked it yet."""
     return _known.get(place.server)
 
 
 def look_once(place: RedisAddress, link: RedisLink) -> None:
-    """Look at a server that this process has not used yet, and say what is wrong with it."""
+    """Check a server that this process has not used yet, and log a warning for each problem."""
     if place.server in _known:
         return
     look = look_at(link)
@@ -62,7 +62,7 @@ def look_once(place: RedisAddress, link: RedisLink) -> None:
 
 
 def look_at(link: RedisLink) -> ServerInfo:
-    """Ask the server. What it refuses to say stays unknown."""
+    """Read version, role and settings from the server. A setting that it refuses to report stays unknown."""
     info: dict[str, str] = {}
     for section in ("server", "replication", "memory", "cluster"):
         info |= _info(link, section)
@@ -76,15 +76,22 @@ def look_at(link: RedisLink) -> ServerInfo:
 
 
 def diagnose(place: RedisAddress, layout: Layout) -> tuple[Finding, ...]:
-    """Everything that can be said of the server, in a fixed order."""
+    """All findings about the server, in a fixed order."""
     try:
         link = RedisLink(place, layout.index)
     except StoreError as error:
-        return (Finding(check="server", level="problem", detail=str(error), advice="See to this first."),)
+        return (
+            Finding(
+                check="server",
+                level="problem",
+                detail=str(error),
+                advice="The other checks need the server: fix this first.",
+            ),
+        )
     try:
         return tuple(_findings(place, link, layout))
     except StoreError as error:
-        return (Finding(check="server", level="problem", detail=str(error), advice="Ask again."),)
+        return (Finding(check="server", level="problem", detail=str(error), advice="Run the checks again."),)
     finally:
         link.close()
 
@@ -92,7 +99,7 @@ def diagnose(place: RedisAddress, layout: Layout) -> tuple[Finding, ...]:
 def _findings(place: RedisAddress, link: RedisLink, layout: Layout) -> Iterator[Finding]:
     look = look_at(link)
     if place.server in _known:
-        _known[place.server] = look  # it may have been set up anew since it was first looked at
+        _known[place.server] = look  # its settings may have changed since the first check
     yield _server(look)
     yield _role(look)
     yield permissions.finding(link, layout.index)
@@ -108,8 +115,8 @@ def _server(look: ServerInfo) -> Finding:
         return Finding(
             check="server",
             level="warning",
-            detail="the server does not tell what it is",
-            advice="Allow this user INFO, or look at its version by hand: Redis 6.2 or newer, any Valkey.",
+            detail="the server does not report its version",
+            advice="Allow this user INFO, or check the version by hand: Redis 6.2 or newer, or any Valkey.",
         )
     name = f"Valkey {look.info['valkey_version']}" if "valkey_version" in look.info else f"Redis {version}"
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
@@ -117,7 +124,7 @@ def _server(look: ServerInfo) -> Finding:
         return Finding(
             check="server",
             level="problem",
-            detail=f"{name} is older than what Holdfast was tested with",
+            detail=f"{name} is too old: Holdfast is tested with Redis 6.2 and newer",
             advice="Use Redis 6.2 or newer, or Valkey.",
         )
     return Finding(check="server", level="ok", detail=name)
@@ -126,19 +133,19 @@ def _server(look: ServerInfo) -> Finding:
 def _role(look: ServerInfo) -> Finding:
     role = look.info.get("role")
     if role == "master":
-        return Finding(check="role", level="ok", detail="it is the primary")
+        return Finding(check="role", level="ok", detail="the server is the primary")
     if role is None:
         return Finding(
             check="role",
             level="warning",
-            detail="the server does not tell whether it is the primary",
+            detail="the server does not report whether it is the primary",
             advice="Allow this user INFO and ROLE. Locks must not be read from a replica.",
         )
     return Finding(
         check="role",
         level="problem",
-        detail="it is a replica",
-        advice="Give the address of the primary: locks live there.",
+        detail="the server is a replica",
+        advice="Configure the address of the primary: Holdfast reads and writes locks only there.",
     )
 
 
@@ -149,49 +156,49 @@ def _eviction(look: ServerInfo) -> Finding:
         return Finding(
             check="eviction",
             level="warning",
-            detail="the server does not tell its maxmemory-policy",
-            advice="See to it that it is noeviction: a lock that is evicted is free for everybody.",
+            detail="the server does not report its maxmemory-policy",
+            advice="Make sure that it is noeviction: a lock that is evicted can be taken by another client.",
         )
     limit = look.info.get("maxmemory")
     if look.policy.startswith("volatile-"):
         return Finding(
             check="eviction",
             level="problem",
-            detail=f"maxmemory-policy is {look.policy}: it spares records of locks, which have no TTL, but a full "
-            "memory then refuses every write",
-            advice="Use a server of its own for locks, with CONFIG SET maxmemory-policy noeviction.",
+            detail=f"maxmemory-policy is {look.policy}: records of locks have no TTL and are not evicted, but a server "
+            "whose memory is full refuses every write",
+            advice="Use a separate server for locks, with CONFIG SET maxmemory-policy noeviction.",
         )
-    now = " (there is no maxmemory now, so nothing is evicted yet)" if limit == "0" else ""
+    now = " (maxmemory is not set, so nothing is evicted at present)" if limit == "0" else ""
     return Finding(
         check="eviction",
         level="problem",
-        detail=f"maxmemory-policy is {look.policy}: when memory is short, locks are thrown away while held{now}",
-        advice="CONFIG SET maxmemory-policy noeviction, and keep it in the server's configuration. Do not share the "
+        detail=f"maxmemory-policy is {look.policy}: when memory is full, locks are evicted while they are held{now}",
+        advice="CONFIG SET maxmemory-policy noeviction, and write it into the configuration file. Do not share the "
         "server with a cache.",
     )
 
 
 def _persistence(look: ServerInfo) -> Finding:
     if look.durable:
-        return Finding(check="durability", level="ok", detail="every command is on the disk before it is answered")
+        return Finding(check="durability", level="ok", detail="every command is on disk before it is answered")
     if look.append_only is None:
         return Finding(
             check="durability",
             level="warning",
-            detail="the server does not tell how it keeps its data (CONFIG GET is refused)",
-            advice="See to it that it is appendonly yes with appendfsync always. Otherwise the last answered commands "
-            "may be lost with the power or at a failover; the fence still protects what checks it.",
+            detail="the server does not report how it persists its data (CONFIG GET is refused)",
+            advice="Make sure that it has appendonly yes and appendfsync always. Otherwise the last answered commands "
+            "may be lost in a power failure or a failover; writes that check the fencing token stay protected.",
         )
     if look.append_only != "yes":
-        detail = "appendonly is no: after a crash, locks that were answered since the last snapshot are gone"
+        detail = "appendonly is no: after a crash, all locks that were granted since the last snapshot are lost"
     else:
-        detail = f"appendfsync is {look.fsync}: the loss of power may take the last answered commands with it"
+        detail = f"appendfsync is {look.fsync}: the last answered commands may be lost in a power failure"
     return Finding(
         check="durability",
         level="warning",
         detail=detail,
-        advice="CONFIG SET appendonly yes and appendfsync always, where an answered lock must survive. Tokens rise "
-        "nevertheless, so whoever checks them is safe.",
+        advice="CONFIG SET appendonly yes and appendfsync always, where a granted lock must survive. Tokens rise in "
+        "any case, so writes that check the fencing token stay protected.",
     )
 
 
@@ -200,9 +207,9 @@ def _cluster(place: RedisAddress, link: RedisLink) -> Finding:
         return Finding(
             check="cluster",
             level="problem",
-            detail="the server is a node of a cluster, and the URL does not say so",
-            advice="Add ?cluster=true to the URL: then the node that serves this namespace is found, also after a "
-            "failover.",
+            detail="the server is a node of a cluster, and the URL lacks ?cluster=true",
+            advice="Add ?cluster=true to the URL: Holdfast then finds the node that serves this namespace, also after "
+            "a failover.",
         )
     try:
         state = _lines(link.ask("CLUSTER", "INFO")).get("cluster_state")
@@ -211,7 +218,7 @@ def _cluster(place: RedisAddress, link: RedisLink) -> Finding:
     if state == "ok":
         return Finding(check="cluster", level="ok", detail="all slots of the cluster are served")
     return Finding(
-        check="cluster", level="problem", detail=f"the state of the cluster is {state}", advice="Look at CLUSTER NODES."
+        check="cluster", level="problem", detail=f"the state of the cluster is {state}", advice="Check CLUSTER NODES."
     )
 
 
@@ -229,7 +236,7 @@ def _settings(link: RedisLink, pattern: str) -> dict[str, str]:
 
 
 def _answer(link: RedisLink, *command: str) -> Any:
-    """The answer; None where the server refuses to give one."""
+    """The answer; None where the server refuses the command."""
     try:
         return link.ask(*command)
     except StoreError:

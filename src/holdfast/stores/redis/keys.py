@@ -1,8 +1,8 @@
-"""The layout of a namespace in Redis: every name that is used there, in one place.
+"""The layout of a namespace in Redis: all names of keys.
 
-All names of a namespace share one hash tag, `{namespace}`, so that a batch is one script in a cluster too. What would
-end the tag early, or begin another, is percent-encoded; everything else is written as it is, for people to read.
-The layout is a stored format, described in docs/stores/redis.md and pinned by a test.
+All names of a namespace share one hash tag, `{namespace}`, so that a batch is one script in a cluster too. Characters
+that would end the tag early, or begin another, are percent-encoded; all others are written as they are, so that names
+are readable. The layout is a stored format, described in docs/stores/redis.md and pinned by a test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLOT_PARTS = str.maketrans({"%": "%25", ":": "%3A"})
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The names of one namespace. `base` is what all of them begin with.
+    """The names of one namespace. All of them begin with `base`.
 
     >>> Layout("holdfast", "orders").base
     'holdfast:{orders}:'
@@ -36,40 +36,40 @@ class Layout(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not _PREFIX.fullmatch(self.prefix):
             raise InvalidOption(
-                "the prefix of the names in Redis is 1-100 characters without spaces and without { and }, such as "
-                f"?prefix={PREFIX}"
+                "the prefix of the keys in Redis must have 1-100 characters, without spaces and without { and }, such "
+                f"as ?prefix={PREFIX}"
             )
         base = f"{self.prefix}:{{{self.namespace.translate(_PARTS)}}}:"
         msgspec.structs.force_setattr(self, "base", base)
 
     @property
     def index(self) -> str:
-        """The sorted set of all keys; the one name that the script is given."""
+        """The sorted set of all keys; the one name that is passed to the scripts."""
         return self.base + "keys"
 
     @property
     def due(self) -> str:
-        """The sorted set of the keys that somebody waits for."""
+        """The sorted set of the keys that have waiters."""
         return self.base + "due"
 
     def lock(self, key: str) -> str:
-        """Where the record of a key is."""
+        """The record of the lock of a key."""
         return f"{self.base}lock:{key}"
 
     def slot(self, address: Address) -> str:
-        """Where a state slot is."""
+        """A state slot."""
         return f"{self.base}slot:{slot_name(address)}"
 
     def record(self, kind: str, key: str) -> str:
-        """Where a record of a type is. The name of a type has no colon."""
+        """A record of a type. The name of a type has no colon."""
         return f"{self.base}record:{kind}:{key}"
 
     def record_keys(self, kind: str) -> str:
-        """The sorted set of the keys of all records of a type, all of the score 0."""
+        """The sorted set of the keys of all records of a type, all with the score 0."""
         return f"{self.base}records:keys:{kind}"
 
     def due_records(self, kind: str) -> str:
-        """The sorted set of the keys of records that have a `due_at`, by that."""
+        """The sorted set of the keys of records that have a `due_at`, by `due_at`."""
         return f"{self.base}records:due:{kind}"
 
     def run(self, id: str) -> str:
@@ -81,7 +81,7 @@ class Layout(msgspec.Struct, frozen=True):
         return f"{self.base}journal:{id}"
 
     def inbox(self, id: str) -> str:
-        """The list of the events that came to a run, as JSON; the first is number 1. Empty: it was removed."""
+        """The list of the events of a run, as JSON; the first is number 1. An empty text: the event was removed."""
         return f"{self.base}inbox:{id}"
 
     def inbox_keys(self, id: str) -> str:
@@ -95,12 +95,12 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def by_id(self) -> str:
-        """The sorted set of all runs, all of the score 0, in the order of the bytes of their ids."""
+        """The sorted set of all runs, all with the score 0, in the byte order of their ids."""
         return self.base + "runs:ids"
 
     @property
     def types(self) -> str:
-        """The set of all types of runs that there ever were."""
+        """The set of all types of runs that ever existed."""
         return self.base + "runs:types"
 
     @property
@@ -110,7 +110,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> str:
-        """The hash of the workers that are enlisted, as JSON."""
+        """The hash of the registered workers, as JSON."""
         return self.base + "workers"
 
     @property
@@ -127,11 +127,11 @@ class Layout(msgspec.Struct, frozen=True):
         return f"{self.base}runs:with:{_json(name)}={_json(value)}"
 
     def due_runs(self, type: str) -> str:
-        """The sorted set of the runs of a type that may be claimed, by when."""
+        """The sorted set of the runs of a type that may be claimed, by `due_at`."""
         return f"{self.base}runs:due:{type}"
 
     def runs_of(self, worker: str) -> str:
-        """The sorted set of the runs of a worker, all of the score 0."""
+        """The sorted set of the runs of a worker, all with the score 0."""
         return f"{self.base}runs:of:{worker}"
 
     def living(self, type: str) -> str:
@@ -139,28 +139,28 @@ class Layout(msgspec.Struct, frozen=True):
         return f"{self.base}runs:living:{type}"
 
     def admitted(self, group: str) -> str:
-        """The sorted set of the living runs that a limit has admitted, by their arrival."""
+        """The sorted set of the runs that a limit has admitted and that have not ended, by their arrival."""
         return f"{self.base}limits:in:{group}"
 
     def queue(self, group: str) -> str:
-        """The sorted set of the runs that wait at a limit, all of the score 0: see `redis_codec.queue_member`."""
+        """The sorted set of the runs that are queued under a limit, all with the score 0: see `codec.queue_member`."""
         return f"{self.base}limits:queue:{group}"
 
     def starts(self, group: str) -> str:
-        """The sorted set of the starts that a limit on starts counts, by their moment. It expires."""
+        """The sorted set of the starts that a limit on starts counts, by their time. It expires."""
         return f"{self.base}limits:starts:{group}"
 
     def crowded(self, workflow: str) -> str:
-        """The set of the places of a workflow where runs wait, as JSON."""
+        """The set of the limit keys of a workflow under which runs are queued, as JSON."""
         return f"{self.base}limits:crowded:{workflow}"
 
     def channel(self, channel: str) -> str:
-        """Where the attempts of a channel hear of their grants."""
+        """The pub/sub channel for hints to the attempts of a client."""
         return f"{self.base}wake:{channel}"
 
 
 BARE = Layout(PREFIX, "")
-"""The names without what they begin with, which the script puts before them."""
+"""The names without their beginning, which the script adds."""
 msgspec.structs.force_setattr(BARE, "base", "")
 
 
@@ -169,7 +169,7 @@ def _json(value: object) -> str:
 
 
 def slot_name(address: Address) -> str:
-    """The last part of a slot's name. The key comes last and is free; what is before it has no colon.
+    """The last part of a slot's name. The key comes last and may contain anything; the parts before it have no colon.
 
     >>> slot_name(("workflow", "a:b", "c:d"))
     'workflow:a%3Ab:c:d'
@@ -179,7 +179,7 @@ def slot_name(address: Address) -> str:
 
 
 def run_key_name(workflow: str, key: str) -> str:
-    """The name of an idempotency key among those of all workflows. The key comes last and is free.
+    """The name of an idempotency key among those of all workflows. The key comes last and may contain anything.
 
     >>> run_key_name("a:b", "c:d")
     'a%3Ab:c:d'

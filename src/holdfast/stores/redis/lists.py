@@ -1,9 +1,9 @@
-"""Lists of locks and of runs in Redis: which of the sorted sets a page is looked for in.
+"""Lists of locks and of runs in Redis, and the choice of the sorted set to read.
 
-Each of the sets that can answer a part of the filter is counted, and the smallest is walked, from the newest on; what
-else is wanted is asked of each run in it. The set of ids is in the order of the ids: those that begin with a prefix are
-put in order by their start, unless there are very many. One call looks at a bounded number of runs: then the page may
-be short, even empty, and says where the next one begins.
+Each set that can answer a part of the filter is counted, and the smallest one is read, from the newest run on; the other
+parts of the filter are checked for each run in it. The set of ids is ordered by id: the ids with a prefix are sorted by
+their start, unless there are very many. One call reads a bounded number of runs: the page may then be short, even empty,
+and contains the cursor at which the next page begins.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .reading import Commands, ReadRefused, RedisReader, reason_of, scored
 
 STATUSES: tuple[Status, ...] = Status.__args__  # type: ignore[attr-defined]
 MOST_LOOKS = 2_000
-"""How many runs one call looks at."""
+"""How many runs one call reads."""
 PREFIXED = 5_000
-"""How many ids with a prefix are put in order by their start at once; of more, another set is walked first."""
+"""Up to this number, ids with a prefix are sorted by their start at once; of more, another set is read first."""
 MOST_PREFIXED = 100_000
-"""How many ids with a prefix are put in order by their start after a walk that found none; of more, none."""
+"""Up to this number, ids with a prefix are sorted by their start after another set had none of them."""
 STRIDE = 200
 """How many runs are read at once, at most; a short page reads fewer at first."""
 NAMES = 1_000
 """How many names of a sorted set are read at once; the next time twice as many."""
 MOST_NAMES_AT_ONCE = 8_000
 IN_VAIN = 10_000
-"""How many names in a row are compared with a prefix in vain before the ids that begin with it are put in order."""
+"""How many names in a row may lack the prefix before the ids with the prefix are sorted instead."""
 MOST_NAMES = 100_000
 """How many names one call compares with a prefix."""
 
@@ -47,13 +47,13 @@ Cursor = tuple[int, str]
 
 
 class Stretch(NamedTuple):
-    """A part of the walk of a list."""
+    """A part of a list."""
 
     fitting: list[Cursor]
     """Runs whose ids begin with the prefix, the newest first."""
     compared: int
     last: Cursor | None
-    """Where the walk goes on; None: nowhere."""
+    """The cursor of the next part; None: this is the last."""
 
 
 class Lists:
@@ -64,21 +64,21 @@ class Lists:
         self._reading = RedisReader(layout)
 
     def answer(self, command: Command) -> Outcome:
-        """A page, or the census."""
+        """Answer a list or a count."""
         if isinstance(command, ListLocks):
             return self._locks(command)
         if isinstance(command, ListRuns):
             return self._runs(command)
         if isinstance(command, CountRuns):
             return self._run_counts()
-        raise TypeError(f"{type(command).__name__} is not a command that this store knows")
+        raise TypeError(f"{type(command).__name__} is not a command that this store supports")
 
     def _ask(self, commands: Commands) -> tuple[int, list[Any]]:
-        """The replies about indexes, each of which must be one."""
+        """The replies about indexes. Raises if one of the keys is not an index."""
         now, replies = self._read(commands)
         for command, reason in zip(commands, map(reason_of, replies), strict=True):
             if reason is not None and "WRONGTYPE" in reason:
-                raise unreadable("index", command[1], "there is something else in its place")
+                raise unreadable("index", command[1], "its key holds data of another type")
             if reason is not None:
                 raise ReadRefused(reason)
         return now, replies
@@ -138,7 +138,7 @@ class Lists:
         return now, runs
 
     def _newest(self, wanted: RunFilter, after: Cursor | None, limit: int) -> Iterator[Stretch]:
-        """The runs of the smallest set that has all that are wanted, the newest first, some at a time."""
+        """The runs of the smallest set that contains all matching runs, the newest first, some at a time."""
         names, ids = self._smallest(wanted)
         if ids is not None:
             yield self._in_order(wanted, after, self._begun(ids))
@@ -155,7 +155,7 @@ class Lists:
                     return
 
     def _in_order(self, wanted: RunFilter, after: Cursor | None, begun: Iterable[Cursor]) -> Stretch:
-        """Runs that are known by their ids, the newest first: all that there are."""
+        """All runs with these ids, the newest first."""
         older = (cursor for cursor in begun if after is None or cursor < tuple(after))
         timely = (
             cursor
@@ -166,7 +166,7 @@ class Lists:
         return Stretch(sorted(timely, reverse=True), 0, None)
 
     def _few_begin_with(self, prefix: str) -> bool:
-        """Whether the ids with this prefix are few enough to be put in order."""
+        """Whether the ids with this prefix are few enough to be sorted."""
         _, (more,) = self._ask([self._ids(prefix, most=1, skip=MOST_PREFIXED)])
         return not more
 
@@ -199,7 +199,7 @@ class Lists:
             full = [head for head in heads.values() if head.items]
             if not full:
                 return
-            # What is newer than the oldest item of every set that has more can be put in order now.
+            # Items newer than the oldest item of every set that has more can be merged now.
             bound = max((head.items[-1] for head in full if not head.ended), default=None)
             some = [item for head in full for item in head.taken(bound)]
             yield sorted(set(some), reverse=True)
@@ -216,7 +216,7 @@ class Lists:
         )
 
     def _smallest(self, wanted: RunFilter) -> tuple[list[str], list[str] | None]:
-        """The names of the sets to walk, or the ids."""
+        """The names of the sets to read, or the ids."""
         layout = self._layout
         choices: list[list[str]] = [[layout.by_age]]
         if wanted.statuses or wanted.workflow:
@@ -240,7 +240,7 @@ class Lists:
         return choices[best], None
 
     def _groups(self, wanted: RunFilter) -> list[str]:
-        """The sets of all statuses and workflows that are wanted."""
+        """The sets of all statuses and workflows of the filter."""
         workflows = [wanted.workflow]
         if not wanted.workflow:
             _, (types,) = self._ask([["SMEMBERS", self._layout.types]])
@@ -250,7 +250,7 @@ class Lists:
 
 
 def _slices(cursors: list[Cursor], size: int) -> Iterator[list[Cursor]]:
-    """The same a few at a time, and then twice as many each time."""
+    """The cursors in slices: a few at first, then twice as many each time."""
     first = 0
     while first < len(cursors):
         yield cursors[first : first + size]
@@ -264,7 +264,7 @@ class _Walk:
     def __init__(self, name: str, lowest: str, highest: str, after: Cursor | None, stride: int) -> None:
         self._name, self._lowest, self._highest, self._stride = name, lowest, highest, stride
         self._after = None if after is None else (after[0], after[1])
-        self._skip = 0  # how many of the moment of `_after` have been seen
+        self._skip = 0  # how many items with the time of `_after` have been read
         self.items: list[Cursor] = []
         self.ended = False
 
@@ -274,25 +274,25 @@ class _Walk:
         return not self.items and not self.ended
 
     def command(self) -> list[str]:
-        """The next items. Many may have begun at the moment of the cursor: these are dropped when they are read."""
+        """The command for the next items. Items with the time of the cursor may be read again, and are dropped then."""
         highest = self._highest if self._after is None else _lower(self._highest, self._after[0])
         most = ["LIMIT", str(self._skip), str(self._stride)]
         return ["ZREVRANGEBYSCORE", self._name, highest, self._lowest, "WITHSCORES", *most]
 
     def add(self, found: Any) -> None:
-        """Take what was read."""
+        """Add items that were read."""
         self.ended = len(found) < self._stride
         self._stride = min(2 * self._stride, MOST_NAMES_AT_ONCE)
         self.items = [item for item in found if self._after is None or item < self._after]
         if found:
-            # Not by counting all that were seen: runs that come, or go to another set, would shift the rest.
+            # Not by an offset from the beginning: runs that are added, or move to another set, would shift the others.
             moment = found[-1][0]
             again = self._after is not None and self._after[0] == moment
             self._skip = (self._skip if again else 0) + sum(at == moment for at, _ in found)
             self._after = found[-1] if self._after is None else min(self._after, found[-1])
 
     def taken(self, bound: Cursor | None) -> list[Cursor]:
-        """Remove and return what is not older than the bound."""
+        """Remove and return the items that are not older than the bound."""
         some = [item for item in self.items if bound is None or item >= bound]
         self.items = self.items[len(some) :]
         return some

@@ -1,7 +1,7 @@
-"""Whether the user of a connection may send what Holdfast needs, asked once a process, server and user.
+"""Whether a user may send the commands that Holdfast needs; checked once per process, server and user.
 
-A user who lacks one command would otherwise be refused later, by whatever command first needs it. A user who may change
-nothing at all is taken for one that only looks, such as a dashboard's; it is refused what it is not allowed to do.
+Without this check a missing permission would show only later, at the first command that needs it. A user who may write
+nothing at all is taken for a read-only user, such as a dashboard's: the server refuses its writes one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ READS = (
     "ZRANGEBYSCORE", "ZREVRANGEBYSCORE", "HGET", "HMGET", "HGETALL", "LLEN", "LRANGE", "SMEMBERS", "SCARD",
 )  # fmt: skip
 REMOVALS = ("DEL", "ZREM", "ZREMRANGEBYRANK", "HDEL", "LTRIM", "LSET", "SREM", "PEXPIRE")
-"""None of these makes a name that is not there, so they can be tried anywhere."""
+"""None of these commands creates a key, so they can be tried on any key."""
 ADDITIONS = ("ZADD", "MSET", "HSET", "RPUSH", "SADD")
 NEEDED = (*READS, *REMOVALS, *ADDITIONS, "PUBLISH")
 
@@ -27,7 +27,7 @@ _SCRIPT = read_script("rights_asked.lua").decode()
 
 
 def check_once(place: RedisAddress, link: RedisLink, index: str) -> None:
-    """Raise `StoreUnusable` for a user who may do some of what Holdfast needs, and not all."""
+    """Raise `StoreUnusable` for a user who has some of the permissions that Holdfast needs, and not all."""
     who = place.server, str(place.options.get("username", ""))
     if who in _known:
         return
@@ -41,23 +41,25 @@ def check_once(place: RedisAddress, link: RedisLink, index: str) -> None:
 
 
 def finding(link: RedisLink, index: str) -> Finding:
-    """What a check-up says about the user's rights."""
+    """The finding about the permissions of the user."""
     missing = _missing(link, index)
     if missing is None:
         return Finding(
             check="rights",
             level="warning",
-            detail="it could not be found out what this user may do",
-            advice="Allow this user EVAL and EVALSHA; docs/stores/redis.md lists all rights.",
+            detail="the permissions of this user could not be determined",
+            advice="Allow this user EVAL and EVALSHA; docs/stores/redis.md lists all permissions.",
         )
     if missing:
-        detail = f"this user may not do {_listed(missing)}, which Holdfast needs"
+        detail = f"this user may not send {_listed(missing)}, which Holdfast needs"
         return Finding(check="rights", level="problem", detail=detail, advice=_advice(missing))
-    return Finding(check="rights", level="ok", detail="this user may do what Holdfast needs, or only look")
+    return Finding(
+        check="rights", level="ok", detail="this user has the permissions that Holdfast needs, or is read-only"
+    )
 
 
 def _missing(link: RedisLink, index: str) -> Sequence[str] | None:
-    """The commands that the user lacks; none for one that only looks. None: the server did not say."""
+    """The commands that the user may not send; empty for a read-only user. None: the server did not report it."""
     try:
         refused = link.ask("EVAL", _SCRIPT, "1", index, *NEEDED)
     except StoreError:
@@ -74,4 +76,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _advice(names: Sequence[str]) -> str:
     rights = " ".join(f"+{name.lower()}" for name in names)
-    return f"ACL SETUSER <user> {rights} allows it; docs/stores/redis.md lists all rights."
+    return f"ACL SETUSER <user> {rights} allows it; docs/stores/redis.md lists all permissions."

@@ -1,7 +1,6 @@
-"""Questions of the rules as commands of Redis, and the replies as answers.
+"""Translates questions of the rules into commands of Redis, and their replies into answers.
 
-Each question knows the commands that answer it, and from their replies the answer. What must still be the same when the
-decision is written is checked by the same commands: see writing.py.
+When a decision is written, the same commands check that the answers have not changed: see writing.py.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ Replies = Sequence[Any]
 _terms = msgspec.json.Decoder(WorkflowLimits)
 _place = msgspec.json.Decoder(LimitKey)
 _REPLIES = frozenset((list, int, str, bool))
-"""What a reply is that is no error."""
+"""Types of replies that are not errors."""
 DUE, LATER = "DUE", "LATER"
-"""Commands into which read.lua puts the time: what of a sorted set is due, and how many of it are to come."""
+"""Commands into which read.lua inserts the time: the due items of a sorted set, and how many are due later."""
 MANY = 10**9
-"""So many wait at a crowded place as far as is known: it is only told that there are some."""
+"""The number of runs that is assumed to be queued under a limit key: it is only known that there are some."""
 
 
 class ReadRefused(Exception):
-    """The server refused to read something; it says why."""
+    """The server refused to read something; the message is the reason."""
 
 
 def reason_of(reply: Any) -> str | None:
-    """What the server said where a reply is an error."""
+    """The error message in a reply; None if the reply is not an error."""
     if isinstance(reply, dict):
         return str(reply.get("err"))
     return str(reply) if isinstance(reply, Exception) else None
 
 
 class RedisReader:
-    """How the questions about one namespace are asked and answered."""
+    """Questions about one namespace, and their answers."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -84,12 +83,12 @@ class RedisReader:
         return self._ways[type(question)][0](question)
 
     def answer(self, question: q.Question, replies: Replies) -> Any:
-        """The answer, or the exception that is one."""
+        """The answer, or an exception as the answer."""
         try:
             for reply in replies:
                 if type(reply) not in _REPLIES and (reason := reason_of(reply)) is not None:
                     raise (
-                        ValueError("there is something else in its place")
+                        ValueError("its key holds data of another type")
                         if "WRONGTYPE" in reason
                         else ReadRefused(reason)
                     )
@@ -102,7 +101,7 @@ class RedisReader:
             return unreadable(*self._name(question), str(error))
 
     def _name(self, question: q.Question) -> tuple[str, str]:
-        """What a question is about, for people."""
+        """The subject of a question, for messages."""
         if isinstance(question, q.LockByKey):
             return "record of the lock", question.key
         if isinstance(question, q.SlotAt):
@@ -214,7 +213,7 @@ def _run(question: q.RunById, replies: Replies) -> Any:
     fields, length, posted = replies
     if not fields:
         if length or posted:
-            raise unreadable("run", question.id, "its journal or its inbox is there without it")
+            raise unreadable("run", question.id, "its journal or its inbox exists, and the run does not")
         return None
     return run_of(question.id, dict(_pairs(fields)), length, posted)
 
@@ -243,7 +242,7 @@ def _record(_: q.RecordAt, replies: Replies) -> Any:
     if text is None or text is False:
         return None
     if not isinstance(text, str):
-        raise TypeError("it holds bytes that are no text in UTF-8")
+        raise TypeError("it contains bytes that are not valid UTF-8")
     return text
 
 

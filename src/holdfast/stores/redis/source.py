@@ -1,7 +1,7 @@
-"""The rules over a Redis: what they ask is read by one script, what they decide is written by another.
+"""A `RecordSource` for Redis: one script reads the records for a decision, another one writes the changes.
 
-The second one writes only if everything that was decided on is still as it was read (`write.lua`). Where another
-client was faster, everything is read and decided again.
+The second script writes only if everything that the decision depends on is still as it was read (`write.lua`). If
+another client was faster, everything is read and decided again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .scripts import READ, WRITE
 from .writing import Known, RedisWriter
 
 MOST_GUESSES = 5_000
-"""How many runs and queues a connection remembers, to read at once what their ends will need."""
+"""How many runs and queues a connection remembers, to read in one step what the end of a run will need."""
 PAUSE = 0.002
-"""Seconds by which the second try after another client was faster is put off, at most; later ones by more."""
+"""The longest delay in seconds before the second try after another client was faster; later delays are longer."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(tuple[int, list[Any]]).decode
@@ -43,10 +43,10 @@ _written = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 class LikelyReads(Snapshot):
-    """Runs whose end concerns others, and the first of queues, as this connection last saw them."""
+    """Runs whose end affects other runs, and heads of queues, as this connection last read them."""
 
     def note(self, run: Run) -> None:
-        """A run was read or written."""
+        """Note a run that was read or written."""
         if run.living and (run.places or run.locks or run.parent):
             if len(self._answers) >= MOST_GUESSES:
                 self._answers.clear()
@@ -66,27 +66,27 @@ class RedisSource:
         self._reading = RedisReader(layout)
         self._writing = RedisWriter(layout, self._reading)
         self._lists = Lists(layout, self.ask)
-        self._workers: tuple[str, ...] = ()  # whom it was told of last: their leases are read at once
+        self._workers: tuple[str, ...] = ()  # as last read: their leases are read in the same step
         self.guesses: LikelyReads = LikelyReads(0)
         self._known: Known = {}
-        self._plain = False  # whether something that was read for this decision is no text
+        self._plain = False  # whether something that was read for this decision is not text
         self._tries = 0
         self.began = False
         """Whether something of this batch may have been written."""
         self.unheard: list[str] = []
-        """The attempts whose hints nobody received."""
+        """The attempts whose hints no process received."""
 
     def begin(self) -> None:
-        """A batch begins."""
+        """Begin a batch."""
         self.began, self._tries, self.unheard = False, 0, []
 
     def ask(self, commands: Commands, *, changing: bool = False) -> tuple[int, list[Any]]:
-        """The time of the server, and what it replies to these commands, all in one step."""
+        """The time of the server, and its replies to these commands, all in one step."""
         arguments = (_pack(commands), self._time(), b"0" if changing else b"1")
         reply = self._link.call(READ, *arguments)
         try:
             return _unpack(reply)
-        except (msgspec.MsgspecError, UnicodeError):  # something in it is no text
+        except (msgspec.MsgspecError, UnicodeError):  # a reply contains something that is not text
             self._plain = True
             now, replies = self._link.call(READ, *arguments, b"1")
             return int(now), [_decoded(reply) for reply in replies]
@@ -123,7 +123,7 @@ class RedisSource:
         return snapshot
 
     def write(self, repository: BatchRepository, hints: Sequence[str], woken: Sequence[str]) -> bool:
-        """Write the changes if everything is unchanged, and tell those who wait."""
+        """Write the changes if nothing was changed in between, and notify the waiters."""
         writes = self._writing.writes(repository, self._known)
         names = dict.fromkeys(command[2] if command[0] == "UNLESS" else command[0] for command in writes)
         messages = [
@@ -156,7 +156,7 @@ class RedisSource:
         self._writing.check(changes)
 
     def undo(self) -> None:
-        """Nothing is kept between a read and a write."""
+        """Nothing to undo: nothing is locked between a read and a write."""
 
     def scan(self, command: Command) -> Outcome:
         """Answer a list."""
@@ -167,14 +167,14 @@ class RedisSource:
 
 
 def _packable(value: Any) -> Any:
-    """The same with bytes written as texts are: the server's Lua knows only these."""
+    """The same value with bytes encoded as texts are: the server's Lua has only one string type."""
     if isinstance(value, bytes):
         return msgspec.Raw(b"\xdb%s%s" % (len(value).to_bytes(4, "big"), value))
     return [_packable(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _decoded(reply: Any) -> Any:
-    """A plain reply as the others are; what is no text stays as it is, and cannot be read."""
+    """A plain reply, decoded; bytes that are not valid text stay bytes and count as unreadable."""
     if isinstance(reply, list):
         return [_decoded(part) for part in reply]
     if isinstance(reply, bytes):

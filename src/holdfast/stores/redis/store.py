@@ -1,9 +1,9 @@
-"""`redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`: the server's clock, waking by pub/sub.
+"""`redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`: the server's clock, hints by pub/sub.
 
-The usual commands of a batch are one script and one trip (locks.lua). Everything else is decided by the rules in
-Python: one script reads, another one writes if nothing has changed (source.py). What is promised depends on how
-the server keeps its data: health.py looks at that when a server is first used, and says what is missing.
-Options in the URL: `?prefix=holdfast` (what all names begin with), `?cluster=true`, and those of redis-py.
+Frequent commands of a batch are one script and one round trip (locks.lua). All others are decided by the rules in
+Python: one script reads, another one writes if nothing has changed (source.py). Durability depends on how the server
+persists its data: health.py checks that when a server is first used, and logs a warning for each problem.
+Options in the URL: `?prefix=holdfast` (the beginning of all keys), `?cluster=true`, and those of redis-py.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 
 def open_redis(url: str, *, namespace: str, clock: Clock) -> Store:
-    """Open the server or the cluster of the URL. It is reached when the first connection is made."""
+    """Open the server or the cluster of the URL. The first connection is made when it is needed."""
     place, prefix = place_of_url(url)
     return RedisStore(place, Layout(prefix, namespace), url=redacted(url), clock=clock)
 
 
 def adopt_redis(handle: Any, *, namespace: str, clock: Clock, options: Mapping[str, object] | None = None) -> Store:
-    """Open what a client of redis-py is set up for, by connections of our own. The one option is `prefix`."""
+    """Open the server of a client of redis-py, with separate connections. The only option is `prefix`."""
     ours = dict(options or {})
     prefix = str(ours.pop("prefix", PREFIX))
     if ours:
         raise InvalidOption(
-            f"with a client of redis-py there is the option prefix; {sorted(ours)} are the client's own"
+            f"with a client of redis-py the only option is prefix; set {sorted(ours)} on the client itself"
         )
     place = place_of_client(handle)
     return RedisStore(place, Layout(prefix, namespace), url=shown(place), clock=clock)
@@ -70,7 +70,7 @@ class RedisStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store can promise; whether it is durable has to be asked, once a process and server."""
+        """What this store can promise; durability is checked once per process and server."""
         look = health.known(self._place)
         if look is None and not self._closed:
             try:
@@ -82,7 +82,7 @@ class RedisStore:
         durable = look is not None and look.durable
         return Capabilities(durable=durable, shared=True, server_clock=self._now is None, notifies=True, workflows=True)
 
-    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (the server makes nobody wait for a turn)
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (there are no turns on this store, so no role goes first)
         """Open a connection of its own."""
         return RedisConnection(self._link(), self.layout, self._now, cluster=self._place.cluster)
 
@@ -92,7 +92,7 @@ class RedisStore:
         return RedisWatch(self._place, self.layout, channel, on_hint)
 
     def diagnose(self) -> tuple[Finding, ...]:
-        """Look at the server's role, its settings and its clock."""
+        """Check the server's version, role, permissions and settings."""
         return health.diagnose(self._place, self.layout)
 
     def reopen(self) -> Store:
@@ -100,7 +100,7 @@ class RedisStore:
         return RedisStore(self._place, self.layout, url=self.url, clock=self._clock)
 
     def close(self) -> None:
-        """Open no more connections. There is nothing that they share."""
+        """Refuse new connections. They share nothing that must be closed."""
         self._closed = True
 
     def _link(self) -> RedisLink:
@@ -116,7 +116,7 @@ class RedisStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreUnusable(f"the store {self.url} is closed: open a new one")
+            raise StoreUnusable(f"the store {self.url} is closed. Open a new one.")
 
 
 class RedisConnection:
@@ -130,7 +130,7 @@ class RedisConnection:
         """When each command of the last batch was decided, by the server's clock."""
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry the batch out: what is simple by the fast path, in one trip, and the rest by the rules."""
+        """Carry the batch out: simple commands by the fast path, in one round trip, the others by the rules."""
         source = self._source
         if self._reopen:
             self._link.open()
@@ -143,19 +143,19 @@ class RedisConnection:
             for part in parts:
                 self._execute(commands if len(parts) == 1 else commands[part.start : part.stop], outcomes)
         except StoreError as error:
-            error.ambiguous = error.ambiguous or source.began  # an earlier trip of this batch has done its part
+            error.ambiguous = error.ambiguous or source.began  # an earlier script of this batch has written
             raise
         if source.unheard and not self._cluster:
             self._pass_over(commands, outcomes)
-        return outcomes  # type: ignore[return-value]  # nothing is ever occupied here
+        return outcomes  # type: ignore[return-value]  # rows are never locked here
 
     def _execute(self, commands: Sequence[Command], outcomes: list[Outcome | None]) -> None:
-        """Carry out what is not too much for one script, and add the outcomes and the moments of the decisions."""
+        """Carry out commands that are not too much for one script; add the outcomes and the moments of the decisions."""
         asked, before = fast_path.asked(commands, self._source.guesses), len(outcomes)
         outcomes += [None] * len(commands)
         self.moments += [0] * len(commands)
         if asked is not None:
-            with suppress(StepRefused):  # nothing was done: the rules find the command that is refused
+            with suppress(StepRefused):  # nothing was done: the rules find the command that the server refuses
                 self._try_fast(commands, asked, outcomes, before)
         rest = []
         for place, command in enumerate(commands):
@@ -168,9 +168,9 @@ class RedisConnection:
                 outcomes[before + place], self.moments[before + place] = answer, moment
 
     def _pass_over(self, commands: Sequence[Command], outcomes: Sequence[Any]) -> None:
-        """End the offers to processes that are gone, so that nobody waits for them. The commands have been carried out.
+        """End the offers to processes that have ended, for the next waiters. The commands have been carried out.
 
-        A node of a cluster does not know who listens at the other nodes, so there they end by themselves.
+        A node of a cluster does not know the subscribers of other nodes, so in a cluster such offers expire instead.
         """
         unheard = self._source.unheard
         looks = offers_to(unheard, commands, outcomes)
@@ -178,13 +178,13 @@ class RedisConnection:
             if looks:
                 seen = [outcome for outcome in execute(self._source, looks).outcomes if outcome is not None]
                 execute(self._source, pass_overs(unheard, looks, seen))
-        except StoreError:  # they end by themselves
+        except StoreError:  # such offers expire in any case
             self._reopen = self._link.lost
 
     def _try_fast(
         self, commands: Sequence[Command], asked: fast_path.ScriptCall, outcomes: list[Outcome | None], first: int
     ) -> None:
-        """Put in what the script answers, from the place `first` on; what it declines, or is not asked, stays open."""
+        """Fill in the answers of the script, from the index `first` on; declined or unsent commands stay unanswered."""
         if self._now is None:
             answer = self._link.call(FAST, asked.payload)
         else:

@@ -1,10 +1,9 @@
-"""How a process hears from Redis that one of its attempts was granted: a subscription, from a thread of its own.
+"""Hints through Redis pub/sub: a subscription with a thread of its own.
 
-The script publishes the ids of those it has granted something, on a channel for each client. The thread sends nothing
-while it waits, but for a rare PING by which a connection that is dead at the other end is noticed. Whenever the
-subscription begins, and begins anew after a fault, every waiter is told to look again: something may have been missed.
-While there is no subscription, waiters poll, and their records do not say that they listen. Hints may be lost; nobody's
-safety rests on them.
+The scripts publish the ids of attempts that were granted something, on one channel per client. The thread sends nothing
+while it waits, except a rare PING that detects a broken connection. Whenever the subscription begins, also again after
+an error, every waiter gets a hint: one may have been missed. While there is no subscription, waiters poll, and their
+records do not say that they listen. Hints may be lost; safety does not depend on them.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from .connection import RedisAddress, RedisPyConnection
 from .keys import Layout
 
 PING_SECONDS = 12.0
-"""How long nothing is heard before the server is asked whether it is still there."""
+"""Seconds without a message before a PING is sent."""
 ANSWER_SECONDS = 5.0
-"""How long it may take to answer that."""
+"""Seconds to wait for the answer to a PING."""
 RETRY_SECONDS = (0.05, 5.0)
-"""The first pause after a fault, and the longest one; each is jittered."""
+"""The first pause after an error, and the longest one; each is jittered."""
 JOIN_SECONDS = 5.0
 
 log = logging.getLogger("holdfast.stores")
@@ -47,12 +46,15 @@ class RedisWatch(HintReceiver):
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
         try:
             start_thread(self._thread)
-        except RuntimeError as error:  # who waits then asks again from time to time
+        except RuntimeError as error:  # waiters poll then
             self._thread = None
-            log.warning("no thread could be started to listen for wake-up hints (%s): waiting takes longer", error)
+            log.warning(
+                "no thread could be started to receive hints (%s): waiters poll, so a lock may be granted later",
+                error,
+            )
 
     def expect(self, id: str, *, eager: bool) -> None:
-        """Nothing to prepare: the server tells."""
+        """Nothing to prepare: the server sends all hints of the channel."""
 
     def forget(self, id: str) -> None:
         """Nothing to undo."""
@@ -60,7 +62,7 @@ class RedisWatch(HintReceiver):
     def close(self) -> None:
         """End the subscription, its thread and its connection."""
         self._closed.set()
-        if os.getpid() != self._pid:  # the thread is the parent's, and so is what it listens on
+        if os.getpid() != self._pid:  # the thread and its connection belong to the parent
             return
         with self._swapping:
             connection = self._connection
@@ -80,9 +82,9 @@ class RedisWatch(HintReceiver):
                 self.polls = False
                 self.hint(None)
                 self._listen(connection)
-            except Exception as error:  # whatever it was: the way back is to begin anew
+            except Exception as error:  # after any error, subscribe again
                 if not self._closed.is_set():
-                    log.debug("listening on %s was interrupted (%s)", self._place.name, error)
+                    log.debug("the subscription to %s was interrupted (%s)", self._place.name, error)
             finally:
                 self.polls = True
                 self._drop()
@@ -93,7 +95,7 @@ class RedisWatch(HintReceiver):
         connection = self._place.open(self._index, protocol=2)
         with self._swapping:
             self._connection = connection
-        if not self._closed.is_set():  # whoever closed may have looked too early
+        if not self._closed.is_set():  # `close` may have run before the connection existed
             connection.send_command("SUBSCRIBE", self._channel, check_health=False)
             connection.read_response(disable_decoding=True)
         return connection

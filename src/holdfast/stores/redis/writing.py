@@ -1,8 +1,8 @@
-"""Changes as commands of Redis, and what must still be as it was read when they are carried out.
+"""Translates changes into commands of Redis, and the answers they depend on into checks.
 
-Names are added to indexes before the records, and removed after everything else: a name without a record is passed
-over, a record without a name would never be found. A server whose memory is full refuses the first addition, and then
-nothing has been written yet.
+Names are added to indexes before the records, and removed after everything else: a name without a record is skipped, a
+record without a name would never be found. A server whose memory is full refuses the first addition, and then nothing
+has been written yet.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .keys import Layout, run_key_name
 from .reading import Command, Commands, RedisReader, Replies
 
 AT_ONCE = 1_000
-"""How many values one command carries, at most: the server's Lua takes about 8,000."""
+"""The largest number of values of one command: the server's Lua accepts about 8,000."""
 REMEMBERED = 7 * 24 * 3600 * 1000
-"""Milliseconds: the span of a limit on starts may be made longer by so much."""
+"""Milliseconds that starts are kept after their span, in case the span is made longer."""
 
 Known = dict[q.Question, tuple[Commands, Replies]]
-"""What was read: the commands of each question, and the replies from which its answer was made."""
+"""What was read: the commands of each question, and their replies."""
 Check = tuple[Command, Any]
-"""A command, and what it must still answer."""
+"""A command, and the reply that it must still give."""
 COMPARED: tuple[type[q.Question], ...] = (
     q.RegisteredWorkers,
     q.RunByKey,
@@ -57,18 +57,18 @@ COMPARED: tuple[type[q.Question], ...] = (
     q.LatestArrivals,
     q.LatestStarts,
 )
-"""What is asked again, as it was read, when a decision is written.
+"""Questions that are checked with their original commands when a decision is written.
 
-Journals and inboxes change with their runs; what is due, and lists of locks, are only hints.
+Journals and inboxes change with their runs; lists of due items and of locks are only hints.
 """
 
 
 class RedisWriter:
-    """How changes to one namespace are written."""
+    """The commands that write changes to one namespace."""
 
     def __init__(self, layout: Layout, reading: RedisReader) -> None:
         self._layout, self._reading = layout, reading
-        self._fields: dict[str, tuple[Run, dict[str, str]]] = {}  # runs that were checked, as they are stored
+        self._fields: dict[str, tuple[Run, dict[str, str]]] = {}  # checked runs, in their stored form
         self._ways: dict[type[q.Question], Callable[[Any, Known, int], Iterable[Check]]] = {
             q.RunById: self._check_run,
             q.StartsToCome: self._check_starts_to_come,
@@ -76,11 +76,11 @@ class RedisWriter:
         }
 
     def begin(self) -> None:
-        """Decisions are made anew."""
+        """Begin a new decision."""
         self._fields.clear()
 
     def check(self, changes: q.Changes) -> None:
-        """Raise for what could not be stored, or not be read again."""
+        """Raise for changes that could not be stored, or could not be read again."""
         for run in changes.runs.values():
             check_run(run, self._fields_of(run))
         for key, record in changes.locks.items():
@@ -114,13 +114,13 @@ class RedisWriter:
     # -- what must be unchanged -----------------------------------------------------------------------------
 
     def checks(self, repository: BatchRepository, known: Known) -> list[Check]:
-        """What the decisions rest on: commands, and what they must still answer."""
+        """What the decisions depend on: commands, and the replies that they must still give."""
         moved = _moves_runs(repository)
         lists = _longest(known)
         found: list[Check] = []
         for question in repository.asked:
             if isinstance(question, q.RegisteredWorkers) and not moved:
-                continue  # it was only asked whom to tell
+                continue  # it was only read to find out which attempts to notify
             if isinstance(question, q.LockByKey) and not moved and _is_lease(question.key, repository):
                 continue  # likewise
             way = self._ways.get(type(question))
@@ -161,7 +161,7 @@ class RedisWriter:
             if gone:
                 removals.append(["HDEL", layout.run(after.id), *gone])
         self._starts(changes, known, additions)
-        self._strays(changes, additions, removals)
+        self._dangling_items(changes, additions, removals)
         self._records(changes, additions, records, removals)
         self._locks(repository, additions, records, removals)
         for (workflow, key), run in changes.keys.items():
@@ -178,7 +178,7 @@ class RedisWriter:
         return [*additions, *self._lists(changes), *records, *removals]
 
     def _index(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
-        """The sorted sets in which a run is found."""
+        """Update the sorted sets that contain a run."""
         layout = self._layout
         created, name = score(after.created_at), after.id
         if before is None:
@@ -194,7 +194,7 @@ class RedisWriter:
                 removals.append(["SREM" if how is None else "ZREM", place, name])
 
     def _count(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
-        """The sets by which limits count a run."""
+        """Update the sets by which limits count a run."""
         layout = self._layout
         old, new = _counted(layout, before), _counted(layout, after)
         for (name, member), how in new.items():
@@ -214,10 +214,10 @@ class RedisWriter:
                         removals.append(["UNLESS", queue, "SREM", crowded, mark])
 
     def _starts(self, changes: q.Changes, known: Known, additions: list[Command]) -> None:
-        """Starts that limits count. Of those that are past only the latest can count, and in the end none."""
+        """Add starts that limits count. Of past starts only the latest can count, and finally none: the set expires."""
         for number, start in enumerate(changes.starts):
             name = self._layout.starts(start.group)
-            member = f"{changes.runs[start.run].fence} {number} {start.run}"  # a run that is revived starts once more
+            member = f"{changes.runs[start.run].fence} {number} {start.run}"  # a revived run starts again
             noted = changes.starts[: number + 1]
             to_come = known[q.StartsToCome(start.group)][1][0]
             to_come += sum(one.group == start.group and one.at > one.now for one in noted)
@@ -226,15 +226,15 @@ class RedisWriter:
             additions.append(["ZREMRANGEBYRANK", name, "0", str(-(start.limit.max + to_come) - 1)])
             additions.append(["PEXPIRE", name, str(left)])
 
-    def _strays(self, changes: q.Changes, additions: list[Command], removals: list[Command]) -> None:
-        """Names of runs that are not there go; those of runs that cannot be read are put off."""
-        for stray, until in changes.strays.items():
-            name = self._reading.commands(stray.list)[0][1]
-            member = stray.item
-            if isinstance(stray.list, q.Members):
-                member = queue_member(*stray.item) if stray.list.queued else stray.item[-1]
-            elif not isinstance(stray.list, q.RunsOf):
-                member = stray.item[-1]
+    def _dangling_items(self, changes: q.Changes, additions: list[Command], removals: list[Command]) -> None:
+        """Remove names of runs that do not exist; postpone runs that cannot be read."""
+        for item, until in changes.dangling.items():
+            name = self._reading.commands(item.list)[0][1]
+            member = item.item
+            if isinstance(item.list, q.Members):
+                member = queue_member(*item.item) if item.list.queued else item.item[-1]
+            elif not isinstance(item.list, q.RunsOf):
+                member = item.item[-1]
             if until is None:
                 removals.append(["ZREM", name, member])
             else:
@@ -243,7 +243,7 @@ class RedisWriter:
     def _records(
         self, changes: q.Changes, additions: list[Command], records: list[Command], removals: list[Command]
     ) -> None:
-        """Records of any type, with the sorted sets by which they are found."""
+        """Write records of any type, with their sorted sets."""
         layout, texts = self._layout, list[str]()
         for (kind, key), (_, stored) in changes.records.items():
             index, due, name = layout.record_keys(kind), layout.due_records(kind), layout.record(kind, key)
@@ -295,7 +295,7 @@ class RedisWriter:
 
 
 def _moves_runs(repository: BatchRepository) -> bool:
-    """Whether a worker comes or goes, or a run is given to one or taken from one."""
+    """Whether a worker registers or unregisters, or a run gets or loses a worker."""
     if repository.changes.workers:
         return True
     return any((before.worker if before is not None else "") != after.worker for before, after in repository.changed())
@@ -306,7 +306,7 @@ def _is_lease(key: str, repository: BatchRepository) -> bool:
 
 
 def _longest(known: Known) -> dict[q.Question, q.Range]:
-    """The ordered lists that were read, each as the longest beginning of it."""
+    """The ordered lists that were read, each with the longest part that was read."""
     found: dict[q.Question, q.Range] = {}
     for question in known:
         if isinstance(question, q.Range):
@@ -317,7 +317,7 @@ def _longest(known: Known) -> dict[q.Question, q.Range]:
 
 
 def sets_of(layout: Layout, run: Run | None) -> dict[str, str | None]:
-    """The sets that a run is in, each with its score; None: a set without scores."""
+    """The sets that contain a run, each with its score; None: a set without scores."""
     if run is None:
         return {}
     created = score(run.created_at)

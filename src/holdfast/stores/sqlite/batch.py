@@ -1,8 +1,8 @@
 """One batch of commands inside one SQLite transaction.
 
-Records are read as text, decided upon by the rules, and written back only where a rule changed them. A
-crowd of renewals is decided by SQLite itself, in one statement that is equal to the rule for the
-simple case and leaves every other case to the rule. The caller owns the transaction.
+Records are read as text, the rules decide, and only changed records are written back. Many renewals are decided by
+SQLite itself, in one statement that equals the rule for the simple case and leaves every other case to the rule. The
+caller begins and ends the transaction.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from ...rules import lock
 from ...rules.lock_outcomes import Outcome, Renewed
 from ...rules.lock_record import EMPTY, Kind, LockRecord, decode, encode
 from ...rules.runs.lock_queue import OverflowReader
-from ...rules.runs.lock_requests import MARK
+from ...rules.runs.lock_requests import RUN_PREFIX
 from ..common import at_least_one, by_key, decided, end_of_prefix, failed, listed, swept
 from .records import list_due_records, list_records, run_records
-from .runs import SqliteRunRepository, run_runs, tell_runs
+from .runs import SqliteRunRepository, notify_runs, run_runs
 from .slots import run_slots
 
 FEW_KEYS = 8
-"""Up to here one SELECT a key is cheaper than one SELECT over a JSON list of keys."""
+"""Up to this number of keys, one SELECT per key is cheaper than one SELECT over a JSON list of keys."""
 MANY_RENEWALS = 8
-"""From here on the one statement is cheaper than reading, deciding and writing each record."""
+"""From this number of renewals on, the one statement is cheaper than reading, deciding and writing each record."""
 MAX_INTEGER = 2**63 - 1
 MAX_TTL = 2**53
 
 LOAD = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
-# The driver gives the interpreter's lock away with every row. Beside threads that compute, a batch that takes or
-# gives many rows would then wait for the interpreter once a row: so what is many goes in and out as one value.
+# The driver releases the GIL for every row. While other threads compute, a batch that reads or writes many rows would
+# wait for the GIL once per row: so many rows are passed in and out as one value.
 LOAD_MANY = (
     "SELECT json_group_object(locks.key, record) FROM json_each(?) AS wanted CROSS JOIN locks "
     "WHERE locks.namespace = ? AND locks.key = wanted.value"
@@ -73,9 +73,9 @@ BEYOND_ALL_TEXT = b""
 """SQLite sorts any blob after any text, so this is the end of a range that has none."""
 
 # The payload is a list of [key, ttl, [id, token]]. Several paths in one json_extract yield a list, compared as text.
-# Simple is a record with exactly one holder, the right one, confirmed, neither expired nor stretched by a clock
-# step, not renewed at this very moment already, and with nothing else in it that time could change.
-# The namespace is compared with an expression of the payload's row: otherwise the planner walks through the
+# A record is simple if it has exactly one holder, the right one, which is confirmed, has neither expired nor an expiry
+# beyond its ttl after a clock step, and was not renewed at this same moment; and if time changes nothing else in it.
+# The namespace is compared with an expression of the payload's row: otherwise the planner scans the
 # whole namespace and searches the payload for each of its rows.
 ABSENT = (
     "$.holders[1]",
@@ -112,7 +112,7 @@ RENEW = """
               BETWEEN ? + 1 AND ? + json_extract(record, '$.holders[0].ttl')
           AND json_extract(record, '$.holders[0].expires_at') IS NOT ? + json_extract(asked.value, '$[1]')""",
 )
-# Which of them live on to the moment that was asked for; asked only when the count says that not all do.
+# Which grants now expire at the requested moment; read only when the count shows that not all do.
 RENEWED = "SELECT json_group_array(locks.key)" + ASKED.format(
     join="CROSS JOIN locks",
     time="""json_extract(record, '$.holders[0].ttl') IS json_extract(asked.value, '$[1]')
@@ -120,14 +120,14 @@ RENEWED = "SELECT json_group_array(locks.key)" + ASKED.format(
 )
 
 Row = tuple[str, str, str, int | None]
-"""The namespace, the key, the record and when it is due."""
+"""The namespace, the key, the record and its due_at."""
 
 _ALIKE: dict[type[Command], Callable[..., tuple[list[Outcome], bool]]] = {
     SlotCommand: run_slots,
     RecordCommand: run_records,
     RunCommand: run_runs,
 }
-"""Commands that are carried out together with those after them that are of the same kind."""
+"""Commands that are carried out together with directly following commands of the same kind."""
 
 _KEY = itemgetter(0)
 _encoder = msgspec.json.Encoder()
@@ -138,28 +138,35 @@ _TEXT_BY_KEY = msgspec.json.Decoder(dict[str, str])
 class SqliteBatch:
     """The commands of one transaction, and the time at which all of them happen."""
 
-    __slots__ = ("_db", "_namespace", "_now", "changed", "hints")
+    __slots__ = ("_db", "_namespace", "_now", "_own", "changed", "hints")
 
-    def __init__(self, db: sqlite3.Connection, namespace: str, now: int) -> None:
-        self._db, self._namespace, self._now = db, namespace, now
+    def __init__(self, db: sqlite3.Connection, namespace: str, now: int, *, own: bool = False) -> None:
+        """`own`: the transaction contains only this batch, and is rolled back if nothing has `changed`."""
+        self._db, self._namespace, self._now, self._own = db, namespace, now, own
         self.changed = False
-        self.hints: list[str] = []  # whom to tell besides those who were granted something
+        self.hints: list[str] = []  # attempts to notify besides those that were granted something
 
     def run(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Answer each command at its own place. What was asked of many keys sees all that came before it."""
+        """Answer the commands, in order. A command about many keys sees the changes of all commands before it."""
         if len(commands) == 1 and isinstance(only := commands[0], LockCommand) and type(only.key) is str:
             return [self._run_one(only)]
+        if commands and all(isinstance(command, RunCommand) for command in commands):  # what engines send
+            runs: Sequence[Any] = commands
+            savepoint = not self._own or len(commands) > 1
+            outcomes, self.changed = run_runs(self._db, self._namespace, self._now, runs, savepoint=savepoint)
+            return outcomes
         try:
             _encoder.encode(commands)
         except Exception:  # text or numbers that no store can hold
             return self._run_apart(commands)
-        outcomes: list[Outcome] = []
+        outcomes = []
         start = 0
         for place, command in enumerate(commands):
             if not isinstance(command, LockCommand) or type(command.key) is not str:
-                if place < start:  # done together with the one before it
+                if place < start:  # carried out together with an earlier one
                     continue
-                outcomes += self._run_locks(commands[start:place])  # type: ignore[arg-type]
+                if start < place:
+                    outcomes += self._run_locks(commands[start:place])  # type: ignore[arg-type]
                 kind = next((kind for kind in _ALIKE if isinstance(command, kind)), RunCommand)
                 alike: list[Any] = list(takewhile(partial(_is, kind), islice(commands, place, None)))
                 if alike:
@@ -167,16 +174,17 @@ class SqliteBatch:
                     self.changed = self.changed or changed
                     outcomes += answers
                     if kind is RecordCommand:
-                        self._tell(answers)
+                        self._notify_runs(answers)
                     start = place + len(alike)
                 else:
                     outcomes.append(self._sweep(command))
                     start = place + 1
-        rest = commands[start:] if start else commands
-        return outcomes + self._run_locks(rest) if outcomes else self._run_locks(rest)  # type: ignore[arg-type]
+        if start < len(commands):
+            outcomes += self._run_locks(commands[start:] if start else commands)  # type: ignore[arg-type]
+        return outcomes
 
     def _run_apart(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Answer one by one, so that a command that cannot even be written down fails alone."""
+        """Answer one by one, so that a command that cannot be encoded fails alone."""
         outcomes: list[Outcome] = []
         for command in commands:
             try:
@@ -202,11 +210,11 @@ class SqliteBatch:
             if row is not None:
                 rows.append(row)
             answers.update(zip([place for place, _ in some], outcomes, strict=True))
-        told = [answers[place] for place in range(len(commands))]
+        ordered = [answers[place] for place in range(len(commands))]
         if rows:
             self._save(rows)
-            self._tell(told)
-        return told
+            self._notify_runs(ordered)
+        return ordered
 
     def _decide(self, key: str, text: str | None, commands: Sequence[LockCommand]) -> tuple[Row | None, list[Outcome]]:
         try:
@@ -221,7 +229,7 @@ class SqliteBatch:
         return decisions
 
     def _run_one(self, command: LockCommand) -> Outcome:
-        """The same for a batch of one, which is the way of a caller who is alone."""
+        """The same for a batch of one, which is what a single caller sends."""
         try:
             found = self._db.execute(LOAD, (self._namespace, command.key)).fetchone()
             before = EMPTY if found is None else decode(command.key, found[0])
@@ -236,14 +244,14 @@ class SqliteBatch:
         if row is not None:
             self.changed = True
             self._db.execute(SAVE, row)
-            self._tell((outcome,))
+            self._notify_runs((outcome,))
         return outcome
 
-    def _tell(self, outcomes: Sequence[Outcome]) -> None:
-        """Runs that were offered something hear of it in the same step."""
-        woken = [one for outcome in outcomes for one in outcome.notified if one.startswith(MARK)]
+    def _notify_runs(self, outcomes: Sequence[Outcome]) -> None:
+        """Notify runs that got an offer, in the same step."""
+        woken = [one for outcome in outcomes for one in outcome.notified if one.startswith(RUN_PREFIX)]
         if woken:
-            self.hints += tell_runs(self._db, self._namespace, self._now, woken)
+            self.hints += notify_runs(self._db, self._namespace, self._now, woken)
 
     def _save(self, rows: Sequence[Row]) -> None:
         self.changed = True
@@ -255,13 +263,13 @@ class SqliteBatch:
     def _row(self, key: str, record: LockRecord) -> Row:
         due_at = record.due_at
         if due_at is not None and due_at > MAX_INTEGER:
-            raise OverflowError("a time lies beyond what can be stored")
+            raise OverflowError("a time is too large to be stored")
         return self._namespace, key, encode(record).decode(), due_at
 
     def _load(self, keys: Collection[str]) -> dict[str, str]:
         if len(keys) > FEW_KEYS:
-            wanted = _encoder.encode(sorted(keys)).decode()  # sorted, to walk the tree in its own order
-            # Where one of them is not even text, each is looked at alone.
+            wanted = _encoder.encode(sorted(keys)).decode()  # sorted, to read the B-tree in its own order
+            # Where one of the records is not text, each is read by itself.
             with suppress(sqlite3.OperationalError, msgspec.MsgspecError):
                 return _TEXT_BY_KEY.decode(self._db.execute(LOAD_MANY, (wanted, self._namespace)).fetchone()[0])
         texts = {}
@@ -272,10 +280,10 @@ class SqliteBatch:
         return texts
 
     def _renew_natively(self, groups: dict[str, list[tuple[int, LockCommand]]], answers: dict[int, Outcome]) -> None:
-        """Answer the simple renewals and take them out of the groups; leave the rest to the rule.
+        """Answer the simple renewals and remove them from the groups; the rule decides the others.
 
-        Only keys that are asked for once in this batch are taken, so that the order of the commands on one key
-        is kept, and only values that SQLite and the rule understand alike.
+        Only keys with one command in this batch are taken, so that the order of the commands on one key is kept, and
+        only values that SQLite and the rule understand alike.
         """
         asked = {
             key: (some[0][0], command)
@@ -288,7 +296,7 @@ class SqliteBatch:
         if len(asked) < MANY_RENEWALS:
             return
         wanted = [(key, command.ttl, (command.id, command.token)) for key, (_, command) in asked.items()]
-        wanted.sort(key=_KEY)  # to walk the tree in its own order
+        wanted.sort(key=_KEY)  # to read the B-tree in its own order
         now = self._now
         values = (_encoder.encode(wanted).decode(), self._namespace, now)
         done = self._db.execute(RENEW, (now, *values, now, now)).rowcount
@@ -314,14 +322,14 @@ class SqliteBatch:
                 return list_records(self._db, self._namespace, self._now, command)
             if isinstance(command, ListDueRecords):
                 return list_due_records(self._db, self._namespace, self._now, command)
-            raise TypeError(f"{type(command).__name__} is not a command that this store can carry out")  # noqa: TRY301
+            raise TypeError(f"{type(command).__name__} is not a command that this store supports")  # noqa: TRY301
         except sqlite3.Error:
             raise
         except Exception as error:  # a bad command fails alone
             return failed(command, error)
 
     def _page(self, after: str, limit: int, prefix: str = "") -> tuple[list[tuple[str, str]], str | None]:
-        """A page of rows, and the key after which the next one begins."""
+        """A page of rows, and the key after which the next page begins."""
         end = end_of_prefix(prefix)
         statement, start = (AFTER, after) if after >= prefix else (FROM, prefix)
         limit = at_least_one(limit)
@@ -339,7 +347,7 @@ class SqliteBatch:
         outcomes = []
         written = []
         cursor = self._db.execute(DUE, (self._namespace, self._now))
-        # What cannot be read stays due for ever; it is passed over, or it would hide what comes after it.
+        # An unreadable record stays due for ever; it is skipped, so that it does not hide the records after it.
         due = ((key, text) for key, text in cursor if isinstance(_readable(key, text), LockRecord))
         found = list(islice(due, limit + 1))
         cursor.close()
@@ -351,7 +359,7 @@ class SqliteBatch:
         if written:
             self._save(written)
         following = found[limit - 1][0] if len(found) > limit else None
-        self._tell(outcomes)
+        self._notify_runs(outcomes)
         return swept(outcomes, len(written), following)
 
     def _clean_up(self, command: Cleanup) -> Swept:

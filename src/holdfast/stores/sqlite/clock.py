@@ -1,10 +1,10 @@
-"""The time of a SQLite store: every process brings a clock of its own, and all of them share the one that stamps files.
+"""The time of a SQLite store: each process has a clock of its own, and all share the clock that stamps files.
 
 A process compares the two when it opens the store, every few seconds while it writes, and whenever its own clock has
-moved otherwise than time passes. While its own is off by more than a second it goes by the time stamps: so it takes no
-lease away from others, and loses none of its own. It also puts that into the table `clocks`, and emits an event. The
-others read that table and emit the event too, so that every log, and `holdfast doctor`, names the process whose clock
-is wrong. A process whose clock is right writes nothing.
+jumped. While its clock is off by more than a second it uses the time stamps instead: so it takes no lease from other
+processes, and loses none of its own. It also reports the difference in the table `clocks`, and emits an event. Other
+processes read that table and emit the event too, so that every log, and `holdfast doctor`, names the process whose
+clock is wrong. A process whose clock is right writes nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .write_turns import WriteTurn
 TOLERANCE = 1.0
 """Seconds by which a clock may be off."""
 COARSE = 2.0
-"""Seconds by which a time stamp may be old, on file systems that keep whole seconds only."""
+"""Seconds by which a time stamp may be too early, on file systems that store whole seconds only."""
 LOOK_SECONDS = 5.0
-"""How seldom a process compares its clock."""
+"""Seconds between two comparisons of a clock."""
 FORGOTTEN_AFTER = 600 * MICROSECONDS
-"""A report that was not repeated for this long is ignored: its process is dead."""
+"""A report that was not repeated for this long is ignored: its process has ended."""
 
 REPORT = "INSERT OR REPLACE INTO clocks (process, name, host, pid, ahead, at) VALUES (?, ?, ?, ?, ?, ?)"
 WITHDRAW = "DELETE FROM clocks WHERE process = ? OR at < ?"
@@ -37,7 +37,7 @@ DIFFERING = "SELECT process, name, host, pid, ahead FROM clocks WHERE at >= ? OR
 
 
 class ClockDifference(NamedTuple):
-    """A process whose clock is so many seconds ahead of the store's host, or behind it with a minus."""
+    """A process whose clock is so many seconds ahead of the store's host; negative: behind it."""
 
     process: str
     name: str
@@ -53,29 +53,29 @@ def _side(ahead: float) -> str:
     return "ahead" if ahead > 0 else "behind"
 
 
-Tell = Callable[[ClockDifference], None]
+OnDifferingClock = Callable[[ClockDifference], None]
 
 
 class Clocks:
-    """The clock of this process beside those of the others, for one store."""
+    """The clock of this process, and the reported clocks of other processes, for one store."""
 
     def __init__(self, clock: Clock, turn: WriteTurn) -> None:
         self._clock = clock
         self._turn: WriteTurn | None = turn
         self._process = secrets.token_hex(8)
         self._name = ""
-        self._tell: Tell | None = None
+        self._callback: OnDifferingClock | None = None
         self.reported = False
         self._known: set[str] = set()
-        self.news: list[ClockDifference] = []
-        # A clock that a test moves is meant to differ.
+        self.new_differences: list[ClockDifference] = []
+        # The clock of a test differs on purpose.
         self._compares = clock is host_clock and os.utime in os.supports_fd
         self.look_at = 0.0 if self._compares else float("inf")
         self._differs = False
-        self._began = float("-inf")  # the moment, by this process's clock, when `elapsed` was 0; as last compared
+        self._began = float("-inf")  # the time of this process's clock when `elapsed` was 0, at the last comparison
 
     def now(self) -> int:
-        """The time of the store. It is that of this process's clock, unless that differs."""
+        """The time of the store: the clock of this process or, where that differs, the time stamp of a file."""
         now = self._clock()
         if self._compares and (self._differs or abs(now / MICROSECONDS - elapsed() - self._began) > TOLERANCE):
             with suppress(OSError):
@@ -86,36 +86,36 @@ class Clocks:
                     return stamp
         return now
 
-    def on_differing(self, name: str, tell: Tell) -> None:
-        """Call this once for every process whose clock begins to differ; `name` is what this one is called."""
-        self._name, self._tell = name, tell
+    def on_differing(self, name: str, callback: OnDifferingClock) -> None:
+        """Register a callback for every process whose clock begins to differ; `name` is the name of this client."""
+        self._name, self._callback = name, callback
 
     def look(self, db: sqlite3.Connection) -> None:
-        """Compare, and queue an event for each newly reported process. In the writer's turn, not in a transaction."""
+        """Compare, and queue an event for each newly reported process. In the turn to write, not in a transaction."""
         self.look_at = time.monotonic() + LOOK_SECONDS
         with suppress(OSError):
             stamp, ahead = self._compared()
             if self._differs or self.reported:
                 self._report(db, stamp, ahead)
             found = [ClockDifference(*row) for row in db.execute(DIFFERING, (stamp - FORGOTTEN_AFTER,))]
-            self.news += [one for one in found if one.process not in self._known]
+            self.new_differences += [one for one in found if one.process not in self._known]
             self._known = {one.process for one in found}
 
-    def tell(self) -> None:
-        """Tell of those whose clock began to differ. Not in anybody's turn: it may take long."""
-        while self.news:
-            one = self.news.pop()
-            if self._tell is not None:
-                self._tell(one)
+    def notify(self) -> None:
+        """Call the callback for each clock that began to differ. Not in the turn to write: it may take long."""
+        while self.new_differences:
+            one = self.new_differences.pop()
+            if self._callback is not None:
+                self._callback(one)
 
     def withdraw(self, db: sqlite3.Connection) -> None:
-        """Delete the entry of this process. In the writer's turn."""
+        """Delete the entry of this process. In the turn to write."""
         if self.reported:
             self.reported = False
             db.execute(WITHDRAW, (self._process, 0))
 
     def close(self) -> None:
-        """Compare no more."""
+        """Stop comparing."""
         self._compares, self._turn = False, None
 
     def _report(self, db: sqlite3.Connection, stamp: int, ahead: float) -> None:
@@ -126,7 +126,7 @@ class Clocks:
             db.execute(WITHDRAW, (self._process, stamp - FORGOTTEN_AFTER))
 
     def _compared(self) -> tuple[int, float]:
-        """The time that files are stamped with, and by how many seconds this process's clock is ahead of it."""
+        """The time of the clock that stamps files, and by how many seconds this process's clock is ahead of it."""
         turn = self._turn
         if turn is None:
             raise OSError("the store is closed")

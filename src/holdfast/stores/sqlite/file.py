@@ -1,11 +1,11 @@
-"""A SQLite file as Holdfast uses it: whose it is, how it is opened, and what its errors mean.
+"""SQLite files of Holdfast: how they are checked and opened, and what their errors mean.
 
-A file is looked at read-only before anything is written to it, and one that is not ours is refused as it
-is. ⚠ Nothing here may open the database file by other means than SQLite: closing any other descriptor of it
-would drop the locks that SQLite holds for this process.
-⚠ SQLite keeps the state of its locks in the memory of the process, and a forked child would inherit it: its
-new connections would believe in locks that only the parent has, and the log could be deleted under
-them. So all handles are closed before a fork, and opened again by the parent when it needs them next.
+A file is read through a read-only connection before anything is written to it, and a file of another application is
+refused and not changed. ⚠ Only SQLite may open the database file: closing any other descriptor of it would drop the
+locks that SQLite holds for this process.
+⚠ SQLite keeps the state of its locks in the memory of the process, and a forked child would inherit it: its new
+connections would rely on locks that only the parent has, and the log could be deleted while they use it. So all handles
+are closed before a fork, and the parent opens them again when it needs them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .write_turns import WriteTurn, pause
 
 APPLICATION_ID = int.from_bytes(b"Hldf", "big")
 SCHEMA = ("001_locks.sql", "002_slots.sql", "003_runs.sql")
-"""What makes the tables of `FIRST_VERSION` from nothing."""
+"""The scripts that create the tables of `FIRST_VERSION`."""
 FIRST_VERSION = 4
-"""Files of a lower one are of development versions. Their tables differ although their number may be the same."""
+"""Files with a lower version come from development versions. Their tables differ although their number may be the same."""
 MIGRATIONS: tuple[str, ...] = ()
-"""The n-th script leads from schema version `FIRST_VERSION` + n to the one after it."""
+"""The n-th script upgrades schema version `FIRST_VERSION` + n to the next version."""
 SCHEMA_VERSION = FIRST_VERSION + len(MIGRATIONS)
 MIN_SQLITE = (3, 35, 0)
 BUSY_SECONDS = 0.005
@@ -42,45 +42,46 @@ CACHE_KIB = 16_384
 OPENING_SECONDS = 5.0
 FORK_PATIENCE_SECONDS = 2.0
 LOOK_SECONDS = 0.05
-"""How seldom a busy connection looks whether its file is still there; it costs more than all other checks."""
+"""Seconds between two checks that the file of a busy connection still exists; they cost more than all other checks."""
 
 Mode = Literal["ro", "rw"]
 
 
 def store_error(error: sqlite3.Error, path: Path, *, ambiguous: bool = False) -> StoreError:
-    """Say what a SQLite error means for the caller, in one place for the whole store."""
+    """Translate a SQLite error into an error of Holdfast; for the whole store."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreUnusable(
-            f"{path} is damaged or not a SQLite database ({error}). It was left as it is. Restore it from a "
-            "backup, or move it away and let a new one be made; holders of its locks must stop first."
+            f"{path} is damaged or not a SQLite database ({error}). It was not changed. Restore it from a "
+            "backup, or move it away, and the next client creates a new one; stop the holders of its locks first."
         )
     done = "It may or may not have been carried out" if ambiguous else "Nothing was done"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(
-            f"another program keeps {path} locked ({error}). {done}; the call may be repeated. End the "
-            "transaction that is open on it (a shell, a backup, an application's own connection).",
+            f"another program has locked {path} ({error}). {done}; the call can be repeated. End the transaction "
+            "that is open on it (of a shell, of a backup, of your application's own connection).",
             ambiguous=ambiguous,
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return StoreUnusable(
             f"{path} cannot be written ({error}). Give this user write permission on the file and on its "
-            "folder: SQLite keeps files beside it."
+            "folder: SQLite creates other files next to it."
         )
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreUnusable(f"{path} cannot be opened ({error}). {_missing(path)}")
     return StoreUnavailable(
-        f"SQLite could not work on {path} ({error}). {done}; look at the disk (space, quota, errors) and repeat.",
+        f"SQLite could not work on {path} ({error}). {done}; check the disk (space, quota, errors) and repeat the "
+        "call.",
         ambiguous=ambiguous,
     )
 
 
 def _missing(path: Path) -> str:
     if not path.parent.is_dir():
-        return f"The folder {path.parent} does not exist: make it, or correct the path."
+        return f"The folder {path.parent} does not exist: create it, or correct the path."
     if not path.exists():
-        return "It was deleted: its locks are gone with it. Close this client and open a new one."
-    return "Look at the permissions of the file and of its folder."
+        return "The file was deleted, and its locks with it. Close this client and open a new one."
+    return "Check the permissions of the file and of its folder."
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -90,14 +91,14 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 def _connect(path: Path, mode: Mode) -> sqlite3.Connection:
     check_sqlite_files(path)
-    # quote() keeps a name with ? # or % from being taken for a part of the URI.
+    # quote() protects ? # and % in a file name from being parsed as parts of the URI.
     uri = f"file:{quote(str(path))}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def _set_up(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA synchronous = FULL")
-    if sys.platform == "darwin":  # there a plain fsync leaves the data in the drive's cache
+    if sys.platform == "darwin":  # on macOS a plain fsync leaves the data in the cache of the drive
         db.execute("PRAGMA fullfsync = ON")
         db.execute("PRAGMA checkpoint_fullfsync = ON")
     db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -106,7 +107,7 @@ def _set_up(db: sqlite3.Connection) -> None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        status = os.stat(path)  # noqa: PTH116  (half the price of Path.stat)
+        status = os.stat(path)  # noqa: PTH116  (half the cost of Path.stat)
         return status.st_dev, status.st_ino
     return None
 
@@ -114,8 +115,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 class Handle:
     """A connection to the file that is opened when needed and closed around a fork.
 
-    The way to it is `with handle.active:`, then `ready()`, and `tidy()` in a finally; within, no fork can
-    happen. A lock of the interpreter's own in a `with`, because an interrupt may come between any two calls.
+    Use `with handle.active:`, then `ready()`, and `tidy()` in a finally; within this block no fork can happen. `active`
+    is a lock in a `with` statement, because an interrupt may come between any two calls.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,16 +126,16 @@ class Handle:
         self._closed = ""
         self._look_again = 0.0
         self.active = threading.Lock()
-        with _forking:  # whoever forks just now has counted the handles, and this one would come along open
+        with _forking:  # a fork under way has listed the handles, and a new one would stay open in the child
             _handles.add(self)
 
     def tidy(self) -> None:
-        """Leave no transaction open behind, whatever happened in between."""
+        """Roll back a transaction that is still open, after any error."""
         if self._db is not None and self._db.in_transaction:
             self._roll_back()
 
     def ready(self) -> sqlite3.Connection:
-        """The connection, opened if need be, to a file that is still the same."""
+        """The connection, opened if necessary, after checking that the file is still the same."""
         if self._db is not None and time.monotonic() < self._look_again:
             return self._db
         if self._closed:
@@ -144,9 +145,9 @@ class Handle:
             self._file = _identity(self.path)
         elif _identity(self.path) != self._file:
             raise StoreUnusable(
-                f"{self.path} was deleted or replaced while it was in use. Its locks are gone with it, and what "
-                "was held in it protects nothing any more. Close this client and open a new one; do not "
-                "delete the file while clients are open."
+                f"{self.path} was deleted or replaced while it was in use. Its locks are lost, and leases from it "
+                "protect nothing any more. Close this client and open a new one; do not delete the file while "
+                "clients are open."
             )
         self._look_again = time.monotonic() + LOOK_SECONDS
         return self._db
@@ -157,7 +158,7 @@ class Handle:
             if db is not None:
                 db.execute("ROLLBACK")
         except sqlite3.Error:
-            self._drop()  # closing rolls back as well; the next use opens it afresh
+            self._drop()  # closing rolls back as well; the next use opens it again
 
     def _drop(self) -> None:
         db, self._db = self._db, None
@@ -165,27 +166,27 @@ class Handle:
             with suppress(sqlite3.Error):
                 db.close()
 
-    def close(self, why: str = "this connection is closed: open a new one") -> None:
-        """Close for good."""
+    def close(self, why: str = "this connection is closed. Open a new one.") -> None:
+        """Close permanently."""
         with self.active:
             self._closed = self._closed or why
             self._drop()
 
     def rest_for_fork(self, patience: float) -> bool:
-        """Close until the next use, and keep others out until `resume`. False: it is in use and would not end."""
+        """Close until the next use, and block other threads until `resume`. False: the handle stayed in use too long."""
         if not self.active.acquire(timeout=patience):
             return False
         self._drop()
         return True
 
     def resume(self) -> None:
-        """Let it be used again, in the process that called fork."""
+        """Allow use again, in the process that called fork."""
         self.active.release()
 
     def leave_to_parent(self) -> tuple[int, int] | None:
-        """In a forked child: never touch again. Returns which file it is about."""
+        """In a forked child: never use again. Returns the identity of the file."""
         self.active = threading.Lock()
-        self._closed = "this connection belongs to the process that this one was forked from: open a new client here"
+        self._closed = "this connection belongs to the parent process of a fork. Open a new client in this process."
         if self._db is not None:
             _inherited.append(self._db)
             self._db = None
@@ -194,7 +195,7 @@ class Handle:
 
 @contextmanager
 def passing(path: Path, mode: Mode) -> Iterator[sqlite3.Connection]:
-    """A connection for a moment, known to those who fork like any other."""
+    """A short-lived connection, which is closed around a fork like any other."""
     _refuse_if_unsafe(path)
     handle = Handle(path)
     with handle.active:
@@ -207,7 +208,7 @@ def passing(path: Path, mode: Mode) -> Iterator[sqlite3.Connection]:
 
 _forking = threading.RLock()  # one fork at a time, and no new handle in the middle of one
 _handles: WeakSet[Handle] = WeakSet()
-_resting: dict[int, list[Handle]] = {}  # by the thread that forks
+_resting: dict[int, list[Handle]] = {}  # by the id of the thread that forks
 _inherited: list[sqlite3.Connection] = []  # never closed: closing them would touch the parent's file
 _unsafe: set[tuple[int, int] | None] = set()
 
@@ -222,18 +223,18 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     for handle in _resting.pop(threading.get_ident(), ()):
         handle.resume()
-    with suppress(RuntimeError):  # interrupted before it was taken
+    with suppress(RuntimeError):  # interrupted before it was acquired
         _forking.release()
 
 
 def _after_fork_in_child() -> None:
-    global _forking  # noqa: PLW0603  (a thread that is not in this process may wait for the old one)
+    global _forking  # noqa: PLW0603  (threads that do not exist in this process may wait for the old one)
     _forking = threading.RLock()
     rested = _resting.pop(threading.get_ident(), [])
     _resting.clear()
     for handle in list(_handles):
         file = handle.leave_to_parent()
-        if handle not in rested:  # it is in use by the parent, and came along open
+        if handle not in rested:  # in use by the parent, so the child inherited it open
             _unsafe.add(file)
     _unsafe.discard(None)
     _handles.clear()
@@ -246,12 +247,13 @@ def _refuse_if_unsafe(path: Path) -> None:
     if _unsafe and _identity(path) in _unsafe:
         raise StoreUnusable(
             f"this process was forked while its parent was in the middle of a transaction on {path}, so SQLite "
-            "cannot be used on it here. Start workers by 'spawn', or fork before the first client is opened."
+            "cannot be used on it in this process. Start processes with 'spawn', or fork before opening the first "
+            "client."
         )
 
 
 def _open_ready(path: Path) -> sqlite3.Connection:
-    """Open a file that has been prepared before, and see that it still is what it was."""
+    """Open a file that was prepared before, and check that its schema has not changed."""
     _refuse_if_unsafe(path)
     deadline = elapsed() + OPENING_SECONDS
     while True:
@@ -264,7 +266,7 @@ def _open_ready(path: Path) -> sqlite3.Connection:
             except BaseException:
                 db.close()
                 raise
-        except sqlite3.Error as error:  # the first opener or the last closer of the file may be at work
+        except sqlite3.Error as error:  # another process may be opening the file first, or closing it last
             if not is_busy(error) or elapsed() >= deadline:
                 raise store_error(error, path) from error
         pause(urgent=False)
@@ -275,7 +277,7 @@ def _open_ready(path: Path) -> sqlite3.Connection:
 
 
 def prepare(path: Path, turn: WriteTurn, *, patience: float) -> None:
-    """Make the file, or bring its schema up to date, under the writer's turn."""
+    """Create the file, or upgrade its schema, in the turn to write."""
     deadline = elapsed() + patience
     taker = object()
     try:
@@ -286,13 +288,13 @@ def prepare(path: Path, turn: WriteTurn, *, patience: float) -> None:
     except sqlite3.Error as error:
         raise store_error(error, path) from error
     except OSError as error:
-        raise StoreUnusable(f"{path} cannot be made ({error}): look at its folder.") from error
+        raise StoreUnusable(f"{path} cannot be created ({error}). Check its folder.") from error
     finally:
         turn.give(taker)
 
 
 def _migrated(path: Path, deadline: float) -> bool:
-    """Migrate; False if another program was in the way and there is time to try again."""
+    """Migrate; False if another program has locked the file and there is time to try again."""
     try:
         with passing(path, "rw") as db:
             _migrate(db, path)
@@ -304,7 +306,7 @@ def _migrated(path: Path, deadline: float) -> bool:
 
 
 def version_of(path: Path) -> int:
-    """The schema version of an existing file, looked at without writing; refuses what is not ours."""
+    """The schema version of an existing file, read without writing; refuses files of other applications."""
     deadline = elapsed() + OPENING_SECONDS
     while True:
         try:
@@ -317,23 +319,23 @@ def version_of(path: Path) -> int:
 
 
 def _look(db: sqlite3.Connection, path: Path) -> int:
-    """The schema version (0: an empty database), or `StoreUnusable` for a file that is not for us."""
+    """The schema version (0: an empty database). Raises `StoreUnusable` for a file that this version cannot use."""
     owner, version, tables = _facts(db)
     if owner != APPLICATION_ID and (owner or tables):
         raise StoreUnusable(
             f"{path} is the database of another application (application_id {owner}, {len(tables)} tables). It was "
-            "left as it is. Give Holdfast a file of its own, such as sqlite:///holdfast.db."
+            "not changed. Use a separate file for Holdfast, such as sqlite:///holdfast.db."
         )
     if version > SCHEMA_VERSION:
         raise StoreUnusable(
-            f"{path} was written by a newer version of Holdfast (schema {version}; this version knows "
-            f"{SCHEMA_VERSION}). It was left as it is. Upgrade Holdfast here, or use another file."
+            f"{path} was written by a newer version of Holdfast (schema {version}; this version uses "
+            f"{SCHEMA_VERSION}). It was not changed. Upgrade Holdfast here, or use another file."
         )
     if owner == APPLICATION_ID and version < FIRST_VERSION:
         raise StoreUnusable(
-            f"{path} was made by an earlier development version of Holdfast (schema {version}; the first that is kept "
-            f"is {FIRST_VERSION}). It was left as it is. Move it away and let a new one be made; holders of its locks "
-            "must stop first."
+            f"{path} was created by an earlier development version of Holdfast (schema {version}; the oldest supported "
+            f"one is {FIRST_VERSION}). It was not changed. Move it away, and the next client creates a new one; stop "
+            "the holders of its locks first."
         )
     if owner == APPLICATION_ID and "locks" not in tables:
         raise StoreUnusable(f"{path} is damaged: its table 'locks' is missing. Restore it from a backup.")
@@ -341,7 +343,7 @@ def _look(db: sqlite3.Connection, path: Path) -> int:
 
 
 def _facts(db: sqlite3.Connection) -> tuple[int, int, set[str]]:
-    """Whose the file is, its version and its tables, all of one moment: another process may be making it just now."""
+    """The application id, the version and the tables, read at one moment: another process may be creating the file."""
     alone = not db.in_transaction
     if alone:
         db.execute("BEGIN")
@@ -360,7 +362,7 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
         return
     (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
-        raise StoreUnusable(f"{path} cannot have a write-ahead log (journal_mode is {mode}): use a local disk.")
+        raise StoreUnusable(f"{path} cannot use a write-ahead log (journal_mode is {mode}). Move it to a local disk.")
     _set_up(db)
     db.execute("BEGIN IMMEDIATE")
     try:

@@ -1,7 +1,7 @@
-"""The check-up of a SQLite file: its schema, the settings that durability rests on, its states, and the disk below it.
+"""Health checks of a SQLite file: its schema, the settings for durability, its states, its permissions and its disk.
 
-Everything here looks through a read-only connection of its own and changes nothing. A file that cannot be
-looked at is told of as a finding, because whoever asks for a check-up wants to hear it in the same list.
+The checks use a read-only connection of their own and change nothing. A file that cannot be read is reported as a
+finding, not raised as an error, so that the caller gets all results in one list.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .write_turns import pause
 MIB = 1024 * 1024
 LOW_SPACE = 512 * MIB
 NO_SPACE = 32 * MIB
-"""Below this the next checkpoint or the next growth of the log may fail."""
+"""With less free space than this, the next checkpoint or the next growth of the log may fail."""
 
 NAMED = 5
-"""How many are named in one finding."""
+"""How many states one finding names."""
 STATES = "SELECT namespace, scope, owner, key, version, value, past FROM slots ORDER BY namespace, scope, owner, key"
 
 _past = msgspec.json.Decoder(WriteHistory)
@@ -38,28 +38,28 @@ _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 
 
 def unready(path: Path) -> str | None:
-    """Why opening this file would write: it is not there, it is empty, or its schema is an older one."""
+    """Why opening this file would write to the disk: it does not exist, is empty, or has an older schema."""
     if not path.exists():
         return (
-            f"there is no file {path}. Nothing was made. Give the address that the application uses: its log tells it "
-            "once at the start (store_opened)."
+            f"there is no file {path}. Nothing was created. Use the URL that the application uses: it logs the URL "
+            "once at its start (store_opened)."
         )
     if not path.is_file():
-        return None  # opening says what is wrong with it
+        return None  # opening it raises the reason
     version = version_of(path) if path.stat().st_size else 0
     if not version:
-        return f"{path} is empty: no client has used it yet. It was left as it is."
+        return f"{path} is empty: no client has used it yet. The file was not changed."
     if version < SCHEMA_VERSION:
         return (
-            f"{path} has the schema {version} of an older version of Holdfast; this one uses {SCHEMA_VERSION} and "
-            "would change the file, which the older version could then no longer open. It was left as it is. Use the "
-            "version that the applications use, or upgrade them first: they bring the file up to date."
+            f"{path} has schema {version} of an older Holdfast; this version uses {SCHEMA_VERSION}. It would upgrade "
+            "the file, and the older version could no longer open it. The file was not changed. Use the version that "
+            "the applications use, or upgrade the applications first: they upgrade the file when they open it."
         )
     return None
 
 
 def diagnose(path: Path) -> tuple[Finding, ...]:
-    """Everything that can be said of the file, in a fixed order."""
+    """All findings about the file, in a fixed order."""
     return (*_file(path), _permissions(path), _file_system(path), _disk_space(path))
 
 
@@ -84,17 +84,18 @@ def _unreadable(error: StoreError) -> Finding:
 def _settings(db: sqlite3.Connection, path: Path) -> Iterator[Finding]:
     version = _look(db, path)
     if version == SCHEMA_VERSION:
-        yield Finding(check="schema", level="ok", detail=f"schema {version}, which is the one of this version")
+        yield Finding(check="schema", level="ok", detail=f"schema {version}, which this version uses")
     else:
         yield Finding(
             check="schema",
             level="problem",
-            detail=f"{path} has schema {version}; this version uses {SCHEMA_VERSION}. It was replaced while in use",
-            advice="Close the clients that use it and open them anew.",
+            detail=f"{path} has schema {version}; this version uses {SCHEMA_VERSION}. The file was replaced while in "
+            "use",
+            advice="Close the clients that use the file, and open new ones.",
         )
     (mode,) = db.execute("PRAGMA journal_mode").fetchone()
     yield _journal_mode(str(mode), path)
-    _set_up(db)  # as every connection that writes
+    _set_up(db)  # the settings of every connection that writes
     (level,) = db.execute("PRAGMA synchronous").fetchone()
     yield _synchronous(int(level))
     if version == SCHEMA_VERSION:
@@ -108,7 +109,7 @@ def _journal_mode(mode: str, path: Path) -> Finding:
     return Finding(
         check="journal_mode",
         level="problem",
-        detail=f"journal_mode is {mode}, not wal: readers and writers stand in each other's way, and callers time out",
+        detail=f"journal_mode is {mode}, not wal: readers and writers block each other, and callers time out",
         advice=f'Stop all users of the file, then: sqlite3 {path} "PRAGMA journal_mode = WAL"',
     )
 
@@ -116,31 +117,34 @@ def _journal_mode(mode: str, path: Path) -> Finding:
 def _synchronous(level: int) -> Finding:
     name = _SYNCHRONOUS[level] if level < len(_SYNCHRONOUS) else str(level)
     if level >= _SYNCHRONOUS.index("FULL"):
-        return Finding(check="synchronous", level="ok", detail=f"{name}: what was answered is on the disk")
+        return Finding(
+            check="synchronous", level="ok", detail=f"{name}: every command is on disk before it is answered"
+        )
     return Finding(
         check="synchronous",
         level="problem",
-        detail=f"{name}: after a power cut the last grants may be forgotten",
-        advice="This SQLite library does not take PRAGMA synchronous = FULL: use another build of it.",
+        detail=f"{name}: the last answered commands may be lost in a power failure",
+        advice="This SQLite library does not accept PRAGMA synchronous = FULL: use another build of it.",
     )
 
 
 def _clocks(db: sqlite3.Connection) -> Finding:
-    """Whose clock differs, as the processes say themselves."""
+    """The processes that reported that their clock differs."""
     found = differing(db, host_clock())
     if not found:
-        return Finding(check="clocks", level="ok", detail="no process has said that its clock differs")
+        return Finding(check="clocks", level="ok", detail="no process has reported that its clock differs")
     return Finding(
         check="clocks",
         level="problem",
         detail="; ".join(map(str, found)),
-        advice="It goes by the time stamps of the file system, so its leases and those of the others last as long as "
-        "they should. Set its clock right, or stop it: what it logs, and what your own code reads there, is wrong.",
+        advice="The process uses the time stamps of the file system instead, so all leases last as long as they "
+        "should. Correct the clock of its host, or stop the process: times in its log and in your own code there are "
+        "wrong.",
     )
 
 
 def _states(db: sqlite3.Connection) -> Finding:
-    """Which states cannot be read, in all namespaces of the file. Locks are looked at by whoever asks."""
+    """The states that cannot be read, in all namespaces of the file. Locks are checked by `holdfast doctor` itself."""
     db.text_factory = bytes  # text that is no Unicode is a finding, not an error
     seen, broken = 0, []
     for namespace, scope, owner, key, *rest in db.execute(STATES):
@@ -155,7 +159,7 @@ def _states(db: sqlite3.Connection) -> Finding:
         check="states",
         level="problem",
         detail=f"{len(broken)} of {seen} cannot be read ({'; '.join(broken[:NAMED])}{more})",
-        advice="They are damaged: see docs/runbook.md, A state cannot be read.",
+        advice="These states are damaged: see docs/runbook.md, A state cannot be read.",
     )
 
 
@@ -179,12 +183,12 @@ def _permissions(path: Path) -> Finding:
     except OSError as error:
         found = [f"its mode cannot be read ({error})"]
     if not found:
-        return Finding(check="permissions", level="ok", detail="only those who may write to the file can use it")
+        return Finding(check="permissions", level="ok", detail="only users who may write to the file can use it")
     return Finding(
         check="permissions",
         level="warning",
         detail=f"{path}: {'; '.join(found)}",
-        advice=f"chmod 600 {path}* (or 660, for a group); keep it in a folder that only its users may write to.",
+        advice=f"chmod 600 {path}* (or 660, for a group); keep it in a folder that no other user may write to.",
     )
 
 
@@ -194,11 +198,11 @@ def _file_system(path: Path) -> Finding:
         return Finding(
             check="file_system",
             level="problem",
-            detail=f"{path} lies on a network file system ({kind}): two hosts may both hold a lock",
+            detail=f"{path} is on a network file system ({kind}): two hosts may both hold a lock",
             advice="Move the file to a local disk, or use a database server for several hosts.",
         )
     known = sys.platform.startswith("linux")
-    detail = "a local file system" if known else "which file system it is cannot be told on this operating system"
+    detail = "a local file system" if known else "the kind of file system cannot be determined on this operating system"
     return Finding(check="file_system", level="ok", detail=detail)
 
 
@@ -209,8 +213,8 @@ def _disk_space(path: Path) -> Finding:
         return Finding(
             check="disk_space",
             level="warning",
-            detail=f"the free space below {path.parent} cannot be told ({error})",
-            advice="Look at it by hand: df -h",
+            detail=f"the free space in {path.parent} cannot be determined ({error})",
+            advice="Check it by hand: df -h",
         )
     detail = f"{free // MIB} MiB free in {path.parent}"
     if free >= LOW_SPACE:
@@ -219,5 +223,5 @@ def _disk_space(path: Path) -> Finding:
         check="disk_space",
         level="problem" if free < NO_SPACE else "warning",
         detail=detail,
-        advice="Make room: on a full disk nobody can take, renew or release a lock.",
+        advice="Free some space: on a full disk no lock can be acquired, renewed or released.",
     )

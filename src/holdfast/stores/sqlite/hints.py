@@ -1,10 +1,10 @@
-"""How a process on a SQLite file hears that one of its attempts was granted by another process.
+"""Hints between processes on one SQLite file: which attempts may have been granted.
 
-Each watch has a datagram socket `<db>-wake/<channel>`; whoever makes a grant sends the ids there, after the
-commit and after the turn was given back. A datagram wakes just the one process that it is for; watching
-the file (inotify, data_version) would wake all of them at every commit. Where there are no such sockets a
-thread asks `PRAGMA data_version`, often only while the head of a queue is expected. Hints may be
-lost: nobody's safety rests on them.
+Each watch has a datagram socket `<db>-wake/<channel>`; the process that makes a grant sends the ids there, after the
+commit and after the end of its turn. A datagram wakes only the process that it is for; watching the file (inotify,
+data_version) would wake all processes at every commit. Where there are no such sockets a thread polls `PRAGMA
+data_version`; it polls often only while the head of a queue waits in this process. Hints may be lost: safety does not
+depend on them.
 """
 
 from __future__ import annotations
@@ -51,38 +51,39 @@ class HintSender:
     def __init__(self, database: Path, *, poll: bool) -> None:
         self._database = database
         self._folder = Path(f"{database}-wake")
-        self._sends = hasattr(socket, "AF_UNIX")  # also to those who listen otherwise than this one does
+        self._sends = hasattr(socket, "AF_UNIX")  # also where this process itself polls
         self._poll = poll or not self._sends
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
     def watch(self, channel: str, on_hint: Hint) -> _Watch:
-        """Begin to listen on a channel."""
+        """Subscribe to a channel."""
         if not self._poll:
             try:
                 return SocketWatch(self._database, channel, on_hint)
             except OSError as error:
-                log.info("no wake-up socket beside %s (%s): polling instead", self._database, error)
+                log.info("no socket for hints could be opened next to %s (%s): polling instead", self._database, error)
         return PollingWatch(self._database, channel, on_hint)
 
-    def tell(self, woken: Mapping[str, list[str]]) -> list[str]:
-        """Send each channel its ids. Returns those whose process is dead; nothing else that goes wrong matters."""
+    def send(self, woken: Mapping[str, list[str]]) -> list[str]:
+        """Send each channel its ids. Returns the ids whose process has ended; any other error is ignored."""
         unheard = []
         for channel, ids in woken.items():
-            if not _local_hints.tell(self._folder, channel, ids) and self._sends and not self._send(channel, ids):
+            if not _local_hints.send(self._folder, channel, ids) and self._sends and not self._send_to(channel, ids):
                 unheard += ids
         return unheard
 
-    def _send(self, channel: str, ids: list[str]) -> bool:
-        """Send a datagram. False only if the process that listened there is dead.
+    def _send_to(self, channel: str, ids: list[str]) -> bool:
+        """Send a datagram. False only if the process that listened there has ended without closing its watch.
 
-        A full buffer belongs to a process that is slow or paused, and a missing file to one that polls or has left. The
-        file of a dead process stays until the next watch is opened: it tells every sender that nobody listens.
+        A full buffer belongs to a process that is slow or paused, and a missing file to one that polls or has closed
+        its watch. The file of a crashed process stays until the next watch is opened: it shows every sender that no
+        process listens.
         """
         name = _name(channel)
         message = "\n".join(ids).encode()
         if len(message) > MAX_DATAGRAM:
-            message = b""  # an empty one says: somebody, look for yourself
+            message = b""  # an empty datagram means: any attempt, all must check
         with self._lock, suppress(OSError), _opened(self._database) as folder:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -102,7 +103,7 @@ class HintSender:
 
 
 class _Watch(HintReceiver):
-    """A subscription; other threads of this process give it their hints directly."""
+    """A subscription; other threads of this process pass their hints to it directly."""
 
     def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
         super().__init__(on_hint)
@@ -123,7 +124,7 @@ class _Watch(HintReceiver):
             self._thread.join(JOIN_SECONDS)
 
     def expect(self, id: str, *, eager: bool) -> None:
-        """Nothing to prepare: a datagram comes by itself."""
+        """Nothing to prepare: datagrams arrive without it."""
 
     def forget(self, id: str) -> None:
         """Nothing to undo."""
@@ -133,14 +134,14 @@ class _Watch(HintReceiver):
         raise NotImplementedError
 
     def leave_to_parent(self) -> None:
-        """In a forked child: let go of what belongs to the parent, without touching its files."""
+        """In a forked child: close what belongs to the parent, without changing its files."""
 
     def _run(self) -> None:
         raise NotImplementedError
 
 
 class SocketWatch(_Watch):
-    """Listens on a datagram socket beside the database."""
+    """Listens on a datagram socket next to the database."""
 
     def __init__(self, database: Path, channel: str, on_hint: Hint) -> None:
         super().__init__(database, channel, on_hint)
@@ -148,14 +149,14 @@ class SocketWatch(_Watch):
         check_may_listen(database)
         _sweep(database)
         self._socket = self._bind()
-        self._ending, self._end = os.pipe()  # closing the one end wakes whoever polls the other
+        self._ending, self._end = os.pipe()  # closing one end wakes the thread that polls the other
         self._start()
 
     def _bind(self) -> socket.socket:
-        """Bind under a passing name, then rename: whoever sees the final name finds somebody listening there.
+        """Bind under a temporary name, then rename: a socket with its final name can always be connected to.
 
-        Between the making of the file and the moment it can be connected to lies a moment in which it looks
-        like the socket of a dead process.
+        Between the creation of the file and the moment when it can be connected to, it looks like the socket of a
+        process that has ended.
         """
         unfinished = f"{_UNFINISHED}{os.getpid()}-{threading.get_ident():x}"
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -187,7 +188,7 @@ class SocketWatch(_Watch):
                     self.hint(message.decode(errors="replace").split("\n") if message else None)
 
     def _rebind_if_missing(self) -> None:
-        """Somebody may have cleaned up: without its file the socket would hear nothing for ever."""
+        """Bind again if the file was deleted: without its file the socket would never receive anything."""
         if not self._shows_life() and self._database.exists():
             with suppress(OSError):
                 fresh = self._bind()
@@ -195,7 +196,7 @@ class SocketWatch(_Watch):
                 old.close()
 
     def _shows_life(self) -> bool:
-        """Give the file of the socket a new time, see _sweep. Returns whether there is one; a link is none."""
+        """Update the time of the socket's file, see _sweep. Returns whether the file exists and is a socket, not a link."""
         with suppress(OSError), _opened(self._database) as folder:
             there = stat.S_ISSOCK(os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_mode)
             with suppress(OSError):
@@ -216,7 +217,7 @@ class SocketWatch(_Watch):
             os.unlink(self._name, dir_fd=folder)
 
     def leave_to_parent(self) -> None:
-        """Close the copy of the socket; otherwise it would look alive after the parent's death."""
+        """Close the copy of the socket; otherwise it would still accept datagrams after the parent has ended."""
         if not self._closed.is_set():
             self._closed.set()
             self._socket.close()
@@ -225,7 +226,7 @@ class SocketWatch(_Watch):
 
 
 class PollingWatch(_Watch):
-    """Asks the file whether anybody wrote, often only while the head of a queue is expected."""
+    """Polls whether the file has changed; often only while the head of a queue waits in this process."""
 
     polls = True
 
@@ -245,17 +246,17 @@ class PollingWatch(_Watch):
             self._changed.set()
 
     def forget(self, id: str) -> None:
-        """Poll seldom again, if nobody else is the head of a queue."""
+        """Poll rarely again, if no other attempt is the head of a queue."""
         with self._lock:
             self._eager.discard(id)
 
     def _run(self) -> None:
         seen: object = None
         while not self._closed.is_set():
-            with suppress(sqlite3.Error, HoldfastError):  # whoever sends a command hears of it
+            with suppress(sqlite3.Error, HoldfastError):  # the next command raises the error
                 with self._handle.active:
                     db = self._handle.ready()
-                    # A connection that was opened anew counts from the start: then it is a change as well.
+                    # A new connection starts counting again: that counts as a change too.
                     version = (id(db), db.execute("PRAGMA data_version").fetchone()[0])
                 if seen not in (None, version):
                     self.hint(None)
@@ -274,12 +275,12 @@ class PollingWatch(_Watch):
         self._handle.close()
 
     def leave_to_parent(self) -> None:
-        """The thread is not in this process; its connection is seen to by its own hook."""
+        """The thread does not exist in this process; the hook of `Handle` takes care of the connection."""
         self._closed.set()
 
 
 def _name(channel: str) -> str:
-    """The file name of a channel. One that might leave the folder, or be too long, is replaced by its hash."""
+    """The file name of a channel. A name that could leave the folder, or is too long, is replaced by its hash."""
     if _PLAIN_NAME.fullmatch(channel):
         return channel
     return "h-" + hashlib.sha256(channel.encode(errors="replace")).hexdigest()[:32]
@@ -287,7 +288,7 @@ def _name(channel: str) -> str:
 
 @contextmanager
 def _opened(database: Path, *, make: bool = False) -> Iterator[int]:
-    """The folder of the sockets, by a descriptor that was checked: its name may lead elsewhere in the next moment."""
+    """A checked descriptor of the folder of the sockets: its path may be replaced at any moment."""
     folder = open_wake_folder(database, make=make)
     try:
         yield folder
@@ -296,16 +297,17 @@ def _opened(database: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def _address(path: Path, folder: int, name: str) -> str:
-    """The address of a socket in the open folder; where there is no way through a descriptor, by its path."""
+    """The address of a socket in the open folder: through its descriptor or, where that is not possible, by path."""
     if sys.platform.startswith("linux"):
         return f"/proc/self/fd/{folder}/{name}"
-    return str(path / name)  # where it is too long, the call fails and the caller polls
+    return str(path / name)  # if it is too long, the call fails and the caller polls
 
 
 def _sweep(database: Path) -> None:
-    """Remove the sockets of processes that died without removing them.
+    """Remove the sockets of processes that crashed.
 
-    Not those of the last minute: while the places of its waiters are kept, the socket tells that a process is dead.
+    Sockets of the last minute stay: while the process's waiters keep their positions, its socket shows that it has
+    ended.
     """
     path = Path(f"{database}-wake")
     with suppress(OSError), _opened(database) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""Limits inside one SQLite transaction: the terms of workflows, the places of living runs, the starts of a span."""
+"""Limits inside one SQLite transaction: limits of workflows, queued and admitted runs, and starts within a span."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PUT_TERMS = "INSERT OR REPLACE INTO terms (namespace, workflow, terms) VALUES (?
 ENTER = (
     "INSERT INTO places (namespace, party, queued, rank, arrival, run, workflow, place) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
-GO = "DELETE FROM places WHERE namespace = ? AND party = ? AND queued = ? AND rank = ? AND arrival = ? AND run = ?"
+LEAVE = "DELETE FROM places WHERE namespace = ? AND party = ? AND queued = ? AND rank = ? AND arrival = ? AND run = ?"
 MEMBERS = "SELECT run FROM places WHERE namespace = ? AND party = ? AND queued = ? ORDER BY rank, arrival, run LIMIT ?"
 COUNT = "SELECT count(*) FROM places WHERE namespace = ? AND party = ? AND queued = ?"
 ARRIVAL = "SELECT max(arrival) FROM places WHERE namespace = ? AND party = ? AND queued = ? AND rank = ?"
@@ -30,7 +30,7 @@ FORGET_STARTS = (
 )
 FORGET_OLD_STARTS = "DELETE FROM starts WHERE namespace = ? AND gone_at < ?"
 FORGOTTEN_AFTER = 7 * 86_400 * 1_000_000
-"""How long after the end of its span a start is kept, should the span be made longer."""
+"""How long a start is kept after the end of its span, in case the span is made longer."""
 ALL = -1
 
 _encoder = msgspec.json.Encoder()
@@ -39,7 +39,7 @@ _place = msgspec.json.Decoder(LimitKey)
 
 
 class SqliteLimits:
-    """The part of a book that is about limits. Runs are written by `flush`, and their places with them."""
+    """The part of the repository that is about limits. `flush` writes runs together with their rows in `places`."""
 
     def __init__(self, db: sqlite3.Connection, namespace: str) -> None:
         self._db, self._namespace = db, namespace
@@ -47,15 +47,15 @@ class SqliteLimits:
         self.changed = False
 
     def flush(self) -> None:
-        """Write what has changed; what is looked for next is found in the tables."""
+        """Write all changes, so that the next query finds them in the tables."""
         raise NotImplementedError
 
     def _count(self, before: Run | None, run: Run) -> None:
-        """Keep the rows of those who wait at a limit, and of those who were let in."""
+        """Update the rows of queued and admitted runs."""
         old, new = [] if before is None else _places(before), _places(run)
         if old != new:
             self.changed = True
-            self._db.executemany(GO, [(self._namespace, *row[:-2]) for row in old])
+            self._db.executemany(LEAVE, [(self._namespace, *row[:-2]) for row in old])
             self._db.executemany(ENTER, [(self._namespace, *row) for row in new])
 
     def terms(self, workflow: str) -> WorkflowLimits | None:
@@ -72,25 +72,25 @@ class SqliteLimits:
         self._db.execute(PUT_TERMS, (self._namespace, workflow, _encoder.encode(terms).decode()))
 
     def members(self, group: str, *, queued: bool, limit: int | None) -> Sequence[str]:
-        """The living runs of a group: those who wait, by priority and arrival; or those who were let in, by arrival."""
+        """The runs of a group that have not ended: queued ones by priority and arrival, or admitted ones by arrival."""
         self.flush()
         values = (self._namespace, group, queued, ALL if limit is None else limit)
         return [row[0] for row in self._db.execute(MEMBERS, values).fetchall()]
 
     def admitted(self, group: str) -> int:
-        """How many living runs of a group were let in."""
+        """How many admitted runs of a group have not ended."""
         return self._number(COUNT, group, 0)
 
     def queued(self, group: str) -> int:
-        """How many of a group wait."""
+        """How many runs of a group are queued."""
         return self._number(COUNT, group, 1)
 
     def last_arrival(self, group: str, priority: int) -> int:
-        """The highest arrival of those who were let in and of those who wait with this priority; 0: there is none."""
+        """The highest arrival of admitted runs and of queued runs with this priority; 0: there is none."""
         return max(self._number(ARRIVAL, group, 0, 0), self._number(ARRIVAL, group, 1, -priority))
 
     def crowded(self, workflow: str) -> Sequence[LimitKey]:
-        """The places of a workflow where runs wait, in order."""
+        """The limit keys of a workflow under which runs are queued, in order."""
         self.flush()
         rows = self._db.execute(CROWDED, (self._namespace, workflow))
         return sorted(_place.decode(row[0]) for row in rows)
@@ -105,7 +105,7 @@ class SqliteLimits:
         return self._number(STARTS_AFTER, group, moment)
 
     def note_start(self, group: str, at: int, run: str, limit: Limit, now: int) -> None:
-        """Note a start. Of those that are not later than `now` only the latest are kept; long ago is forgotten."""
+        """Note a start. Of those that are not later than `now` only the latest are kept; old ones are deleted."""
         self.changed = True
         self._db.execute(NOTE_START, (self._namespace, group, at, run, at + limit.per + FORGOTTEN_AFTER))
         counted = (self._namespace, group, now)
@@ -118,7 +118,7 @@ class SqliteLimits:
 
 
 def _places(run: Run) -> list[tuple[Any, ...]]:
-    """The rows of a living run at its limits and in the queues of locks."""
+    """The rows of a run that has not ended, for its limits and for the queues of locks."""
     return [
         (one.group, one.queued, one.rank, one.arrival, one.run, one.workflow, _encoder.encode(one.place or ()).decode())
         for one in memberships(run)

@@ -20,7 +20,7 @@ from ...rules.runs.repository import RunFilter
 from ..common import end_of_prefix
 
 FIRST_ROWS = 256
-"""How many rows of each source are looked at in the first round."""
+"""How many rows of each source are read in the first round."""
 FACTOR = 8
 ALL_STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -86,7 +86,7 @@ def _length(db: sqlite3.Connection, source: ListQuery, rows: int) -> int:
 
 
 def _sources(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -> Iterator[ListQuery]:
-    """What the parts of the filter match, the likely shortest first; at least one."""
+    """The sources for the parts of the filter, the probably shortest first; at least one."""
     for name, value in wanted.attributes.items():
         span, times = _span(wanted, after, "run")
         yield ListQuery(
@@ -107,12 +107,12 @@ def _sources(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -
 
 
 def _by_status(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -> ListQuery:
-    """The runs of some or all statuses, of one workflow or of all: an index a status, merged."""
+    """The runs of some or all statuses, of one workflow or of all: one index scan per status, merged."""
     span, times = _span(wanted, after, "id")
     part = (BY_WORKFLOW if wanted.workflow else BY_STATUS).format(span=span)
     of = (namespace, wanted.workflow) if wanted.workflow else (namespace,)
     statuses = dict.fromkeys(wanted.statuses or ALL_STATUSES)
-    # SQLite merges the sorted parts of a union as they come, and stops when enough has been taken.
+    # SQLite merges the sorted parts of a union lazily, and stops when enough rows were read.
     union = " UNION ALL ".join([part] * len(statuses))
     values = tuple(value for status in statuses for value in (*of, status, *times))
     return ListQuery(f"{union} ORDER BY 2 DESC, 1 DESC", values, ordered=True)

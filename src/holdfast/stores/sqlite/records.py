@@ -1,6 +1,6 @@
 """Records of any type inside one SQLite transaction: read once, decided by their rules, written once.
 
-Many commands about one record that arrive in one batch cost one row read and one row written. The caller owns the
+Many commands about one record in one batch cost one row read and one row written. The caller begins and ends the
 transaction.
 """
 
@@ -30,12 +30,12 @@ from ..records import (
 )
 
 FEW_KEYS = 8
-"""Up to here one SELECT a key is cheaper than one SELECT over a JSON list of keys."""
+"""Up to this number of keys, one SELECT per key is cheaper than one SELECT over a JSON list of keys."""
 BEYOND_ALL_TEXT = b""
 """SQLite sorts any blob after any text, so this is the end of a range that has none."""
 
 LOAD = "SELECT record FROM records WHERE namespace = ? AND kind = ? AND key = ?"
-# What is many goes out as one value: the driver gives the interpreter's lock away with every row.
+# Many rows are returned as one value: the driver releases the GIL for every row.
 LOAD_MANY = (
     "SELECT json_group_array(json_array(records.kind, records.key, records.record)) FROM json_each(?) AS wanted "
     "CROSS JOIN records WHERE records.namespace = ? AND records.kind = json_extract(wanted.value, '$[0]') "
@@ -62,7 +62,7 @@ _rows = msgspec.json.Decoder(list[tuple[str, str, str]])
 def run_records(
     db: sqlite3.Connection, namespace: str, now: int, commands: Sequence[RecordCommand]
 ) -> tuple[list[Outcome], bool]:
-    """Answer each command at its own place, and say whether anything was written."""
+    """Answer the commands, in order, and return whether anything was written."""
     answers: dict[int, Outcome] = {
         place: failed(command, TypeError("the key is not text"))
         for place, command in enumerate(commands)
@@ -93,7 +93,7 @@ def load_record(db: sqlite3.Connection, namespace: str, type: RecordType[R], key
 
 
 def save_record(db: sqlite3.Connection, namespace: str, type: RecordType[R], key: str, record: R | None) -> None:
-    """Write a record; None removes it. One that cannot be read is not overwritten."""
+    """Write a record; None removes it. An unreadable record is not overwritten."""
     load_record(db, namespace, type, key)
     _save(db, namespace, (type.name, key), written(type, record).stored)
 
@@ -109,7 +109,7 @@ def list_records(db: sqlite3.Connection, namespace: str, now: int, command: List
 
 
 def list_due_records(db: sqlite3.Connection, namespace: str, now: int, command: ListDueRecords) -> RecordsDue:
-    """What is due and can be read, the earliest first."""
+    """The due records that can be read, the earliest first."""
     limit = page_size(command.limit)
     cursor = db.execute(DUE, (namespace, command.kind, now))
     due: Iterator[ListedRecord] = (_listed(command.kind, *row) for row in cursor)
@@ -121,8 +121,8 @@ def list_due_records(db: sqlite3.Connection, namespace: str, now: int, command: 
 def _load(db: sqlite3.Connection, namespace: str, names: Collection[RecordName]) -> dict[RecordName, Any]:
     """The texts of records, by their names."""
     if len(names) > FEW_KEYS:
-        wanted = _encoder.encode(sorted(names)).decode()  # sorted, to walk the tree in its own order
-        # Where one of them is not even text, each is looked at alone.
+        wanted = _encoder.encode(sorted(names)).decode()  # sorted, to read the B-tree in its own order
+        # Where one of the records is not text, each is read by itself.
         with suppress(sqlite3.OperationalError, msgspec.MsgspecError):
             rows = _rows.decode(db.execute(LOAD_MANY, (wanted, namespace)).fetchone()[0])
             return {(kind, key): text for kind, key, text in rows}
@@ -134,12 +134,12 @@ def _decoded(type: RecordType[R], key: str, text: Any) -> R | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        raise unreadable(type.name, key, "it is no text")
+        raise unreadable(type.name, key, "it is not text")
     return type.decode(key, text)
 
 
 def _listed(kind: str, key: str, text: Any) -> ListedRecord:
-    return listed_record(kind, key, text if isinstance(text, str) else unreadable(kind, key, "it is no text"))
+    return listed_record(kind, key, text if isinstance(text, str) else unreadable(kind, key, "it is not text"))
 
 
 def _save(db: sqlite3.Connection, namespace: str, name: RecordName, stored: StoredRecord | None) -> None:

@@ -1,7 +1,7 @@
-"""Runs inside one SQLite transaction: a book of records that is read when it is asked and written at the end.
+"""The `RunRepository` of one SQLite transaction: rows are read on demand and written at the end.
 
-What a batch changes is kept here until `flush`, so a run that is asked for twice is read once and written once. The
-caller owns the transaction.
+Changes of a batch are kept in memory until `flush`, so a run that is used twice is read once and written once. The
+caller begins and ends the transaction.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SAVE = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO UPDATE SET type = excluded.type, "
     "status = excluded.status, due_at = excluded.due_at, worker = excluded.worker, record = excluded.record"
 )
-# A record of a driven run changes nothing that is indexed, as a rule: then no index is touched.
+# A `RecordRun` usually changes no indexed column of its run: then no index is updated.
 TOUCH = "UPDATE runs SET record = ? WHERE namespace = ? AND id = ?"
 LOAD = "SELECT record FROM runs WHERE namespace = ? AND id = ?"
-# The driver gives the interpreter's lock away with every statement and row, and beside an engine that drives other runs
-# meanwhile it waits for it each time: so what is many goes in and out as one value.
+# The driver releases the GIL for every statement and row, and waits for it again each time while an engine drives other
+# runs: so many rows are passed in and out as one value.
 LOAD_MANY = (
     "SELECT json_group_array(record) FROM json_each(?) AS wanted CROSS JOIN runs "
     "WHERE runs.namespace = ? AND runs.id = wanted.value AND typeof(record) = 'text'"
@@ -75,21 +75,21 @@ DUE = "SELECT record FROM runs WHERE namespace = ? AND type = ? AND due_at BETWE
 NEXT_DUE = "SELECT min(due_at) FROM runs WHERE namespace = ? AND type = ? AND due_at IS NOT NULL"
 OWNED = "SELECT record FROM runs INDEXED BY runs_worker WHERE namespace = ? AND worker = ? ORDER BY id LIMIT ?"
 WORKERS = "SELECT id, worker FROM workers WHERE namespace = ?"
-ENLIST = "INSERT OR REPLACE INTO workers (namespace, id, worker) VALUES (?, ?, ?)"
-DISMISS = "DELETE FROM workers WHERE namespace = ? AND id = ?"
+REGISTER_WORKER = "INSERT OR REPLACE INTO workers (namespace, id, worker) VALUES (?, ?, ?)"
+UNREGISTER_WORKER = "DELETE FROM workers WHERE namespace = ? AND id = ?"
 PUT_LOCK = (
     "INSERT INTO locks (namespace, key, record, due_at) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = excluded.due_at"
 )
 LOCK = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
-CENSUS = (
+COUNT_RUNS = (
     "SELECT type, count(*) FROM runs "
     "WHERE namespace = ? AND status IN ('queued', 'pending', 'running', 'suspended') GROUP BY type"
 )
-CENSUS_KIB = 512
-"""How much of the file stays in memory while all runs are counted: nobody looks at them again soon."""
+COUNT_CACHE_KIB = 512
+"""The page cache while all runs are counted: their pages are not needed again soon."""
 ROWS_AT_ONCE = 200
-"""Each may have a value of the largest size, and SQLite takes no text beyond a thousand million bytes."""
+"""Each may have a value of the largest size, and SQLite accepts no text of more than a thousand million bytes."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -100,30 +100,46 @@ _texts = msgspec.json.Decoder(list[str])
 
 
 def run_runs(
-    db: sqlite3.Connection, namespace: str, now: int, commands: Sequence[RunCommand]
+    db: sqlite3.Connection, namespace: str, now: int, commands: Sequence[RunCommand], *, savepoint: bool = True
 ) -> tuple[list[Outcome], bool]:
-    """Answer each command at its own place, and say whether anything was written."""
-    db.execute("SAVEPOINT runs")
+    """Answer the commands, in order, and return whether anything was written.
+
+    Without a savepoint, which is only for a single command, the caller rolls its transaction back if nothing was
+    written.
+    """
+    if savepoint:
+        db.execute("SAVEPOINT runs")
     try:
         repo = SqliteRunRepository(db, namespace)
         repo.preload([command.run for command in commands if isinstance(command, RecordRun)])
         outcomes = [command.apply(repo, now) for command in commands]
         repo.flush()
-    except sqlite3.Error:
-        raise
     except Exception as error:
-        db.execute("ROLLBACK TO runs")
+        if isinstance(error, sqlite3.Error) and all(map(_can_be_written, commands)):
+            raise
+        if savepoint:
+            db.execute("ROLLBACK TO runs")
         if len(commands) == 1:  # a bad command fails alone
             return [failed(commands[0], error)], False
         apart = [run_runs(db, namespace, now, [command]) for command in commands]
         return [outcomes[0] for outcomes, _ in apart], any(changed for _, changed in apart)
     finally:
-        db.execute("RELEASE runs")
+        if savepoint:
+            db.execute("RELEASE runs")
     return outcomes, repo.changed
 
 
-def tell_runs(db: sqlite3.Connection, namespace: str, now: int, woken: Sequence[str]) -> tuple[str, ...]:
-    """Runs that were offered a lock hear of it. Returns whom to tell of that."""
+def _can_be_written(command: RunCommand) -> bool:
+    """Whether SQLite can store all values of a command; if not, the command fails alone."""
+    try:
+        msgspec.json.encode(command)
+    except Exception:  # text or numbers that no store can hold
+        return False
+    return True
+
+
+def notify_runs(db: sqlite3.Connection, namespace: str, now: int, woken: Sequence[str]) -> tuple[str, ...]:
+    """Notify runs that were offered a lock. Returns the attempts to send hints to."""
     repo = SqliteRunRepository(db, namespace)
     hints = tell(repo, now, woken)
     repo.flush()
@@ -143,7 +159,7 @@ class SqliteRunRepository(SqliteLimits):
         self._living: list[WorkerRecord] | None = None
 
     def flush(self) -> None:
-        """Write what has changed."""
+        """Write all changes."""
         if self._appended:
             self.changed = True
             self._write_rows(APPEND, APPEND_MANY, self._appended)
@@ -171,14 +187,14 @@ class SqliteRunRepository(SqliteLimits):
         self._write_rows(SAVE, SAVE_MANY, saved)
 
     def _attribute(self, before: Run | None, run: Run) -> None:
-        """Keep the rows by which runs are listed by their attributes."""
+        """Update the rows by which runs are listed by their attributes."""
         old = set() if before is None else _attribute_rows(before)
         new = _attribute_rows(run)
         self._db.executemany(DROP_ATTRIBUTE, [(self._namespace, *row) for row in old - new])
         self._db.executemany(ADD_ATTRIBUTE, [(self._namespace, *row) for row in new - old])
 
     def _touch(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Write the records of runs of which nothing changed that is indexed: ids and records."""
+        """Write records of runs whose indexed columns have not changed: ids and records."""
         if len(rows) == 1:
             ((run, record),) = rows
             self._db.execute(TOUCH, (record, self._namespace, run))
@@ -199,7 +215,7 @@ class SqliteRunRepository(SqliteLimits):
         self.changed = self.changed or bool(rows)
 
     def preload(self, ids: Sequence[str]) -> None:
-        """Read these runs at once; what cannot be read is left for when it is asked for."""
+        """Read these runs with one statement; an unreadable run raises only when it is used."""
         if len(ids) <= 1:
             return
         texts = self._db.execute(LOAD_MANY, (_encoder.encode(ids).decode(), self._namespace)).fetchone()[0]
@@ -230,7 +246,7 @@ class SqliteRunRepository(SqliteLimits):
         return self._current[id]
 
     def save(self, run: Run) -> None:
-        """Write a run, new or changed; what is looked for by its index next is written before."""
+        """Write a run, new or changed; a run whose indexed columns changed is written before the next query."""
         self._current[run.id] = run
 
     def run_with_key(self, workflow: str, key: str) -> str | None:
@@ -246,7 +262,7 @@ class SqliteRunRepository(SqliteLimits):
         return tuple(row[0] for row in rows)
 
     def append(self, run: str, at: int, entries: Sequence[str]) -> None:
-        """Write entries from the place `at` on."""
+        """Write entries from the index `at` on."""
         self._appended += [(run, at + place, entry) for place, entry in enumerate(entries)]
 
     def cut(self, run: str, keep: int) -> None:
@@ -286,19 +302,19 @@ class SqliteRunRepository(SqliteLimits):
         self._db.executemany(UNPOST, [(self._namespace, run, number) for number in numbers])
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
-        """The runs of a type that are due: up to `limit` at once, and as many whose time has come; each by age, id."""
+        """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
         self.flush()
         return [*self._due(type, -LONG_AGO, -1, limit), *self._due(type, 0, now, limit)]
 
     def _due(self, type: str, first: int, last: int, limit: int) -> list[Run]:
-        """The first runs that are due and can be read: one that is damaged keeps no other from being claimed."""
+        """The first due runs that can be read: an unreadable run does not prevent the others from being claimed."""
         found: list[Run] = []
         with closing(self._db.execute(DUE, (self._namespace, type, first, last))) as rows:
             while len(found) < limit and (row := rows.fetchone()) is not None:
                 with suppress(RecordUnreadable):
                     run = self._read(row[0])
                     if run.posted:
-                        self.events(run.id, 0)  # they go with the run
+                        self.events(run.id, 0)  # unreadable events count as an unreadable run
                     found.append(run)
         return found
 
@@ -314,28 +330,28 @@ class SqliteRunRepository(SqliteLimits):
         values = (self._namespace, worker, ALL if limit is None else limit)
         found = []
         for row in self._db.execute(OWNED, values).fetchall():
-            with suppress(RecordUnreadable):  # one that is damaged must not keep the others from being set free
+            with suppress(RecordUnreadable):  # an unreadable run must not prevent the others from being released
                 found.append(self._read(row[0]))
         return found
 
     def workers(self) -> Sequence[WorkerRecord]:
-        """All workers that are enlisted, the latest last."""
+        """All registered workers, the latest last."""
         if self._living is None:
             rows = self._db.execute(WORKERS, (self._namespace,))
             self._living = sorted((_worker(*row) for row in rows), key=lambda one: (one.since, one.id))
         return self._living
 
-    def enlist(self, worker: WorkerRecord) -> None:
+    def register_worker(self, worker: WorkerRecord) -> None:
         """Write a worker."""
         self.changed = True
         self._living = None
-        self._db.execute(ENLIST, (self._namespace, worker.id, _encoder.encode(worker).decode()))
+        self._db.execute(REGISTER_WORKER, (self._namespace, worker.id, _encoder.encode(worker).decode()))
 
-    def dismiss(self, worker: str) -> None:
+    def unregister_worker(self, worker: str) -> None:
         """Remove a worker."""
         self.changed = True
         self._living = None
-        self._db.execute(DISMISS, (self._namespace, worker))
+        self._db.execute(UNREGISTER_WORKER, (self._namespace, worker))
 
     def lock(self, key: str) -> LockRecord | None:
         """The record of a lock."""
@@ -374,22 +390,22 @@ class SqliteRunRepository(SqliteLimits):
         save_record(self._db, self._namespace, type, key, record)
 
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
-        """The runs that fit, the newest first, those after the cursor."""
+        """The runs that match, the newest first, after the cursor."""
         self.flush()
         return [self._read(text) for text in find(self._db, self._namespace, wanted, after, limit)]
 
     def run_counts(self) -> dict[str, int]:
-        """The number of living runs of each type."""
+        """The number of runs of each type that have not ended."""
         self.flush()
         before = self._db.execute("PRAGMA cache_size").fetchone()[0]
-        self._db.execute(f"PRAGMA cache_size = -{CENSUS_KIB}")
-        counts = dict(self._db.execute(CENSUS, (self._namespace,)).fetchall())
+        self._db.execute(f"PRAGMA cache_size = -{COUNT_CACHE_KIB}")
+        counts = dict(self._db.execute(COUNT_RUNS, (self._namespace,)).fetchall())
         self._db.execute(f"PRAGMA cache_size = {before}")
         return counts
 
 
 def _worker(name: str, text: str) -> WorkerRecord:
-    """A worker. One that cannot be read has no types; it is dead when its lease is, and its runs are set free then."""
+    """A worker. An unreadable one has no types; its runs are released when its lease expires."""
     try:
         return _workers.decode(text)
     except msgspec.MsgspecError:

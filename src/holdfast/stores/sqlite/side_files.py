@@ -1,10 +1,10 @@
-"""The files beside a SQLite database: who may use them, and how they are opened so that nobody can misdirect it.
+"""The files next to a SQLite database: who may use them, and how they are opened safely among untrusted users.
 
-A side file is opened through a descriptor that follows no link, and is checked and changed through that descriptor
-alone: between a check and a change a path could be exchanged. Those who may write to the database may use its side
-files, and nobody else; permission to read the turn file would be enough to lock it. A side file is refused unless its
-owner is root, this user, the database's owner or, where the database is open to its group or to everybody, one of
-those. Owner and mode are changed only on what is empty, so that root gives nothing away that somebody moved here.
+A side file is opened without following links, and is checked and changed only through its descriptor: between a check
+and a change, a path could be replaced. Only users who may write to the database may use its side files; permission to
+read the turn file would be enough to lock it. A side file is refused unless its owner is root, this user, the owner of
+the database or, where the group or everybody may write to the database, one of these users. Owner and mode are changed
+only on empty files, so that root gives away no file that another user moved there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import NoReturn
 from ...errors import StoreUnusable
 
 PRIVATE = 0o600
-"""The mode of a new database: its rows hold the inputs and results of users."""
+"""The mode of a new database: its rows contain the inputs and results of users."""
 SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
-"""What SQLite opens beside the database by itself."""
+"""The files that SQLite itself opens next to the database."""
 KEEP = (
-    "See who put it there. If the user who used the database last made it, it may hold the last commits: do not delete "
-    "it. Users who share a database need a group of their own and a folder that passes it on (chgrp, chmod g+s)."
+    "Check who created it. If it was the user who used the database last, it may contain the last commits: do not "
+    "delete it. Users who share a database need a common group and a folder that passes the group on to new files "
+    "(chgrp, chmod g+s)."
 )
 
 _CLOSED_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
@@ -33,16 +34,16 @@ _HANDLE_ONLY = getattr(os, "O_PATH", 0) | _NO_LINK
 
 
 def make_database(path: Path) -> None:
-    """Make an empty database that only its user can read, if there is no file yet. Only in the writer's turn.
+    """Create an empty database that only its user can read, if there is no file yet. Only in the turn to write.
 
-    ⚠ Nobody else in this process may have it open: closing this descriptor would drop the locks of SQLite's.
+    ⚠ The file must not be open elsewhere in this process: closing this descriptor would drop the locks of SQLite.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, PRIVATE))
 
 
 def open_turn(database: Path) -> int:
-    """Open the file `<database>-turn`, making it if there is none, and return its descriptor."""
+    """Open the file `<database>-turn`, creating it if there is none, and return its descriptor."""
     path = Path(f"{database}-turn")
     while True:
         like = _status(database)
@@ -53,7 +54,7 @@ def open_turn(database: Path) -> int:
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, PRIVATE)
                 made = True
-            except FileExistsError:  # another process was first, or it is a link that leads nowhere
+            except FileExistsError:  # another process was first, or it is a dangling link
                 if path.is_symlink():
                     _refuse(path, "it is a symbolic link")
                 continue
@@ -68,7 +69,7 @@ def open_turn(database: Path) -> int:
                 continue
             _check_file(path, status, like)
             if status.st_size:
-                _refuse(path, "it is not empty, as a turn file is")
+                _refuse(path, "it is not empty, although a turn file is always empty")
             if like is not None and (made or _may_adjust(status)):
                 _share(file, status, like, _writers(like))
         except BaseException:
@@ -90,7 +91,7 @@ def open_wake_folder(database: Path, *, make: bool) -> int:
         if make and _may_adjust(status):
             mode = _writers(like) | _writers(like) >> 1 & 0o111 | status.st_mode & stat.S_ISGID
             settled = (status.st_uid, stat.S_IMODE(status.st_mode)) == (like.st_uid, mode)
-            # Nothing is given away, or opened to others, that somebody filled before.
+            # A folder that is not empty is not given away, nor opened to other users.
             if not settled and not os.listdir(folder):  # noqa: PTH208  (a descriptor)
                 _share(folder, status, like, mode)
     except BaseException:
@@ -102,17 +103,17 @@ def open_wake_folder(database: Path, *, make: bool) -> int:
 def check_may_listen(database: Path) -> None:
     """Raise `PermissionError` for root beside the database of another user: that user could not send to root's socket.
 
-    To give the socket away, root would have to change a file in a folder where that user may exchange it.
+    To give the socket away, root would have to change a file in a folder where that user may replace it.
     """
     if os.geteuid() == 0 and database.stat().st_uid != 0:
-        raise PermissionError("root does not listen in another user's folder")
+        raise PermissionError("root opens no socket in the folder of another user")
 
 
 def share_socket(folder: int, name: str, database: Path) -> None:
-    """Let those who may write to the database send to this socket of ours; `OSError` where that cannot be done.
+    """Allow users who may write to the database to send to this socket; `OSError` where that is not possible.
 
-    A socket is bound with a mode for its user alone, and the umask takes away from that: what is to be added is set on
-    the file that a descriptor names. Where there are no such descriptors a shared database does without sockets.
+    A socket is bound with a mode for its user only, reduced by the umask: the missing bits are set on the file through a
+    descriptor. Where there are no such descriptors, a shared database works without sockets.
     """
     like = database.stat()
     wanted = _writers(like)
@@ -122,18 +123,18 @@ def share_socket(folder: int, name: str, database: Path) -> None:
     try:
         status = os.fstat(file)
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
-            raise PermissionError(f"the socket {name} was exchanged")
-        itself = f"/proc/self/fd/{file}"  # the file behind the descriptor, wherever its name leads by now
+            raise PermissionError(f"the socket {name} was replaced")
+        itself = f"/proc/self/fd/{file}"  # the file of the descriptor, even if its path was replaced
         if status.st_gid != like.st_gid:
             os.chown(itself, -1, like.st_gid)
         if stat.S_IMODE(status.st_mode) != wanted:
-            os.chmod(itself, wanted)  # noqa: PTH101  (no path of ours)
+            os.chmod(itself, wanted)  # noqa: PTH101  (not a path in the file system)
     finally:
         os.close(file)
 
 
 def check_sqlite_files(path: Path) -> None:
-    """Refuse a database whose log or shared memory is a link, or was put there by somebody else."""
+    """Refuse a database whose log or shared memory is a link, or belongs to an untrusted user."""
     like = _status(path)
     if like is None:
         return
@@ -145,15 +146,15 @@ def check_sqlite_files(path: Path) -> None:
 
 
 def unsafe_modes(path: Path) -> list[str]:
-    """What others on this host may do to the database, by the modes of its file and folder; in words."""
+    """Texts about what other users of this host may do to the database, by the modes of its file and folder."""
     found = []
     like, folder = path.stat(), path.parent.stat()
     if like.st_mode & 0o002:
         found.append("every local user may write to it")
     elif like.st_mode & 0o004:
-        found.append("every local user may read it, and by that keep others from writing to it")
+        found.append("every local user may read it, and so lock it against writers")
     if folder.st_mode & 0o002 and not folder.st_mode & stat.S_ISVTX:
-        found.append(f"every local user may replace it, because {path.parent} is open to all")
+        found.append(f"every local user may replace it, because every local user may write to {path.parent}")
     return found
 
 
@@ -169,7 +170,7 @@ def _check_file(path: Path, status: os.stat_result, like: os.stat_result | None,
     if not stat.S_ISREG(status.st_mode):
         _refuse(path, "it is not a regular file", advice)
     if status.st_nlink > 1:
-        _refuse(path, "it has another name, too (a hard link)", advice)
+        _refuse(path, "it has a second name (a hard link)", advice)
     if not _trusted(status, like):
         _refuse(path, f"it belongs to another user ({status.st_uid})", advice)
 
@@ -180,7 +181,7 @@ def _check_owner(path: Path, status: os.stat_result, like: os.stat_result) -> No
 
 
 def _trusted(status: os.stat_result, like: os.stat_result | None) -> bool:
-    """Whether a side file was made by somebody who may write to the database as well."""
+    """Whether a side file was created by a user who may write to the database as well."""
     if not hasattr(os, "geteuid") or status.st_uid in (0, os.geteuid()):
         return True
     if like is None:
@@ -195,13 +196,13 @@ def _may_adjust(status: os.stat_result) -> bool:
 
 
 def _writers(like: os.stat_result) -> int:
-    """The mode for a file that those may use who may write to the database, be they its readers or not."""
+    """The mode for a file that exactly the users who may write to the database can read and write."""
     writers = like.st_mode & 0o022 | 0o200
     return writers | writers << 1
 
 
 def _share(file: int, status: os.stat_result, like: os.stat_result, mode: int) -> None:
-    """Give a file the owner and the group of the database, as far as this user may; what is right is not touched."""
+    """Give a file the owner and the group of the database, as far as permitted; what is right already is not changed."""
     if (status.st_uid, status.st_gid) != (like.st_uid, like.st_gid):
         try:
             os.chown(file, like.st_uid, like.st_gid)
@@ -216,13 +217,14 @@ def _advice_for(like: os.stat_result | None) -> str:
     shared = like is not None and like.st_mode & 0o022
     if shared:
         return (
-            "Let the owner of the database open it once: that opens the turn file to those who may write the database."
+            "The owner of the database must open it once: this gives all users who may write to it access to the turn "
+            "file."
         )
-    return "Look at its owner and mode."
+    return "Check its owner and mode."
 
 
 def _refuse(path: Path, why: str, advice: str = "") -> NoReturn:
     raise StoreUnusable(
         f"{path} is refused: {why}. Nothing was changed. "
-        + (advice or "See who put it there; if no client is running, remove it, and it is made anew.")
+        + (advice or "Check who created it. If no client is running, remove it: the next client creates it again.")
     )

@@ -1,7 +1,6 @@
 """State slots inside one SQLite transaction: read once, decided by the rules, written once.
 
-Many writes of one slot that arrive in one batch cost one row read and one row written. The caller owns
-the transaction.
+Many writes of one slot in one batch cost one row read and one row written. The caller begins and ends the transaction.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _past = msgspec.json.Decoder(WriteHistory)
 def run_slots(
     db: sqlite3.Connection, namespace: str, now: int, commands: Sequence[SlotCommand]
 ) -> tuple[list[Outcome], bool]:
-    """Answer each command at its own place, and say whether anything was written."""
+    """Answer the commands, in order, and return whether anything was written."""
     outcomes: list[Outcome] = []
     slots: dict[Address, Slot] = {}
     changed: set[Address] = set()
@@ -43,7 +42,7 @@ def run_slots(
                 before = slots[address] = load_slot(db, namespace, address)
             after, outcome = command.apply(before, now)
             if after is not before:
-                _encoder.encode(after)  # text that no store can hold fails alone
+                _encoder.encode(after)  # a command with text that no store can hold fails alone
                 slots[address] = after
                 changed.add(address)
         except sqlite3.Error:

@@ -1,8 +1,8 @@
 """`sqlite:///relative/path` and `sqlite:////absolute/path`: many processes of one machine on one file.
 
-One transaction a batch, write-ahead log, synchronous=FULL: an answered command survives the loss of power.
-Writers take turns (write_turns.py) and wait up to `patience` seconds instead of failing; reads wait for nobody.
-Who was granted something in another process hears of it by a datagram (hints.py).
+One transaction per batch, write-ahead log, synchronous=FULL: an answered command survives a power failure.
+Writers take turns (write_turns.py) and wait up to `patience` seconds instead of failing; reads do not wait. Processes are
+notified of grants by other processes through datagrams (hints.py).
 Options in the URL: `?patience=2` (seconds), `?wakeup=poll` (no sockets).
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ALL_READS = READS + RUN_READS
 WITHDRAW_SECONDS = 1.0
-"""How long a store that is closed waits for its turn to withdraw the report about its clock."""
+"""How long closing a store waits for the turn to delete the report about its clock."""
 
 CAPABILITIES = Capabilities(
     durable=True, shared=True, server_clock=False, notifies=True, one_writer=True, workflows=True
@@ -49,7 +49,7 @@ _warned: set[Path] = set()
 
 
 def open_sqlite(url: str, *, namespace: str, clock: Clock) -> Store:
-    """Open the file of the URL, making it if there is none. Its absolute path is fixed here."""
+    """Open the file of the URL, creating it if there is none. A relative path is made absolute here."""
     if sqlite3.sqlite_version_info < MIN_SQLITE:
         raise StoreUnusable(
             f"this Python has SQLite {sqlite3.sqlite_version}; Holdfast needs {'.'.join(map(str, MIN_SQLITE))} or "
@@ -59,35 +59,35 @@ def open_sqlite(url: str, *, namespace: str, clock: Clock) -> Store:
     patience = seconds(options.pop("patience", str(PATIENCE_SECONDS)), what="patience")
     wakeup = options.pop("wakeup", "auto")
     if options or wakeup not in ("auto", "poll"):
-        raise InvalidOption(f"a sqlite:// URL takes ?patience=SECONDS and ?wakeup=auto|poll, not {sorted(options)}")
+        raise InvalidOption(f"a sqlite:// URL accepts ?patience=SECONDS and ?wakeup=auto|poll, not {sorted(options)}")
     _check_place(path)
     return SqliteStore(path, namespace=namespace, clock=clock, patience=patience, poll=wakeup == "poll")
 
 
 def _parse(url: str) -> tuple[Path, dict[str, str]]:
-    """Take the URL apart as SQLAlchemy does: three slashes and a relative path, four and an absolute one."""
+    """Parse the URL as SQLAlchemy does: three slashes and a relative path, or four and an absolute one."""
     place, _, query = url.partition("://")[2].partition("?")
     try:
         name = unquote(place[1:], errors="strict") if place.startswith("/") else ""
     except UnicodeDecodeError:
-        raise InvalidOption("the path of a sqlite:// URL is not UTF-8 behind its % signs") from None
+        raise InvalidOption("the percent-encoded path of a sqlite:// URL is not valid UTF-8") from None
     if not place or name in ("", ":memory:"):
         if place.strip("/") not in ("", ":memory:"):
             raise InvalidOption(
                 "a sqlite:// URL has three slashes before a relative path and four before an absolute one: "
                 "sqlite:///holdfast.db, sqlite:////var/lib/app/holdfast.db"
             )
-        raise InvalidOption("SQLite in memory cannot be shared between connections: use memory:// instead")
+        raise InvalidOption("an in-memory SQLite database cannot be shared between connections: use memory:// instead")
     if "\0" in name:
-        raise InvalidOption("a path cannot hold the character NUL")
-    # Resolved, so that two ways to one file (a symbolic link) meet at one turn.
+        raise InvalidOption("a path cannot contain the character NUL")
+    # Resolved, so that two paths to one file (a symbolic link) share one turn.
     return Path(os.path.realpath(name)), dict(parse_qsl(query, keep_blank_values=True))
 
 
 def unready(url: str) -> str | None:
     """Why opening this URL would change something on the disk; None where it would not.
 
-    For those who only want to look: opening makes a file that is not there, and brings an older one up to date.
+    For commands that only read: opening creates a missing file and upgrades an older one.
     """
     path, _ = _parse(url)
     return health.unready(path)
@@ -99,22 +99,22 @@ def _check_place(path: Path) -> None:
 
     folder = path.parent
     if not folder.exists():
-        refuse(f"the folder {folder} does not exist. Make it (mkdir -p {folder}), or correct the path.")
+        refuse(f"the folder {folder} does not exist. Create it (mkdir -p {folder}), or correct the path.")
     if not folder.is_dir():
         refuse(f"{folder} is not a folder.")
     if path.is_dir():
-        refuse("it is a folder. Give the path of a file in it, such as .../holdfast.db.")
+        refuse("it is a folder. Use the path of a file in it, such as .../holdfast.db.")
     if path.exists() and not path.is_file():
         refuse("it is not a regular file.")
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        refuse("this user may not write it. Change its owner or its mode (chmod u+rw), or use another file.")
+        refuse("this user may not write to it. Change its owner or its mode (chmod u+rw), or use another file.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        refuse(f"this user may not write in {folder}, where SQLite keeps files beside it. Change its mode or owner.")
+        refuse(f"this user may not write to {folder}, where SQLite creates other files. Change its mode or owner.")
     kind = network_file_system(path)
     if kind is not None and path not in _warned:
         _warned.add(path)
         warnings.warn(
-            f"{path} lies on a network file system ({kind}). SQLite's locks and shared memory do not work reliably "
+            f"{path} is on a network file system ({kind}). SQLite's locks and shared memory do not work reliably "
             "there: two hosts may both hold a lock. Use a local disk, or a database server for several hosts.",
             RuntimeWarning,
             stacklevel=4,
@@ -130,43 +130,43 @@ class SqliteStore:
         self.identity = f"{self.url}#{namespace}"
         self.capabilities = CAPABILITIES
         self._namespace, self._clock, self._patience, self._poll = namespace, clock, patience, poll
-        # Looked at before the first companion file is made: what is not ours is left entirely alone.
+        # Checked before the first side file is created: nothing is created next to the file of another application.
         version = version_of(path) if path.exists() and path.stat().st_size else 0
         try:
             self._turn = turn_for(path)
         except OSError as error:
-            raise StoreUnusable(f"{path}-turn cannot be opened ({error}): look at its owner and mode.") from error
+            raise StoreUnusable(f"{path}-turn cannot be opened ({error}). Check its owner and mode.") from error
         if version != SCHEMA_VERSION:
             prepare(path, self._turn, patience=patience)
-        self._post: HintSender | None = HintSender(path, poll=poll)
+        self._sender: HintSender | None = HintSender(path, poll=poll)
         self._clocks = Clocks(clock, self._turn)
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.identity}>"
 
     def connect(self, role: Role) -> Connection:
-        """Open a connection of its own for this role."""
+        """Open a new connection for this role."""
         return SqliteConnection(self, urgent=role == "heartbeats")
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
-        """Listen for hints on a socket beside the file, or by polling where there are no sockets."""
-        return self._open_post().watch(channel, on_hint)
+        """Receive hints on a socket next to the file, or by polling where there are no sockets."""
+        return self._open_sender().watch(channel, on_hint)
 
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A block with a connection of its own, in one transaction, which is the writer's turn."""
-        self._open_post()
+        """A block with a new connection, in one transaction, during the turn to write."""
+        self._open_sender()
         return transaction(self.path, self._turn, patience=self._patience)
 
     def join(self, connection: Any) -> Connection:
         """Carry commands out within the transaction that is open on this connection."""
         return JoinedTransaction(connection, self.path, namespace=self._namespace, clock=self._clocks.now)
 
-    def on_differing_clock(self, name: str, tell: Callable[[str, str, int, float], None]) -> None:
-        """Call this, with name, host, process and seconds ahead, for each process whose clock begins to differ."""
-        self._clocks.on_differing(name, lambda one: tell(one.name, one.host, one.pid, one.ahead))
+    def on_differing_clock(self, name: str, callback: Callable[[str, str, int, float], None]) -> None:
+        """Register a callback, with name, host, process and seconds ahead, for processes whose clock begins to differ."""
+        self._clocks.on_differing(name, lambda one: callback(one.name, one.host, one.pid, one.ahead))
 
     def diagnose(self) -> tuple[Finding, ...]:
-        """Look at the schema, the settings that durability rests on, and the disk; through a read-only connection."""
+        """Check the schema, the settings for durability, and the disk, through a read-only connection."""
         return health.diagnose(self.path)
 
     def reopen(self) -> Store:
@@ -176,17 +176,17 @@ class SqliteStore:
         )
 
     def close(self) -> None:
-        """Let go of the turn and of the sender's socket."""
-        if self._post is not None and self._clocks.reported:
+        """Release the turn and the socket for hints."""
+        if self._sender is not None and self._clocks.reported:
             self._withdraw_clock()
-        post, self._post = self._post, None
-        if post is not None:
-            post.close()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
             self._clocks.close()
             del self._turn
 
     def _withdraw_clock(self) -> None:
-        """This process does not use the file any more: its clock is nobody's concern."""
+        """Delete the report about the clock of this process, which does not use the file any more."""
         handle = Handle(self.path)
         try:
             with suppress(sqlite3.Error, StoreError), handle.active:
@@ -198,28 +198,28 @@ class SqliteStore:
         finally:
             handle.close()
 
-    def _open_post(self) -> HintSender:
-        if self._post is None:
-            raise StoreUnusable(f"the store {self.url} is closed: open a new one")
-        return self._post
+    def _open_sender(self) -> HintSender:
+        if self._sender is None:
+            raise StoreUnusable(f"the store {self.url} is closed. Open a new one.")
+        return self._sender
 
 
 class SqliteConnection:
     """One SQLite connection, used by one thread at a time."""
 
     def __init__(self, store: SqliteStore, *, urgent: bool) -> None:
-        self._post = store._open_post()  # noqa: SLF001  (a store and its connections are one thing)
+        self._sender = store._open_sender()  # noqa: SLF001  (a store and its connections are one thing)
         self._turn: WriteTurn | None = store._turn  # noqa: SLF001
         self._namespace, self._patience = store._namespace, store._patience  # noqa: SLF001
         self._path = store.path
         self._urgent = urgent
         self._clocks = store._clocks  # noqa: SLF001
         self._handle = Handle(store.path)
-        with self._handle.active:  # opened now, so that what is wrong with it is said now
+        with self._handle.active:  # opened now, so that errors are raised now
             self._handle.ready()
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry the batch out in one transaction; reads alone do not wait for the writer's turn."""
+        """Carry the batch out in one transaction; a batch that only reads does not wait for the turn to write."""
         for command in commands:
             if not isinstance(command, ALL_READS):
                 break
@@ -228,18 +228,18 @@ class SqliteConnection:
         outcomes, hints = self._write(commands)
         for outcome in outcomes:
             if outcome.woken or outcome.hinted:
-                unheard = self._post.tell(woken_by_channel(outcomes, hints))
+                unheard = self._sender.send(woken_by_channel(outcomes, hints))
                 if unheard:
                     self._pass_over(unheard, commands, outcomes)
                 break
         return outcomes
 
     def _pass_over(self, unheard: list[str], commands: Sequence[Command], outcomes: Sequence[Outcome]) -> None:
-        """End the offers to dead processes, so that nobody waits for them. The commands have been carried out."""
+        """End the offers to processes that have ended, for the next waiters. The commands have been carried out."""
         looks = offers_to(unheard, commands, outcomes)
-        with suppress(StoreError):  # they end by themselves
+        with suppress(StoreError):  # such offers expire in any case
             if looks and (offers := pass_overs(unheard, looks, self._read(looks))):
-                self._post.tell(woken_by_channel(*self._write(offers)))
+                self._sender.send(woken_by_channel(*self._write(offers)))
 
     def close(self) -> None:
         """Close the connection."""
@@ -250,39 +250,39 @@ class SqliteConnection:
         deadline = elapsed() + self._patience
         turn = self._turn
         if turn is None:
-            raise StoreUnusable("this connection is closed: open a new one")
+            raise StoreUnusable("this connection is closed. Open a new one.")
         try:
             turn.take(self, urgent=self._urgent, deadline=deadline)
             done = self._transact_in_the_end(commands, deadline)
             if monotonic() >= self._clocks.look_at:
                 self._look_at_clocks()
             turn.give(self)
-        except BaseException:  # an interrupt may have come in the middle of the giving, too
+        except BaseException:  # an interrupt may also have come during `give`
             turn.give(self)
             raise
-        if self._clocks.news:
-            self._clocks.tell()
+        if self._clocks.new_differences:
+            self._clocks.notify()
         return done
 
     def _transact_in_the_end(self, commands: Sequence[Command], deadline: float) -> tuple[list[Outcome], list[str]]:
-        """One transaction, as soon as no program that takes no turns is in the way."""
+        """One transaction, as soon as no program that takes no turns has locked the file."""
         while (done := self._transact(commands, deadline)) is None:
             pause(urgent=self._urgent)
         return done
 
     def _look_at_clocks(self) -> None:
-        """See whose clock differs. An error here must not fail the commands, which have been committed."""
+        """Check which clocks differ. An error here must not fail the commands, which have been committed."""
         with suppress(sqlite3.Error, StoreError), self._handle.active:
             self._clocks.look(self._handle.ready())
 
     def _transact(self, commands: Sequence[Command], deadline: float) -> tuple[list[Outcome], list[str]] | None:
-        """One transaction, and whom else to tell; None if a program that takes no turns is in the way for now."""
+        """One transaction, and further attempts to notify; None while a program that takes no turns has locked the file."""
         with self._handle.active:
             try:
                 db = self._handle.ready()
                 try:
                     db.execute("BEGIN IMMEDIATE")
-                    batch = SqliteBatch(db, self._namespace, self._clocks.now())
+                    batch = SqliteBatch(db, self._namespace, self._clocks.now(), own=True)
                     outcomes = batch.run(commands)
                 except sqlite3.Error as error:
                     if is_busy(error) and elapsed() < deadline:
@@ -306,7 +306,7 @@ class SqliteConnection:
                     try:
                         db = self._handle.ready()
                         db.execute("BEGIN")
-                        return SqliteBatch(db, self._namespace, self._clocks.now()).run(commands)
+                        return SqliteBatch(db, self._namespace, self._clocks.now(), own=True).run(commands)
                     finally:
                         self._handle.tidy()
             except sqlite3.Error as error:

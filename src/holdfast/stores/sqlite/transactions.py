@@ -1,7 +1,7 @@
 """The user's own statements and Holdfast's commands in one SQLite transaction.
 
-The user's transaction is the writer's turn: while it is open nobody else writes to the file, heartbeats included. So it
-has a time limit, cannot be ended from within, and cannot reach into other files.
+While a user's transaction is open, no other process or thread writes to the file, heartbeats included. So it has a time
+limit, cannot be ended by the function, and cannot attach other files.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .file import Handle, is_busy, store_error
 from .write_turns import WriteTurn, pause
 
 LIMIT_SECONDS = 5.0
-"""How long a transaction of the user's may take: everybody else waits for it."""
+"""How long a transaction of the user may take: all other writers wait for it."""
 STEPS_BETWEEN_LOOKS = 10_000
 _FORBIDDEN = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
 
 
 @contextmanager
 def transaction(path: Path, turn: WriteTurn, *, patience: float) -> Iterator[sqlite3.Connection]:
-    """A block with a connection of its own, in one transaction, which is the writer's turn."""
+    """A block with a new connection, in one transaction, during the turn to write."""
     handle = Handle(path)
     taker = object()
     deadline = elapsed() + patience
@@ -67,8 +67,8 @@ def _within(db: sqlite3.Connection, path: Path, deadline: float) -> Iterator[sql
             raise _not_allowed() from error
         if elapsed() > end:
             raise StepTimeout(
-                f"a transaction on {path} took longer than {LIMIT_SECONDS:g} s, for which nobody else could write. It "
-                "was rolled back. Do what takes long in a step before it, and hand over the result."
+                f"a transaction on {path} took longer than {LIMIT_SECONDS:g} s. It blocked all other writers, so it "
+                "was rolled back. Do the slow work in a step before the transaction, and pass its result."
             )
     finally:
         db.set_authorizer(None)
@@ -81,10 +81,10 @@ def _within(db: sqlite3.Connection, path: Path, deadline: float) -> Iterator[sql
 
 def _not_allowed() -> InvalidOption:
     return InvalidOption(
-        "the function may not begin, commit or roll back here, nor ATTACH or DETACH a file: ctx.transaction ends the "
-        "transaction, and everything was rolled back. So no `with connection:`, no commit(), rollback() or "
-        "executescript(): use execute() for each statement, return to commit, raise to roll back, and use SAVEPOINT "
-        "for a part."
+        "the function may not begin, commit or roll back a transaction, nor ATTACH or DETACH a file: only "
+        "ctx.transaction ends the transaction. Everything was rolled back. Do not use `with connection:`, commit(), "
+        "rollback() or executescript(): use execute() for each statement, return to commit, raise to roll back, and "
+        "use SAVEPOINT for a part."
     )
 
 
@@ -100,10 +100,11 @@ class JoinedTransaction:
             raise InvalidOption(f"a sqlite3 connection to {path} is needed here, not {type(db).__name__}")
         try:
             main = next((row[2] for row in db.execute("PRAGMA database_list") if row[1] == "main"), "")
-        except sqlite3.ProgrammingError as error:  # it is closed, or another thread's
+        except sqlite3.ProgrammingError as error:  # it is closed, or belongs to another thread
             raise InvalidOption(
-                f"this connection cannot be used: {error} Give an open one, of this thread, to {path}, in the "
-                "transaction that is to be joined."
+                f"this connection cannot be used: {error} Pass an open connection to {path} with the transaction that "
+                "the run is to be started in. Async methods use it in another thread, so that the event loop is not "
+                "blocked: open it with sqlite3.connect(..., check_same_thread=False)."
             ) from error
         if Path(os.path.realpath(main)) != path:
             raise InvalidOption(f"this connection is to {main or 'a database in memory'}, and the store is {path}")

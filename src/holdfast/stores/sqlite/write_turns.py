@@ -1,10 +1,10 @@
-"""Whose turn it is to write to a SQLite file.
+"""Turns to write to a SQLite file.
 
-SQLite's own busy handler sleeps ever longer and starves whoever came late; so a writer first takes a turn.
-Within a process all connections to one file share one `WriteTurn`, heartbeats first, the others in order of
-arrival; between processes it is a lock on the small file `<db>-turn`, tried again every millisecond or
-so. A turn is only about fairness: safety rests on SQLite's own locks, and a process that is killed
-in its turn loses it at once, because the kernel drops its file lock.
+SQLite's own busy handler sleeps ever longer and starves late writers; so a writer first takes a turn. Within a process
+all connections to one file share one `WriteTurn`: heartbeats first, the others in order of arrival. Between processes a
+turn is a lock on the small file `<db>-turn`, tried again about every millisecond. Turns are only about fairness: safety
+depends on SQLite's own locks, and a process that is killed in its turn loses it at once, because the kernel releases
+its file lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _turns: WeakValueDictionary[str, WriteTurn] = WeakValueDictionary()
 
 
 def turn_for(database: Path) -> WriteTurn:
-    """The turn that all connections of this process to this file share. It ends with its last user."""
+    """The `WriteTurn` that all connections of this process to this file share, as long as one of them uses it."""
     with _registry_lock:
         turn = _turns.get(str(database))
         if turn is None:
@@ -40,23 +40,23 @@ def turn_for(database: Path) -> WriteTurn:
 
 
 def pause(*, urgent: bool) -> None:
-    """Wait a moment before trying again; by chance, so that two who wait do not keep in step."""
+    """Wait a short random time before trying again, so that two waiting writers do not retry in lockstep."""
     time.sleep(random.uniform(*(URGENT_RETRY_SECONDS if urgent else RETRY_SECONDS)))
 
 
 class _Place:
-    """A place in the queue of this process. The gate opens when the turn has been handed over."""
+    """A position in the queue of this process. The lock `handed_over` is released when the turn is handed over."""
 
-    __slots__ = ("gate", "taker")
+    __slots__ = ("handed_over", "taker")
 
     def __init__(self, taker: object) -> None:
         self.taker = taker
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        self.handed_over = threading.Lock()
+        self.handed_over.acquire()
 
 
 class WriteTurn:
-    """The right to write. `give` is safe to call by anyone at any time: it gives back only one's own turn."""
+    """The turn to write. `give` is safe to call at any time: it ends only the caller's own turn."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
@@ -67,13 +67,14 @@ class WriteTurn:
         self._others: deque[_Place] = deque()
         self._file = FileLock(open_turn(database))
         self._end = finalize(self, self._file.close)
-        self._end.atexit = False  # clients give their locks back at exit, and need their turn for that
+        self._end.atexit = False  # clients release their locks at exit, and need a turn for that
 
     def take(self, taker: object, *, urgent: bool, deadline: float) -> None:
-        """Wait for the turn until the deadline, then raise. The caller gives it back in any case."""
+        """Wait for the turn until the deadline, then raise. The caller must call `give` in either case."""
         if not self._end.alive:
             raise StoreUnusable(
-                f"this way to {self._database} belongs to the process that this one was forked from: open a new client"
+                f"this connection to {self._database} belongs to the parent process of a fork. Open a new client in "
+                "this process."
             )
         with self._mutex:
             place = None
@@ -82,34 +83,34 @@ class WriteTurn:
             else:
                 place = _Place(taker)
                 (self._urgent if urgent else self._others).append(place)
-        if place is not None and not place.gate.acquire(timeout=max(0.0, deadline - elapsed())):
+        if place is not None and not place.handed_over.acquire(timeout=max(0.0, deadline - elapsed())):
             raise StoreUnavailable(
-                "the writer's turn did not come: other threads of this process have been writing to "
-                f"{self.path} or waiting for it all the time. Nothing was done; the call may be repeated."
+                "timed out waiting for the turn to write: other threads of this process were writing, or waiting for "
+                f"{self.path}, all the time. Nothing was done; the call can be repeated."
             )
         while not self._file.try_lock():
             if elapsed() >= deadline:
                 raise StoreUnavailable(
-                    f"the writer's turn did not come: {self._holder()} has held {self.path} for too long. It may be "
-                    "stopped, in a debugger, or on a stalled disk. Nothing was done; the call may be repeated. "
-                    "Let that process go on, or end it: its turn ends with it."
+                    f"timed out waiting for the turn to write: {self._holder()} has locked {self.path} for too long. "
+                    "It may be stopped, in a debugger, or blocked by a stalled disk. Nothing was done; the call can be "
+                    "repeated. Let that process continue, or end it: its lock is released when it ends."
                 )
             pause(urgent=urgent)
 
     def give(self, taker: object) -> None:
-        """Give the turn on, or leave the queue for it."""
+        """Hand the turn to the next writer, or leave the queue for it."""
         with self._mutex:
             if self._taker is not taker:
                 self._leave_queue(taker)
                 return
-            try:  # noqa: SIM105  (every write comes by here, and suppress() costs more than the rest of it)
+            try:  # noqa: SIM105  (called for every write, and suppress() costs more than the rest)
                 self._file.unlock()  # harmless where it was not locked yet
             except OSError:
                 pass
             queue = self._urgent or self._others
             if queue:
                 place = queue.popleft()
-                place.gate.release()  # first: an interrupt in between must leave nobody waiting
+                place.handed_over.release()  # first: an interrupt in between must not leave a writer waiting
                 self._taker = place.taker
             else:
                 self._taker = None
@@ -120,16 +121,16 @@ class WriteTurn:
                 queue.remove(place)
 
     def stamp(self) -> int:
-        """Let the system stamp the turn file, and return that time, in microseconds; `OSError` where it cannot."""
+        """Let the system stamp the turn file, and return that time in microseconds; `OSError` where that is impossible."""
         return self._file.stamp()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close the file without unlocking it, for the lock belongs to the parent."""
+        """In a forked child: close the file without unlocking it, because the lock belongs to the parent."""
         self._mutex, self._taker = threading.Lock(), None
         self._end()
 
     def _holder(self) -> str:
-        """Name the process that holds the file lock, where the system tells."""
+        """The process that holds the file lock, where the system reports it."""
         with suppress(OSError, ValueError, IndexError):
             status = self.path.stat()
             wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

@@ -78,8 +78,8 @@ class RunTests(Telling):
     def hire_and(self, worker: str, *types: str, seconds: float, then: Sequence[c.Command] = ()) -> list[Outcome]:
         """A worker that lives so long, and what is asked in the same batch: that far it lives on any clock."""
         lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
-        enlist = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
-        granted, enlisted, *rest = self.send(lease, enlist, *then)
+        register_worker = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
+        granted, enlisted, *rest = self.send(lease, register_worker, *then)
         assert names([granted, enlisted]) == ["Granted", "WorkerRegistered"]
         return rest
 

@@ -21,10 +21,9 @@
 -- the rights to all of them are checked before the first, see rights.lua.
 -- Numbers are written by %.0f: tostring, `..` and cjson keep 14 digits, and tokens have 16.
 
-local MAX = 9007199254740991
-local ACQUIRE, RENEW, RELEASE, RECORD, FINISH, START = 1, 2, 3, 23, 24, 25
-local DECLINED, GRANTED, RENEWED, RELEASED, QUEUED, RECORDED, STARTED = 0, 1, 2, 3, 5, 44, 45
-local LONG_AGO = 5000000000000000 -- of rules/runs/record.py
+--@constants MAX LONG_AGO
+--@constants ACQUIRE RENEW RELEASE RECORD FINISH START
+--@constants DECLINED GRANTED RENEWED RELEASED QUEUED RECORDED STARTED
 local MANY = 1000 -- how many values unpack can take is limited
 local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
 local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'

@@ -8,7 +8,8 @@
 -- by an event.
 
 if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)) then
-  local OFFER_LIFE, MOST = 1000000, 256 -- of rules/working_record.py; and how many waiters are looked at here
+  --@constants OFFER_LIFE
+  local MOST = 256 -- waiters that are looked at here
   local HELD = '^{"fence":([1-9]%d*),"version":([1-9]%d*),"holders":%[(){"id":"([^%c"\\\128-\255]*)","label":({"name":"'
     .. '[^%c"\\\128-\255]*"([^{}]*)}),"token":([1-9]%d*),"since":([1-9]%d*),"ttl":([1-9]%d*),"expires_at":([1-9]%d*)()'
   local WAITER = '^{"id":"([^%c"\\\128-\255]*)","label":({"name":"[^%c"\\\128-\255]*"([^{}]*)}),"since":([1-9]%d*),'

@@ -1,0 +1,135 @@
+"""Runs as the commands read them: what a run waits for, which workers have its workflow, and its JSON document.
+
+For the commands that show runs (runs_show.py) and those that act on them (runs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .. import Client
+from ..errors import StoreUnusable
+from ..rules.runs import record as rule
+from ..rules.runs.outcomes import Claim
+from ..runtime.codec import MAX_BYTES
+from ..runtime.runners import run as run_flow
+from ..workflow import RunInfo
+from ..workflow.pause import pause_of
+from ..workflow.queries import RunQueries, info
+from .options import Settings, open_client
+from .output import format_time
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RunSnapshot(NamedTuple):
+    """A run: for people, as it is stored, and the time on the store's clock in microseconds."""
+
+    info: RunInfo
+    claim: Claim
+    now: int
+
+
+class Waits(NamedTuple):
+    """The locks that a run waits for, and the children, if they are known."""
+
+    locks: Sequence[str]
+    children: Sequence[str]
+
+
+class PauseInfo(NamedTuple):
+    """The pause between two attempts of a workflow, for people."""
+
+    until: str
+    attempt: str
+    over: bool
+    children: str
+    """The children of the failed attempt, which must end first; empty if there are none."""
+
+
+@contextmanager
+def open_runs(settings: Settings) -> Iterator[Client]:
+    """A client for one command about runs."""
+    with open_client(settings) as hf:
+        if not hf.runtime.store.capabilities.workflows:
+            raise StoreUnusable(f"{hf.url} does not support workflows: it has no runs.")
+        yield hf
+
+
+def read_run(hf: Client, run_id: str, *, history: bool = False) -> RunSnapshot:
+    """Read a run, with its journal if `history` is set. Raises `UnknownRun`."""
+    claim, seen = run_flow(RunQueries(hf, max_bytes=MAX_BYTES).see(run_id, history=history), hf.runtime.batchers)
+    return RunSnapshot(info(claim.run, holder=seen.holder), claim, seen.now)
+
+
+def waits_of(hf: Client, run: rule.Run) -> Waits:
+    """The locks and children that a run waits for."""
+    keys = dict.fromkeys(key for _, key in run.locks)
+    unlisted = {wait.key for wait in run.waits}
+    waited = [
+        key
+        for key in keys
+        if key in unlisted or any(one.owner == f"run {run.id}" for one in hf.locks.inspect(key).waiters)
+    ]
+    return Waits(waited, () if run.stuck is None else run.stuck.children)
+
+
+def pause_info(found: RunSnapshot) -> PauseInfo | None:
+    """The pause that a run is in, by its journal (read it with `history`); None if it is in none, or is cancelled."""
+    run = found.claim.run
+    pause = pause_of(found.claim.entries) if run.living and not run.cancelling else None
+    if pause is None:
+        return None
+    return PauseInfo(
+        until=format_time(time_of(pause.entry.again_at)),
+        attempt=f"attempt {pause.attempt + 1}",
+        over=pause.entry.again_at <= found.now,
+        children=", ".join(pause.entry.children),
+    )
+
+
+def workers_for(hf: Client, kind: str) -> list[str]:
+    """The names of the living workers that have this type of workflow registered."""
+    return run_flow(RunQueries(hf, max_bytes=MAX_BYTES).who_can(kind), hf.runtime.batchers)
+
+
+def type_text(kind: str) -> str:
+    """The stored type of a run for people: a workflow, with its version if the run has one."""
+    return f"{kind.removesuffix(rule.ANY_VERSION)} in any version" if kind.endswith(rule.ANY_VERSION) else kind
+
+
+def workflow_text(one: RunInfo) -> str:
+    """The workflow of a run, with its version."""
+    return one.workflow if one.version is None else f"{one.workflow}@{one.version}"
+
+
+def time_of(microseconds: int) -> datetime:
+    """A stored time."""
+    return EPOCH + timedelta(microseconds=microseconds)
+
+
+def run_document(found: RunInfo) -> dict[str, Any]:
+    """A run as JSON."""
+    return {
+        "id": found.id,
+        "workflow": found.workflow,
+        "version": found.version,
+        "status": found.status,
+        "holder": found.holder,
+        "created_at": found.created_at,
+        "started_at": found.started_at,
+        "ended_at": found.ended_at,
+        "due_at": found.due_at,
+        "parent": found.parent,
+        "idempotency_key": found.idempotency_key,
+        "attributes": found.attributes,
+        "locks": list(found.locks),
+        "entries": found.entries,
+        "result": found.result,
+        "error": None if found.error is None else msgspec.structs.asdict(found.error),
+    }

@@ -1,0 +1,247 @@
+"""`holdfast runs list` and `holdfast runs show`: the commands that print runs.
+
+Names, values and errors in a run come from applications, and are escaped like everything from the store.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from ..errors import InvalidDuration
+from ..rules.runs import record as rule
+from ..validation import seconds
+from ..workflow import RunInfo
+from .options import Settings, common, pass_settings
+from .output import escaped_text, format_duration, format_time, format_token, print_json, print_line, print_rows
+from .runs_history import history_of, stored_value, unread_signals
+from .runs_reading import (
+    RunSnapshot,
+    Waits,
+    open_runs,
+    pause_info,
+    read_run,
+    run_document,
+    type_text,
+    waits_of,
+    workers_for,
+    workflow_text,
+)
+
+SHORT = 60
+"""Characters of a value in a line of text."""
+COLUMNS = ("RUN", "WORKFLOW", "STATUS", "CREATED", "FOR", "NOTE")
+_STYLES = {"completed": "green", "failed": "bold red", "timed_out": "red", "cancelled": "yellow", "running": "cyan"}
+_TIME_FORMS = (
+    "a date or time in UTC (2026-11-16, 2026-11-16T02:17, or 2026-11-16T02:17+01:00 with an offset), or how long ago "
+    '(seconds, or "30 minutes", "2 hours", "1 day")'
+)
+
+
+# -- list -------------------------------------------------------------------------------------------------------
+
+
+def _as_time(_context: click.Context, _option: click.Parameter, value: str | None) -> datetime | None:
+    """Parse a date or time (in UTC unless it has an offset), or how long ago."""
+    if value is None:
+        return None
+    try:
+        if not re.match(r"\d{4}-", value):
+            return datetime.now(UTC) - timedelta(seconds=seconds(value))
+        when = datetime.fromisoformat(value)
+    except (ValueError, OverflowError, InvalidDuration):
+        raise click.BadParameter(f"{value!r} is not a time. Give {_TIME_FORMS}.") from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _as_attributes(_context: click.Context, _option: click.Parameter, value: tuple[str, ...]) -> dict[str, Any]:
+    """Parse pairs NAME=VALUE; numbers, true and false are read as such, and quotes make them text."""
+    found: dict[str, Any] = {}
+    for pair in value:
+        name, separator, text = pair.partition("=")
+        if not name or not separator:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE.")
+        try:
+            read = json.loads(text)
+        except ValueError:
+            read = text
+        found[name] = read if isinstance(read, str | int) else text
+    return found
+
+
+@click.command("list")
+@click.option("--status", multiple=True, help="Only runs with this status; may be given several times.")
+@click.option("--workflow", help="Only runs of this workflow.")
+@click.option("--since", callback=_as_time, help="Only runs created since: a time in UTC, or how long ago ('2 hours').")
+@click.option("--until", callback=_as_time, help="Only runs created before: a time in UTC, or how long ago.")
+@click.option("--attribute", multiple=True, callback=_as_attributes, help="NAME=VALUE; may be given several times.")
+@click.option("--prefix", default="", help="Only runs whose id begins with this text.")
+@click.option("--limit", default=100, show_default=True, help="At most this many runs.")
+@click.option("--after", help="Continue a list: the 'next' of the page before.")
+@common
+@pass_settings
+def list_runs(
+    settings: Settings,
+    *,
+    status: tuple[str, ...],
+    workflow: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    attribute: dict[str, Any],
+    prefix: str,
+    limit: int,
+    after: str | None,
+) -> None:
+    """List runs, the newest first."""
+    with open_runs(settings) as hf:
+        page = hf.runs.list(
+            status=status or None,
+            workflow=workflow,
+            since=since,
+            until=until,
+            attributes=attribute,
+            prefix=prefix,
+            after=after,
+            limit=limit,
+        )
+        if settings.json:
+            print_json({"runs": [run_document(found) for found in page.runs], "next": page.next})
+            return
+        if page.runs:
+            print_rows([_row(one) for one in page.runs], COLUMNS)
+        elif status or workflow or since or until or attribute or prefix or after:
+            print_line(f"No run in {hf.url}, namespace {hf.namespace}, matches these options.")
+        else:
+            print_line(f"There are no runs in {hf.url}, namespace {hf.namespace}.")
+    if page.next is not None:
+        print_line(f"There are more runs: --after {page.next}", err=True)
+
+
+def _row(one: RunInfo) -> list[Any]:
+    lasted = ((one.ended_at or datetime.now(UTC)) - one.created_at).total_seconds()
+    return [
+        escaped_text(one.id),
+        escaped_text(workflow_text(one)),
+        escaped_text(one.status, _STYLES.get(one.status, "")),
+        escaped_text(format_time(one.created_at)),
+        escaped_text(format_duration(max(0.0, lasted))),
+        escaped_text(_note(one)),
+    ]
+
+
+def _note(one: RunInfo) -> str:
+    if one.error is not None:
+        note = " ".join(f"{one.error.type}: {one.error.message}".split())
+        return _short(note) if sys.stdout.isatty() else note
+    if one.due_at is not None:
+        return f"until {format_time(one.due_at)}"
+    return ", ".join(f"{name}={value}" for name, value in one.attributes.items())
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHORT else f"{line[: SHORT - 1]}…"
+
+
+# -- show -------------------------------------------------------------------------------------------------------
+
+
+@click.command("show")
+@click.argument("run_id", metavar="RUN")
+@common
+@pass_settings
+def show_run(settings: Settings, run_id: str) -> None:
+    """Show one run: its status, its worker, its history, its unread signals, and its error."""
+    with open_runs(settings) as hf:
+        found = read_run(hf, run_id, history=True)
+        info, claim = found.info, found.claim
+        waits = waits_of(hf, claim.run)
+        workers = workers_for(hf, claim.run.type) if info.living else []
+    history, unread = history_of(claim), unread_signals(claim)
+    if settings.json:
+        more = {"input": stored_value(claim.entries[0]), "history": history, "signals": unread, "workers": workers}
+        print_json({**run_document(info), **more})
+        return
+    _show_status(found)
+    _show_details(found, waits)
+    if info.living and info.holder is None and not workers:
+        kind = type_text(claim.run.type)
+        print_line(f"  no living worker has the workflow {kind} registered: the run waits until one is started")
+    _show_history(history)
+    for one in unread:
+        payload = _short(json.dumps(one["payload"], ensure_ascii=False))
+        print_line(f"  unread signal: {one['name']}  {payload}  since {format_time(one['at'])}")
+    if info.error is not None:
+        print_line(f"  {info.error}")
+        for line in info.error.traceback.splitlines():
+            print_line(f"    {line}")
+
+
+def _show_status(found: RunSnapshot) -> None:
+    info, run = found.info, found.claim.run
+    title = escaped_text(info.id, "bold").append(f" of {workflow_text(info)} is ")
+    print_line(title.append(info.status, _STYLES.get(info.status, "")))
+    ended = "" if info.ended_at is None else f", ended {format_time(info.ended_at)}"
+    started = "" if info.started_at is None else f", first driven {format_time(info.started_at)}"
+    print_line(f"  created {format_time(info.created_at)}{started}{ended}")
+    if info.holder is not None:
+        print_line(f"  driven by {info.holder}, token {format_token(run.fence)}")
+    elif info.status == "running":
+        print_line("  not driven: its worker crashed, and the next worker that polls for runs claims it")
+    if info.status == "queued":
+        limits = ", ".join(f"{place.limit} {place.key}".strip() for place in run.places)
+        print_line(f"  queued: waits until its limits admit it ({limits})")
+    if (pause := pause_info(found)) is not None:
+        if pause.over:
+            print_line(f"  the pause before {pause.attempt} ended at {pause.until}")
+        else:
+            print_line(
+                f"  pauses until {pause.until}, then {pause.attempt} of the workflow begins; only a cancel or the "
+                "workflow's timeout ends the pause earlier"
+            )
+        if pause.children:
+            print_line(
+                f"  {pause.attempt} does not begin before the cancelled children of the failed attempt have ended: "
+                f"{pause.children}"
+            )
+    elif info.due_at is not None and info.status == "suspended":
+        print_line(f"  sleeps until {format_time(info.due_at)}; a signal or another event wakes it earlier")
+    elif info.due_at is not None:
+        print_line(f"  can be claimed by a worker from {format_time(info.due_at)} on")
+    if run.crashes:
+        print_line(
+            f"  {run.crashes} workers in a row crashed while they drove it (after {rule.POISONED} crashes it fails)"
+        )
+
+
+def _show_details(found: RunSnapshot, waits: Waits) -> None:
+    info, claim = found.info, found.claim
+    if info.parent is not None:
+        print_line(f"  child of {info.parent}")
+    if info.idempotency_key is not None:
+        print_line(f"  started with the idempotency key {info.idempotency_key}")
+    for name, value in info.attributes.items():
+        print_line(f"  attribute {name} = {json.dumps(value, ensure_ascii=False)}")
+    for key in info.locks:
+        print_line(f"  {'waits for' if key in waits.locks else 'has'} the lock {key} (see: holdfast locks show)")
+    for child in waits.children:
+        print_line(f"  waits for the child {child}")
+    print_line(f"  input: {_short(claim.entries[0])}")
+    if info.status == "completed":
+        print_line(f"  result: {_short(claim.run.result or 'null')}")
+
+
+def _show_history(history: list[dict[str, Any]]) -> None:
+    print_line("  history:" if history else "  history: no entries yet")
+    for entry in history:
+        value = entry["value"]
+        if entry["kind"] == "lock":
+            text = f"  token {format_token(value['token'])}"
+        else:
+            text = "" if value is None else f"  {_short(json.dumps(value, ensure_ascii=False))}"
+        print_line(f"    {format_time(entry['at'])}  {entry['kind']:<8}  {entry['name']}{text}".rstrip())
