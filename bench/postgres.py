@@ -15,7 +15,7 @@ import psycopg
 from common import RECORD, Figure, alternate, median, ratio
 
 from holdfast import AsyncClient, Client
-from holdfast.stores.postgresql.native import statement_named
+from holdfast.stores.postgresql.fast_path import statement_named
 from holdfast.stores.postgresql.statements import placed
 from holdfast.testing import servers
 

@@ -1,4 +1,4 @@
-"""What every test gets: a store of each kind to run on, and the check that nothing was left behind."""
+"""Fixtures of all tests: a store of each kind, and the check that a test leaves no thread and no open file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from waiting import eventually
 
 from holdfast.locks.process_queue import queues
 
-# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests here send it.
+# A shell starts background jobs with SIGINT ignored, and children inherit that. Some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Where there is a file system in memory with room for it, files of tests are there: none of them waits for a disk.
+# If there is a file system in memory with enough space, tests use it, so that none of them waits for a disk.
 SWIFT, ROOM = Path("/dev/shm"), 4 << 30
 if "TMPDIR" not in os.environ and os.access(SWIFT, os.W_OK) and shutil.disk_usage(SWIFT).free > ROOM:
     os.environ["TMPDIR"] = str(SWIFT)
-    tempfile.tempdir = None  # asked for anew
+    tempfile.tempdir = None  # so that it is computed again
 
 settings.register_profile("holdfast", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("holdfast")
@@ -42,11 +42,11 @@ LONG = (
     "tests/stores/test_conformance.py",
     "tests/testing/test_servers.py",
 )
-"""The files that take longest come first, so that several workers end at about the same time."""
+"""The slowest files run first, so that several workers end at about the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long at the beginning; all else stays in its order."""
+    """Move the slowest files to the front; all other tests keep their order."""
 
     def place(item: pytest.Item) -> int:
         return next((n for n, name in enumerate(LONG) if item.nodeid.startswith(name)), len(LONG))
@@ -58,11 +58,11 @@ _frozen_for = ""
 
 
 def _freeze_for(module: str) -> None:
-    """Freeze what has been made before this module: the search for garbage after every test need not look at it again.
+    """Freeze all objects that exist before this module, so that the collection after every test skips them.
 
-    Without this most of the time of a test run is spent on that search.
+    Without this, most of the time of a test run is spent on garbage collection.
     """
-    global _frozen_for  # noqa: PLW0603  (one for the process, as the collector is)
+    global _frozen_for  # noqa: PLW0603  (one per process, like the collector)
     if module != _frozen_for:
         _frozen_for = module
         gc.collect()
@@ -75,7 +75,7 @@ def _our_threads() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test: no thread of ours, no gate, no open file of a store's."""
+    """After every test there is no thread of Holdfast, no local queue, and no open file of a store."""
     _freeze_for(request.node.nodeid.partition("::")[0])
     yield
     gc.collect()
@@ -87,25 +87,25 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=providers.names())
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty store, of each kind in turn; shared by all who open it."""
+    """The address of an empty store, of each kind in turn; the same store for every caller."""
     return providers.url(request.param, tmp_path)
 
 
 @pytest.fixture
 def plan() -> Iterator[faults.Plan]:
-    """Clients made in this test reach their store through this plan."""
+    """The plan of faults for the clients that this test creates."""
     with faults.planned() as made:
         yield made
 
 
 @pytest.fixture(params=sync_async.NAMES)
 def colour(request: pytest.FixtureRequest) -> Iterator[sync_async.Colour]:
-    """Synchronous and asynchronous code in turn, for tests that say the same of both."""
+    """Sync and async clients in turn, for tests that are the same for both."""
     with sync_async.painted(request.param) as made:
         yield made
 
 
 @pytest.fixture
 def hf(colour: sync_async.Colour, url: str) -> sync_async.AnyClient:
-    """A client of each colour on each store; closed at the end of the test."""
+    """A sync and an async client on each store; closed at the end of the test."""
     return colour.client(url)

@@ -1,10 +1,10 @@
-"""Blocked event loops, and callers that go away at the very moment of their grant.
+"""Blocked event loops, and callers that time out or are cancelled at the very moment of their grant.
 
-An event loop that is blocked for three times the ttl keeps its lease; one that is blocked for longer than `max_stall`
-loses it, loudly. Then a storm: processes take turns at a few locks, from threads and from tasks, with waits of
-a few milliseconds, and tasks are cancelled at about the moment in which the lock is handed to them. Every
-connection writes down what the store answered, so at the end each single grant can be followed: it reached its
-caller, or it was given back. The leases of the storm last for a minute: what was left over would not run out unseen.
+An event loop that is blocked for three times the ttl keeps its lease; a loop that is blocked for longer than
+`max_stall` loses it, with an error and an event. Then a storm: processes contend for a few locks, from threads and from
+tasks, with timeouts of a few milliseconds, and tasks are cancelled at about the moment at which the lock is handed to
+them. Every connection notes all outcomes of the store, so that at the end every single grant is traced: it reached its
+caller, or it was released. The leases of the storm last for a minute, so that none can expire unnoticed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ AT_ONCE = 4
 LONG = 60.0
 """The ttl in the storm."""
 STORMS = 6
-"""How many there are at most."""
+"""The maximum number of storms."""
 KEYS = (("mutex", 0), ("one-permit", 1), ("two-permits", 2))
-"""A mutex, of which one caller at a time goes to the store, and semaphores, of which a few wait there."""
+"""A mutex, of which one caller per process waits in the store, and semaphores, of which a few do."""
 
 
 @dataclass(frozen=True)
 class Size:
     stalls: int
-    """Event loops that are blocked for three times the ttl, and as many that are for longer than max_stall."""
+    """Event loops that are blocked for three times the ttl, and as many for longer than max_stall."""
     processes: int
     attempts: int
     limit: float
-    """Seconds after which the storm must be over."""
+    """Seconds within which a storm must end."""
 
 
 SMALL = Size(stalls=2, processes=2, attempts=400, limit=60)
@@ -57,7 +57,7 @@ FULL = Size(stalls=10, processes=3, attempts=6_000, limit=300)
 
 
 def block(seconds: float, *, busy: bool) -> None:
-    """Keep this event loop from turning, asleep or at work."""
+    """Block this event loop, by sleeping or by computing."""
     until_ = time.monotonic() + seconds
     while time.monotonic() < until_:
         if not busy:
@@ -65,7 +65,7 @@ def block(seconds: float, *, busy: bool) -> None:
 
 
 async def short_stall(url: str, key: str, *, busy: bool) -> str:
-    """What went wrong, if anything did, when the loop was blocked for three times the ttl."""
+    """Block the loop for three times the ttl. Returns what went wrong, or an empty string."""
     async with AsyncClient(url) as hf:
         events: list[str] = []
         hf.events.subscribe(lambda event: events.append(event.name))
@@ -75,18 +75,18 @@ async def short_stall(url: str, key: str, *, busy: bool) -> str:
                 lease.check()
         except LeaseLost as error:
             return f"a loop that was blocked for three times the ttl lost its lease: {error}"
-        return "told of a loss that was none" if "lease_lost" in events else ""
+        return "a loss was reported although the lease was kept" if "lease_lost" in events else ""
 
 
 async def long_stall(url: str, key: str) -> str:
-    """What went wrong, if anything did, when the loop was blocked for longer than max_stall."""
+    """Block the loop for longer than max_stall. Returns what went wrong, or an empty string."""
     async with AsyncClient(url) as hf:
         events: list[tuple[str, str]] = []
-        told: list[object] = []
+        lost_leases: list[object] = []
         hf.events.subscribe(lambda event: events.append((event.name, event.fields.get("reason", ""))))
         left = ""
         try:
-            async with hf.lock(key, ttl=TTL, max_stall=2 * TTL, on_lost=told.append):
+            async with hf.lock(key, ttl=TTL, max_stall=2 * TTL, on_lost=lost_leases.append):
                 block(6 * TTL, busy=False)
                 await asyncio.sleep(60)
                 left = "went on"
@@ -95,16 +95,16 @@ async def long_stall(url: str, key: str) -> str:
         if left != "LeaseLost":
             return f"a loop that was stuck for longer than max_stall kept its lease: {left}"
         names = [name for name, _ in events]
-        if "lease_neglected" not in names or "lease_lost" not in names or not told:
-            return f"the loss was not told: {events}, on_lost {told}"
+        if "lease_neglected" not in names or "lease_lost" not in names or not lost_leases:
+            return f"the loss was not reported: {events}, on_lost {lost_leases}"
         reason = dict(events)["lease_lost"]
         return "" if "stuck" in reason else f"the loss was not explained: {reason}"
 
 
 def stall(url: str, stalls: int, report: Report) -> None:
-    """A few of them at once, each loop in a thread and with a client of its own.
+    """Block a few loops at once, each in its own thread and with its own client.
 
-    Not all: one of the loops computes, and beside it every step of every other client waits for the interpreter.
+    Not all at once: some loops compute, and meanwhile every step of every other client waits for the interpreter.
     """
 
     def run(number: int, *, long: bool) -> None:
@@ -126,14 +126,14 @@ def stall(url: str, stalls: int, report: Report) -> None:
         for thread in threads:
             thread.join()
     report.every("loops blocked for 3 x ttl that kept their lease", kinds[False], stalls)
-    report.every("loops blocked beyond max_stall that lost it loudly", kinds[True], stalls)
+    report.every("loops blocked beyond max_stall that reported the loss", kinds[True], stalls)
 
 
 # -- the storm: a worker ------------------------------------------------------------------------------
 
 
 class Witness(FaultyConnection):
-    """A connection that writes down every grant, every offer and every end of one."""
+    """A connection that notes every grant, every offer and every end of them."""
 
     def __init__(self, connection: Any, plan: Plan, journal: Journal) -> None:
         super().__init__(connection, plan)
@@ -191,7 +191,7 @@ class Storm:
         self.journal.note("got", id=lease._held.id)
 
     def in_thread(self, hf: Client) -> None:
-        """Wait for about as long as the others hold."""
+        """Wait for about as long as the other callers hold the lock."""
         while self.more():
             try:
                 lease = self.lock(hf).acquire(wait=self.chance.uniform(0, 0.03))
@@ -203,7 +203,7 @@ class Storm:
             lease.release()
 
     async def in_task(self, hf: AsyncClient) -> None:
-        """Hold it, let a rival queue up, release it and cancel the rival within the same few turns of the loop."""
+        """Hold the lock, let another task queue, release it, and cancel that task within a few loop iterations."""
         while self.more():
             lock = self.lock(hf)
             try:
@@ -251,11 +251,11 @@ def work(job: dict[str, Any]) -> None:
     storm.journal.note("done")
 
 
-# -- the storm: what came of it -----------------------------------------------------------------------
+# -- the storm: checks --------------------------------------------------------------------------------
 
 
 def follow(crew: Crew, report: Report) -> Counter[str]:
-    """What became of each attempt that was ever granted or offered anything."""
+    """What happened to each attempt that was granted or offered a lock."""
     fates: dict[str, set[str]] = {}
     for note in crew.notes("store"):
         for what, attempt in note["seen"]:
@@ -266,38 +266,38 @@ def follow(crew: Crew, report: Report) -> Counter[str]:
         granted = seen & {"offered", "granted"}
         back = seen & {"released", "abandoned as holder"}
         if attempt in got:
-            classes["reached the caller, who gave it back"] += 1
-            report.demand(f"a lease of a caller was not given back: {seen}", kept="released" in seen)
-            report.demand(f"a lease was taken from under its caller: {seen}", kept="abandoned as holder" not in seen)
+            classes["reached the caller, which released it"] += 1
+            report.demand(f"a lease of a caller was not released: {seen}", kept="released" in seen)
+            report.demand(f"a lease was taken from its caller: {seen}", kept="abandoned as holder" not in seen)
         elif granted:
             confirmed = "confirmed" if "granted" in seen else "offered only"
-            classes[f"given back for a caller that had gone ({confirmed})"] += 1
-            report.demand(f"a grant that nobody has was not given back: {seen}", kept=bool(back))
+            classes[f"given back for a caller that had left ({confirmed})"] += 1
+            report.demand(f"a grant that reached no caller was not released: {seen}", kept=bool(back))
     for attempt in got - set(fates):
-        report.broken(f"a caller got a lease that no store granted: {attempt}")
+        report.broken(f"a caller got a lease that the store did not grant: {attempt}")
     return classes
 
 
 def storm(size: Size, chance: random.Random, folder: Path, report: Report) -> tuple[Counter[str], Counter[str]]:
-    """One storm: what was said in it, and what became of its grants."""
+    """Run one storm. Returns the notes of its callers, and what happened to its grants."""
     folder.mkdir()
     url = f"sqlite:///{folder}/locks.db"
     with Crew(__file__, folder) as crew, Client(url) as hf:
         for _ in range(size.processes):
             crew.start({"url": url, "seed": chance.random(), "attempts": size.attempts // size.processes})
         over = until(lambda: not crew.running(), within=size.limit, every=0.05)
-        report.demand(f"the storm was not over within {size.limit} s", kept=over)
-        clean = until(lambda: not hf.locks.list(), within=5)  # sooner than any waiting lease ends
+        report.demand(f"the storm did not end within {size.limit} s", kept=over)
+        clean = until(lambda: not hf.locks.list(), within=5)  # sooner than any waiting lease expires
         report.demand(f"left over: {hf.locks.list()}", kept=clean)
-        for complaint in crew.complaints():
-            report.broken(complaint)
+        for failure in crew.failures():
+            report.broken(failure)
         classes = follow(crew, report)
         words = Counter(note["what"] for note in crew.notes("got", "timed out", "cancelled", "done"))
     return words, classes
 
 
 def storms(size: Size, chance: random.Random, folder: Path, report: Report) -> None:
-    """Storms until enough grants met a caller on its way out: that is a matter of milliseconds, and of chance."""
+    """Run storms until enough grants met a caller that was leaving: this depends on milliseconds, and on chance."""
     words: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     wanted, given_back = size.attempts // 100, 0
@@ -308,15 +308,15 @@ def storms(size: Size, chance: random.Random, folder: Path, report: Report) -> N
         given_back = sum(times for what, times in classes.items() if what.startswith("given back"))
         if given_back >= wanted:
             break
-    report.tell("storms", number)
-    report.every("processes that came to their end", words["done"], size.processes * number)
+    report.figure("storms", number)
+    report.every("processes that ended regularly", words["done"], size.processes * number)
     report.at_least("attempts", words.total() - words["done"], number * size.attempts * 9 // 10)
     report.at_least("attempts that got a lease", words["got"], size.attempts // 10)
     report.at_least("attempts that timed out", words["timed out"], size.attempts // 20)
     report.at_least("attempts that were cancelled", words["cancelled"], size.attempts // 20)
     for what, times in sorted(classes.items()):
-        report.tell(f"grants: {what}", times)
-    report.at_least("grants that met a caller on its way out", given_back, wanted)
+        report.figure(f"grants: {what}", times)
+    report.at_least("grants that met a caller that was leaving", given_back, wanted)
 
 
 def prove(size: Size, seed: int, folder: Path, report: Report) -> None:

@@ -1,10 +1,10 @@
-"""The counter again, while the host's clock is moved by an hour, forward and back, under all processes at once.
+"""The counter campaign, while the host's clock is moved by an hour, forward and back, for all processes at once.
 
-The clock of all workers is a file that libfaketime reads; the clocks that cannot be set (monotonic, boot time) stay
-real, as on a host whose clock is set. Before each step forward the holder stops itself between reading and writing:
-the step ends its lease, others go on, and its late write must be refused. Before each step back the holder dies
-there, sometimes a waiter with it: without a remedy its lease would now last for an hour. Documented is that a dead
-holder is waited for at most one ttl longer, and a dead waiter at most its waiting lease longer.
+libfaketime reads the clock of all workers from a file; the clocks that cannot be set (monotonic, boot time) stay real,
+as on a host whose clock is set. Before each step forward the holder stops itself between reading and writing: the step
+ends its lease, other workers continue, and the late write of the holder must be refused. Before each step back the
+holder is killed at that point, sometimes with a waiter: without the cut of expiries its lease would now last for an
+hour. The documented bounds are one ttl more for a killed holder, and one waiting lease more for a killed waiter.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ HOUR = 3_600
 @dataclass(frozen=True)
 class Size(counter.Size):
     offsets: tuple[int, ...] = ()
-    """Where the clock is set to, one after the other, in hours from the true time."""
+    """The offsets of the clock, one after the other, in hours from the true time."""
     dead_waiters: int = 0
-    """At so many of the steps back a waiter dies too."""
+    """At so many of the steps back, a waiter is killed too."""
 
 
 SMALL = Size(
@@ -74,7 +74,7 @@ class Campaign(counter.Campaign):
         self.dead = 0
 
     def disturb(self, count: int) -> None:
-        """Move the clock as soon as the planned victim has stopped or died."""
+        """Move the clock as soon as the planned worker has stopped or was killed."""
         del count
         if self.faults["stops"] + self.faults["kills"] - self.dead > len(self.steps):
             forward = self.faults["stops"] > sum(step.forward for step in self.steps)
@@ -90,7 +90,7 @@ class Campaign(counter.Campaign):
 
 
 def check_steps(campaign: Campaign) -> None:
-    """Until the next step nobody waited for longer than the bound, and workers really saw the step."""
+    """Check that no worker waited longer than the bound after this step, and that workers saw the step."""
     report, notes = campaign.report, campaign.crew.notes("accepted")
     waits: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
     ends = [step.at for step in campaign.steps[1:]] + [notes[-1]["at"]]
@@ -99,11 +99,12 @@ def check_steps(campaign: Campaign) -> None:
         wait = max(late - early for early, late in pairwise(moments))
         waits[step.forward].append(wait)
         report.demand(
-            f"a standstill of {wait:.1f} s after a step; documented are {step.bound:g}", kept=wait <= step.bound
+            f"no progress for {wait:.1f} s after a step of the clock; documented: at most {step.bound:g} s",
+            kept=wait <= step.bound,
         )
     standstill = elapsed() - notes[-1]["at"] if len(notes) < campaign.size.increments else 0.0
     report.demand(
-        f"{standstill:.0f} s of standstill at the end", kept=standstill <= max(s.bound for s in campaign.steps)
+        f"no progress for {standstill:.0f} s at the end", kept=standstill <= max(s.bound for s in campaign.steps)
     )
     wall = [note["wall"] - note["at"] for note in notes]
     jumps = Counter(
@@ -113,8 +114,8 @@ def check_steps(campaign: Campaign) -> None:
     forward = sum(late > early for early, late in pairwise(offsets))
     report.at_least("steps forward that workers saw", jumps["forward"], forward)
     report.at_least("steps back that workers saw", jumps["back"], len(offsets) - 1 - forward)
-    report.tell("longest standstill after a step forward, s", max(waits[True]))
-    report.tell("longest standstill after a step back, s", max(waits[False]))
+    report.figure("longest time without progress after a step forward, s", max(waits[True]))
+    report.figure("longest time without progress after a step back, s", max(waits[False]))
 
 
 def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
@@ -136,19 +137,19 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
     seen = counter.check(campaign)
     check_steps(campaign)
     real = all(started < note["at"] < elapsed() for note in crew.notes())
-    report.demand("the boot-time clock was moved as well: this showed nothing", kept=real)
+    report.demand("the boot-time clock was moved as well: the campaign is invalid", kept=real)
     stops = len(campaign.job["stop"])
     report.at_least("kills (-9) before a step back", campaign.faults["kills"], len(campaign.job["die-before"]))
-    report.tell("of them waiters", campaign.dead)
+    report.figure("of them waiters", campaign.dead)
     report.at_least("pauses before a step forward", campaign.faults["stops"], stops)
     report.at_least("late writes refused by the fence", seen["late writes refused"], stops)
     report.at_least("takeovers", seen["takeovers"], len(size.offsets) // 2)
-    report.tell("told by LeaseLost", seen["told by LeaseLost"])
-    report.tell("store unavailable", seen["store unavailable"])
+    report.figure("losses reported by LeaseLost", seen["losses reported by LeaseLost"])
+    report.figure("store unavailable", seen["store unavailable"])
 
 
 def work(job: dict[str, Any]) -> None:
-    """Count by the moved clock alone. It moves in the processes only; on a host the stamps of files would move, too."""
+    """Use the moved clock alone. It is moved in the processes only; on a host, file timestamps would move too."""
     sqlite_clock.TOLERANCE = math.inf
     counter.work(job)
 

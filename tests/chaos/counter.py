@@ -1,10 +1,10 @@
 """Processes count in a plain file under one lock, while they are killed and paused: no update is lost.
 
-Each increment reads the file, appends a line of its own and writes the whole of it back through the fence. So the
-file is its own history: a lost update would be a missing line, a stale write a token that falls. Workers stop
-themselves (SIGSTOP) between reading and writing and are continued past their lease, when they write without asking
-whether they still hold, sometimes while their successor has read and not written yet. Others kill themselves
-(SIGKILL) just before or just after the write. From outside workers are killed and paused at random moments.
+Each increment reads the file, appends one line and writes the whole file back through the fence. So the file is its own
+history: a lost update would be a missing line, a stale write a token lower than the one before. Some workers stop
+themselves (SIGSTOP) between reading and writing. They are continued after their lease has expired, and then write
+without checking the lease, sometimes while their successor has read but not yet written. Others kill themselves
+(SIGKILL) just before or just after the write. The campaign also kills and pauses workers at random moments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.platform import elapsed
 TTL = 1.0
 SPOTS = ("stop", "dawdle", "die-before", "die-after")
 SHORT, LONG = 1.1 * TTL, 2.5 * TTL
-"""How long a pause past the lease is, in seconds."""
+"""Shortest and longest pause, in seconds; both are longer than the ttl."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Size:
     processes: int
     increments: int
     stops: int
-    """Workers that are stopped exactly between reading and writing; the successor of half of them is slow there."""
+    """Workers that stop exactly between reading and writing; for half of them, the successor is slow there."""
     crashes: int
-    """Workers that die exactly before, and as many that die exactly after the write."""
+    """Workers that are killed exactly before the write, and as many exactly after it."""
     kills: int
-    """Kills from outside, at random moments, two at a time."""
+    """Kills at random moments, two at a time."""
     pauses: int
-    """Pauses from outside, at random moments."""
+    """Pauses at random moments."""
     limit: float
-    """Seconds after which it must be done."""
+    """Seconds within which the campaign must finish."""
 
 
 SMALL = Size(processes=4, increments=100, stops=2, crashes=1, kills=0, pauses=1, limit=60)
@@ -78,7 +78,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 def increment(job: dict[str, Any], lease: Any, journal: Journal, chance: random.Random) -> bool:
-    """One increment; False when there is nothing left to count."""
+    """Do one increment. Returns False if the count is complete."""
     path = Path(job["path"])
     lines = fenced_read(path, lease).decode().splitlines()
     number = len(lines) + 1
@@ -91,9 +91,9 @@ def increment(job: dict[str, Any], lease: Any, journal: Journal, chance: random.
         os.kill(os.getpid(), signal.SIGKILL)
     if spot == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif spot == "dawdle":  # in its own good time: meanwhile its predecessor goes on, and writes
+    elif spot == "dawdle":  # slow: meanwhile its predecessor is continued and writes
         time.sleep(LONG - TTL / 2)
-    elif chance.random() < 0.5:  # (the other half trusts the fence alone)
+    elif chance.random() < 0.5:  # (the other half relies on the fence alone)
         lease.check()
     try:
         fenced_replace(path, "\n".join([*lines, mine]) + "\n", lease)
@@ -111,7 +111,7 @@ def increment(job: dict[str, Any], lease: Any, journal: Journal, chance: random.
 
 @dataclass
 class Campaign:
-    """One run: workers that count, and what is done to them meanwhile."""
+    """One run: workers that count, and the faults."""
 
     size: Size
     chance: random.Random
@@ -143,50 +143,50 @@ class Campaign:
         }
 
     def run(self) -> None:
-        """Count to the end; whoever was killed is replaced."""
+        """Count to the end; killed workers are replaced."""
         for _ in range(self.size.processes):
-            self.hire()
+            self.start_worker()
         give_up = elapsed() + self.size.limit
         while self.crew.running():
             if elapsed() > give_up:
-                self.report.broken(f"not done within {self.size.limit} s: the count is {self.count()}")
+                self.report.broken(f"not finished within {self.size.limit} s: the count is {self.count()}")
                 return
-            self.faults["stops"] += self.crew.look_after(lambda: self.chance.uniform(SHORT, LONG), self.overtaken)
-            self.replace_the_dead()
+            self.faults["stops"] += self.crew.resume_due(lambda: self.chance.uniform(SHORT, LONG), self.overtaken)
+            self.replace_killed()
             self.disturb(self.count())
             until(lambda: False, within=0.005)
-        for complaint in self.crew.complaints():
-            self.report.broken(complaint)
+        for failure in self.crew.failures():
+            self.report.broken(failure)
 
     def overtaken(self, worker: Worker) -> bool:
-        """Whether somebody else has counted what this one is about to count.
+        """Whether another worker has written the number that this worker is about to write.
 
-        Where the successor is slow nobody waits for that: its predecessor is to write after it has read and
-        before it writes. If that were accepted, the successor would overwrite it.
+        True at once if the successor is slow: then the predecessor must write after the successor has read and before
+        it writes. If that write were accepted, the successor would overwrite it.
         """
         number = worker.notes("writes")[-1]["number"]
         return number in self.job["dawdle"] or self.count() >= number
 
-    def hire(self) -> Worker:
+    def start_worker(self) -> Worker:
         return self.crew.start({**self.job, "seed": self.chance.random()})
 
     def count(self) -> int:
         return self.path.read_bytes().count(b"\n")
 
-    def replace_the_dead(self) -> None:
+    def replace_killed(self) -> None:
         dead = [worker for worker in self.crew.workers if worker.process.poll() == -signal.SIGKILL]
         self.faults["kills"] = len(dead)
         for _ in range(self.size.processes + len(dead) - len(self.crew.workers)):
-            self.hire()
+            self.start_worker()
 
     def disturb(self, count: int) -> None:
-        """What is due at this count, from outside, at whatever moment the workers are in now."""
+        """Inject the faults that are planned for this count, whatever the workers are doing."""
         for moment in [moment for moment in self.outside if moment <= count]:
             fault = self.outside.pop(moment)
             victims = self.crew.active()
             self.chance.shuffle(victims)
             if fault == "kill":
-                for victim in victims[:2]:  # together, for each costs the others up to its waiting lease
+                for victim in victims[:2]:  # both at once, since each may delay the others by up to WAITING_LEASE
                     victim.kill()
             elif victims:
                 victims[0].pause(self.chance.uniform(SHORT, LONG))
@@ -194,25 +194,26 @@ class Campaign:
 
 
 def check(campaign: Campaign) -> dict[str, int]:
-    """Judge by the file and the journals alone. Returns what the fence refused."""
+    """Check the file and the journals. Returns what the fence refused."""
     report, crew = campaign.report, campaign.crew
     lines = campaign.path.read_text().splitlines()
     report.at_least("increments", len(lines), campaign.size.increments)
-    report.demand("more was counted than asked for", kept=len(lines) <= campaign.size.increments)
+    report.demand("there are more increments than requested", kept=len(lines) <= campaign.size.increments)
     notes = crew.notes("entered", "writes", "accepted", "refused")
-    untold = check_history(report, lines, notes, crashes=campaign.faults["kills"])
-    report.tell("written by workers that died before they could say so", untold)
+    unnoted = check_history(report, lines, notes, crashes=campaign.faults["kills"])
+    report.figure("writes whose worker was killed before it noted them", unnoted)
     return refusals(campaign)
 
 
 def check_history(report: Report, lines: list[str], notes: list[dict[str, Any]], *, crashes: int) -> int:
-    """The file tells who wrote what with which token, the notes what each was told. Returns how many could not tell."""
+    """Compare the lines of the file with the notes of the workers. Returns how many lines were not noted."""
     report.demand(
-        "the lines are numbered in a row", kept=[int(x.split()[0]) for x in lines] == [*range(1, len(lines) + 1)]
+        "the lines of the file are not numbered consecutively",
+        kept=[int(x.split()[0]) for x in lines] == [*range(1, len(lines) + 1)],
     )
     tokens = [int(line.split()[1]) for line in lines]
     for older, newer in pairwise(tokens):
-        report.demand(f"a token fell: {newer} wrote after {older}", kept=older < newer)
+        report.demand(f"a token decreased: {newer} wrote after {older}", kept=older < newer)
     granted = Counter(note["token"] for note in notes if note["what"] == "entered")
     report.demand("two grants had the same token", kept=all(times == 1 for times in granted.values()))
 
@@ -221,25 +222,25 @@ def check_history(report: Report, lines: list[str], notes: list[dict[str, Any]],
         {note["line"] for note in notes if note["what"] == what} for what in ("writes", "accepted", "refused")
     )
     for line in accepted - written:
-        report.broken(f"an update that was accepted is lost: {line}")
+        report.broken(f"an accepted update is lost: {line}")
     for line in refused & written:
-        report.broken(f"a write that was refused is in the file: {line}")
+        report.broken(f"a refused write is in the file: {line}")
     for line in written - tried:
-        report.broken(f"nobody wrote this line: {line}")
-    untold = len(written - accepted)
-    report.demand("more lines without a word than deaths", kept=untold <= crashes)
-    return untold
+        report.broken(f"a line that no worker wrote: {line}")
+    unnoted = len(written - accepted)
+    report.demand("more lines without a note of their worker than killed workers", kept=unnoted <= crashes)
+    return unnoted
 
 
 def refusals(campaign: Campaign) -> dict[str, int]:
-    """How often a stale holder was stopped, and by what."""
+    """How often a stale holder was detected, and by what."""
     crew = campaign.crew
     entered = sorted(note["token"] for note in crew.notes("entered"))
     left = {note["token"] for note in crew.notes("left")}
     return {
         "takeovers": sum(token not in left for token in entered[:-1]),
         "late writes refused": len(crew.notes("refused")),
-        "told by LeaseLost": len(crew.notes("lost")),
+        "losses reported by LeaseLost": len(crew.notes("lost")),
         "store unavailable": len(crew.notes("unavailable")),
     }
 
@@ -249,16 +250,16 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
         campaign = Campaign(size, random.Random(seed), folder, crew, report)
         campaign.run()
         seen = check(campaign)
-        with Client(campaign.job["url"]) as hf:  # whatever is left belongs to the dead, and runs out
+        with Client(campaign.job["url"]) as hf:  # a lease of a killed worker must expire
             hf.lock("counter", ttl=TTL).acquire(wait=WAITING_LEASE + 2 * TTL).release()
     crashes = 2 * size.crashes
     report.at_least("kills (-9)", campaign.faults["kills"], crashes + size.kills // 2)
-    report.at_least("pauses past the lease, at the brink", campaign.faults["stops"], size.stops)
-    report.at_least("pauses past the lease, anywhere", campaign.faults["pauses"], size.pauses)
+    report.at_least("pauses past the lease, before the write", campaign.faults["stops"], size.stops)
+    report.at_least("pauses past the lease, at random moments", campaign.faults["pauses"], size.pauses)
     report.at_least("takeovers", seen["takeovers"], (crashes + size.stops) // 2)
     report.at_least("late writes refused by the fence", seen["late writes refused"], size.stops - size.stops // 2)
-    report.at_least("holders told of their loss by LeaseLost", seen["told by LeaseLost"], size.stops // 2)
-    report.tell("store unavailable", seen["store unavailable"])
+    report.at_least("losses reported by LeaseLost", seen["losses reported by LeaseLost"], size.stops // 2)
+    report.figure("store unavailable", seen["store unavailable"])
 
 
 if __name__ == "__main__":

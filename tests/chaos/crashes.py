@@ -1,10 +1,11 @@
-"""A process is killed with -9 at every commit of a workflow, and another one finishes what it left.
+"""A process is killed with -9 at every commit of a workflow, and another process finishes the runs.
 
 The workflow has steps, parallel steps of equal names, a sleep, a signal, a child, retries, a shared state and a
-transaction; beside it one run is cancelled and one is retried; the child and the retried one have limits. Just before
-and just after each kind of commit there is a named point (`runtime/failpoints.py`); for each one a process plays the
-story and dies there. Whoever comes next finds the right result; the state was changed once and the transaction happened
-once; each step at least once, always under the same key, and never two bodies of one step at a time.
+transaction; beside it one run is cancelled and one is retried; the child and the retried run have limits. Just before
+and just after each kind of commit there is a named failpoint (`runtime/failpoints.py`). For each failpoint, a process
+executes the workflow and is killed there, and a second process continues. The results must be right, the state changed
+once, the transaction executed once, each step executed at least once and always under the same key, and never two
+bodies of one step at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ KEYS = {
 @dataclass(frozen=True)
 class Size:
     counts: tuple[int, ...]
-    """At the how-manieth time a point is reached the process dies."""
+    """The process is killed when it reaches the point for the n-th time, for each n of these."""
 
 
 SMALL = Size(counts=(1,))
@@ -56,13 +57,13 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
     with ThreadPoolExecutor(AT_ONCE) as crew:
         results = list(crew.map(partial(play, context, place, folder, report), cases))
     reached = {point for points, _ in results for point in points}
-    report.tell(f"{place.kind}: times that a process died", sum(died for _, died in results))
+    report.figure(f"{place.kind}: killed processes", sum(died for _, died in results))
     for name in names:
-        report.demand(f"{place.kind}: nobody ever died {name}", kept=name in reached)
+        report.demand(f"{place.kind}: no process was killed at {name}", kept=name in reached)
 
 
 def play(context: Any, place: Workplace, folder: Path, report: Report, case: tuple[str, int]) -> tuple[set[str], int]:
-    """One process that dies, one that comes after it. Returns which point was its end."""
+    """Run a process that is killed, and then a second one. Returns the point at which the first was killed."""
     point, count = case
     home = folder / f"{point} {count}".replace(" ", "-")
     home.mkdir()
@@ -91,7 +92,7 @@ def play(context: Any, place: Workplace, folder: Path, report: Report, case: tup
 
 
 def code_of(process: Any, log: Log) -> int | None:
-    """How a process ended. Of two threads that ask multiprocessing at once one is told 255; then the log knows."""
+    """The exit code. If two threads wait at once, multiprocessing returns 255 to one of them: then the log decides."""
     if process.exitcode != 255:
         return process.exitcode
     last = [note["what"] for note in log.notes() if note["pid"] == process.pid and note["what"] in ENDS]
@@ -102,7 +103,8 @@ def judge(place: Workplace, report: Report, what: str, job: dict[str, Any], code
     report.demand(f"{what}: the exit codes are {codes}", kept=codes[-1] == 0)
     notes = Log(job["log"]).notes()
     report.demand(
-        f"{what}: the keys of steps are others", kept={note["key"] for note in notes if "key" in note} == KEYS
+        f"{what}: the idempotency keys of steps are not the expected ones",
+        kept={note["key"] for note in notes if "key" in note} == KEYS,
     )
     crashes = {note["pid"]: note["at"] for note in notes if note["what"] == "died"}
     bodies: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -117,7 +119,7 @@ def judge(place: Workplace, report: Report, what: str, job: dict[str, Any], code
     for key, spans in bodies.items():
         spans.sort()
         overlap = any(later[0] < earlier[1] for earlier, later in pairwise(spans))
-        report.demand(f"{what}: two bodies of {key} at a time", kept=not overlap)
+        report.demand(f"{what}: two bodies of {key} ran at the same time", kept=not overlap)
     if place.transactional:
         paid = payments(place, job)
         report.demand(f"{what}: paid {paid} times", kept=paid == 1)

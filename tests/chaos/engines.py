@@ -1,9 +1,9 @@
-"""Several engines drive many runs on one store, while they are killed, paused and started, and lose answers.
+"""Several engines drive many runs on one store, while they are killed, paused and started, and lose replies.
 
-Each run has steps one after another and side by side, a sleep, a signal and a child. Every body of a step writes down
-when it began and ended, outside of the store. In the end all runs have the right result; no run was driven by two
-living engines at once; each history is one line (as long as it must be, whoever wrote it); nothing is left claimed or
-waiting. Only a process that was paused in the middle of a body may find that another one has taken over.
+Each run has sequential and parallel steps, a sleep, a signal and a child. Every body of a step records its start and
+end outside the store. At the end all runs must have the right result; no run was driven by two engines with valid
+leases at once; each journal has exactly the expected length, whichever engines wrote it; and no run is claimed or
+waiting. Only a process that was paused within a body may find that another engine has taken over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOST = (
     "after signal",
 )
 ENTRIES = 8
-"""Of a run that went as it must: its input, four steps, a timer, a signal, a child's end. None is there twice."""
+"""The entries of a complete journal: input, four steps, a timer, a signal, the end of a child; none occurs twice."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Size:
     runs: int
     faults: int
     lost: float
-    """The part of the commits whose answer is lost."""
+    """The share of commits whose reply is lost."""
 
 
 SMALL = Size(engines=3, runs=150, faults=6, lost=0.01)
@@ -95,11 +95,11 @@ def engine_process(task: dict[str, Any]) -> None:
 
 
 def lose_answers(chance: random.Random, part: float) -> None:
-    """What was carried out is not always answered."""
+    """Lose the reply of a commit, at random."""
 
     def reached(point: str) -> None:
         if point in LOST and chance.random() < part:
-            raise StoreUnavailable("the answer was lost", ambiguous=True)
+            raise StoreUnavailable("the reply was lost by the campaign", ambiguous=True)
 
     failpoints.reached = reached
 
@@ -121,7 +121,7 @@ async def drive(task: dict[str, Any]) -> None:
     _journal.note("done")
 
 
-# -- seen from outside ----------------------------------------------------------------------------------
+# -- the campaign ---------------------------------------------------------------------------------------
 
 
 class Campaign:
@@ -153,7 +153,7 @@ class Campaign:
                     self.pauses[victim.name].append((begun, begun + length + 5))
             if len(crew.active()) < self.size.engines and len(crew.running()) < self.size.engines + 2:
                 self.start(crew)
-            crew.look_after(lambda: 0.1)
+            crew.resume_due(lambda: 0.1)
         self.faults = faults
 
     def play(self) -> None:
@@ -164,30 +164,30 @@ class Campaign:
             results: list[int | None] = []
             user = threading.Thread(target=self.use, args=(client, results))
             user.start()
-            self.trouble(crew)  # in this thread: the kernel ends a worker with the thread that started it
+            self.trouble(crew)  # in this thread: the kernel kills a worker when the thread that started it ends
             while user.is_alive():
-                crew.look_after(lambda: 0.1)
+                crew.resume_due(lambda: 0.1)
                 user.join(0.05)
-            self.report.tell(f"{self.place.kind}: seconds", elapsed() - begun)
+            self.report.figure(f"{self.place.kind}: seconds", elapsed() - begun)
             wrong = [n for n, result in enumerate(results) if result != n + 118]
-            self.report.demand(f"{self.place.kind}: the results of {wrong[:5]} are others", kept=not wrong)
+            self.report.demand(f"{self.place.kind}: wrong results of {wrong[:5]}", kept=not wrong)
             self.look_at_the_store(client)
             if not crew.active():
                 self.start(crew)
             for worker in crew.running():
                 worker.resume()
-                worker.say("enough")
+                worker.send_line("enough")
             until(lambda: not crew.running(), within=20)
             self.judge(crew)
 
     def use(self, client: Client, results: list[int | None]) -> None:
-        """Eight callers, who start runs and wait for them."""
+        """Start runs from eight threads, and wait for their results."""
         with ThreadPoolExecutor(8) as pool:
             results += pool.map(lambda n: self.run_one(client, n), range(self.size.runs))
         self.done.set()
 
     def run_one(self, client: Client, number: int) -> int | None:
-        """Start a run, let some time pass, send its signal, wait for its result."""
+        """Start a run, wait a moment, send its signal, wait for its result."""
         chance = random.Random(number)
         run = client.runs.start("job", number, id=f"r{number}", idempotency_key=f"k{number}")
         until(lambda: False, within=chance.uniform(0, 0.3))
@@ -195,14 +195,14 @@ class Campaign:
             client.runs.signal(run, "more", 5, idempotency_key="one")
         try:
             return client.runs.result(run, timeout=LONGEST)
-        except Exception as error:  # (told, not raised in a thread)
+        except Exception as error:  # (reported, not raised in a thread)
             self.report.broken(f"{self.place.kind}: {run}: {type(error).__name__}: {error}")
             return None
 
     def look_at_the_store(self, client: Client) -> None:
         kind = self.place.kind
         left = client.runs.list(status=("pending", "running", "suspended"), limit=1000).runs
-        self.report.demand(f"{kind}: {len(left)} runs are left, such as {left[:1]}", kept=not left)
+        self.report.demand(f"{kind}: {len(left)} runs have not ended, such as {left[:1]}", kept=not left)
         after: str | None = None
         lengths: dict[int, int] = defaultdict(int)
         while True:
@@ -212,12 +212,14 @@ class Campaign:
             after = page.next
             if after is None:
                 break
-        self.report.demand(f"{kind}: the lengths of histories are {dict(lengths)}", kept=set(lengths) == {ENTRIES})
+        self.report.demand(
+            f"{kind}: unexpected journal lengths (length: runs): {dict(lengths)}", kept=set(lengths) == {ENTRIES}
+        )
 
     def judge(self, crew: Crew) -> None:
         report, kind = self.report, self.place.kind
-        for complaint in crew.complaints():
-            report.broken(f"{kind}: {complaint}")
+        for failure in crew.failures():
+            report.broken(f"{kind}: {failure}")
         report.at_least(f"{kind}: kills and pauses", self.faults, self.size.faults * 0.5)
         bodies: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
         for worker in crew.workers:
@@ -235,11 +237,11 @@ class Campaign:
             for earlier, later in pairwise(spans):
                 if later[0] < earlier[1] and earlier[2] != later[2] and not self.paused(earlier):
                     overlaps += 1
-        report.tell(f"{kind}: bodies that ran once more", again)
+        report.figure(f"{kind}: bodies that were executed again", again)
         report.demand(f"{kind}: {overlaps} bodies overlapped", kept=overlaps == 0)
 
     def paused(self, body: tuple[float, float, str]) -> bool:
-        """Whether its process was paused while it ran."""
+        """Whether the process of this body was paused while it ran."""
         return any(begin < body[1] and body[0] < end for begin, end in self.pauses[body[2]])
 
 

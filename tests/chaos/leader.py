@@ -1,9 +1,9 @@
-"""Processes follow each other as leader, while the leader is killed and paused: never two at once.
+"""Processes succeed each other as leader, while the leader is killed and paused: never two leaders at once.
 
-Each leader works in small steps. A step notes the time of the store's clock *before* it asks whether its term is still
-valid, so a step that was noted lay within the term. It then writes a file through the fence. Some leaders stop
-themselves (SIGSTOP) between the question and the write, and are continued past their lease: that write comes too
-late and must be refused. Others are killed or paused from outside, at random moments.
+Each leader works in small steps. A step notes the time of the store's clock *before* it checks that its term is still
+valid, so a noted step lies within the term. It then writes a file through the fence. Some leaders stop themselves
+(SIGSTOP) between the check and the write, and are continued after their lease has expired: that write is too late and
+must be refused. The campaign also kills and pauses leaders at random moments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.platform import elapsed
 TTL = 2.0
 STEP = 0.02
 PROMISED = TTL + 2.0
-"""Seconds after which there is a new leader, at the latest."""
+"""Seconds within which there is a new leader."""
 FAULTS = ("stop", "kill", "pause")
 
 
@@ -40,9 +40,9 @@ class Size:
     processes: int
     seconds: float
     faults: int
-    """Leaders that are killed, paused, or stop themselves before a write, at the least."""
+    """The minimum number of leaders that are killed, paused, or stop themselves before a write."""
     refused: int
-    """Late writes that the fence refuses, at the least."""
+    """The minimum number of late writes that the fence refuses."""
 
 
 SMALL = Size(processes=3, seconds=6, faults=3, refused=1)
@@ -67,7 +67,7 @@ async def lead(job: dict[str, Any], journal: Journal) -> None:
 
 
 async def steps(job: dict[str, Any], journal: Journal, term: Any) -> None:
-    """Work until the term is lost, which cancels this."""
+    """Work until the term is lost, which cancels this task."""
     path, stop = Path(job["path"]), f"{job['folder']}/stop-{os.getpid()}"
     while True:
         moment, expires_at = time.time(), term.expires_at.timestamp()
@@ -75,10 +75,10 @@ async def steps(job: dict[str, Any], journal: Journal, term: Any) -> None:
             journal.note("noticed", token=term.token)
         else:
             journal.note("step", token=term.token, moment=moment, expires_at=expires_at)
-            late = os.path.exists(stop)  # noqa: PTH110, ASYNC240  (a moment, and nobody else is on this loop)
+            late = os.path.exists(stop)  # noqa: PTH110, ASYNC240  (short, and the only task on this loop)
             if late:
                 os.unlink(stop)  # noqa: PTH108
-                os.kill(os.getpid(), signal.SIGSTOP)  # and writes without asking again
+                os.kill(os.getpid(), signal.SIGSTOP)  # and writes without another check
             try:
                 fenced_replace(path, str(term.token), term)
                 journal.note("wrote", token=term.token, late=late)
@@ -92,7 +92,7 @@ async def steps(job: dict[str, Any], journal: Journal, term: Any) -> None:
 
 @dataclass
 class Campaign:
-    """One run: leaders, and what is done to them."""
+    """One run: leaders, and the faults."""
 
     size: Size
     chance: random.Random
@@ -106,7 +106,7 @@ class Campaign:
         self.job = {"url": f"sqlite:///{self.folder}/locks.db", "path": str(self.folder / "written")}
 
     def run(self) -> None:
-        with Client(f"{self.job['url']}?patience=0.5", name="boss") as hf:
+        with Client(f"{self.job['url']}?patience=0.5", name="parent") as hf:
             for _ in range(self.size.processes):
                 self.crew.start(self.job)
             give_up = elapsed() + self.size.seconds
@@ -119,19 +119,19 @@ class Campaign:
                     return
                 until(lambda: False, within=self.chance.uniform(0.1, 1.0))
                 self.disturb(leader, hf)
-        for complaint in self.crew.complaints():
-            self.report.broken(complaint)
+        for failure in self.crew.failures():
+            self.report.broken(failure)
 
     def enough(self) -> bool:
         refused = sum(note["late"] for note in self.crew.notes("refused"))
         return sum(self.done[fault] for fault in FAULTS) >= self.size.faults and refused >= self.size.refused
 
     def leader(self) -> Worker | None:
-        """Who leads now and is awake."""
+        """The current leader, if it is not paused."""
         found: list[Worker] = []
 
         def look() -> bool:
-            self.crew.look_after(lambda: self.chance.uniform(1.1 * TTL, 2.0 * TTL), self.overtaken)
+            self.crew.resume_due(lambda: self.chance.uniform(1.1 * TTL, 2.0 * TTL), self.overtaken)
             found[:] = [
                 worker
                 for worker in self.crew.active()
@@ -144,7 +144,7 @@ class Campaign:
         return found[0] if until(look, within=PROMISED + 8) else None
 
     def overtaken(self, worker: Worker) -> bool:
-        """Whether a successor has written since this one stopped: then its write comes too late."""
+        """Whether a successor has written since this leader stopped: then the write of this leader is too late."""
         mine = worker.notes("step")[-1]["token"]
         written = Path(self.job["path"])
         return written.exists() and int(written.read_text()) > mine
@@ -159,7 +159,7 @@ class Campaign:
             until(lambda: not (self.folder / f"stop-{leader.pid}").exists() or not leader.running, within=5)
         else:
             leader.pause(self.chance.uniform(1.1 * TTL, 2.0 * TTL))
-            if not writable(hf):  # stopped in the middle of a commit: that holds everybody up, and is another story
+            if not writable(hf):  # stopped within a commit: this blocks all processes, and is not what is tested here
                 leader.resume()
                 self.done["let go"] += 1
                 return
@@ -175,14 +175,14 @@ def writable(hf: Client) -> bool:
 
 
 def check(campaign: Campaign) -> None:
-    """Judge by the journals alone."""
+    """Check the journals."""
     report, crew = campaign.report, campaign.crew
     notes = crew.notes()
     elected = {note["token"]: note for note in notes if note["what"] == "elected"}
     steps = {token: [n for n in notes if n["what"] == "step" and n["token"] == token] for token in elected}
     terms = sorted(elected)
     report.at_least("terms", len(terms), campaign.size.faults)
-    report.tell("steps", sum(map(len, steps.values())))
+    report.figure("steps", sum(map(len, steps.values())))
     order = [note["token"] for note in notes if note["what"] == "elected"]
     report.demand("a later leader had a lower token", kept=order == sorted(order))
     longest = 0.0
@@ -192,10 +192,13 @@ def check(campaign: Campaign) -> None:
         last = steps[first][-1]
         begun = second / 1e6  # a token is the store's time of the grant
         report.demand(
-            "two terms overlapped in store time: one worked when the next had begun", kept=last["moment"] < begun
+            "two terms overlapped in store time: a leader worked after the next term had begun",
+            kept=last["moment"] < begun,
         )
         over = [n for n in notes if n["what"] == "over" and n["token"] == first and n["wall"] <= begun]
-        report.demand("a term was given away before it had expired", kept=bool(over) or last["expires_at"] <= begun)
+        report.demand(
+            "a new term was granted before the last one had expired", kept=bool(over) or last["expires_at"] <= begun
+        )
         longest = max(longest, elected[second]["wall"] - last["wall"])
     report.within("longest time without a leader, s", longest, PROMISED)
     refused = [note for note in notes if note["what"] == "refused"]
@@ -207,15 +210,15 @@ def check(campaign: Campaign) -> None:
     for fault in FAULTS:
         report.at_least(f"leaders: {fault}", campaign.done[fault], 1 if campaign.size is FULL else 0)
     report.at_least("faults", sum(campaign.done[fault] for fault in FAULTS), campaign.size.faults)
-    report.tell("stopped in the middle of a commit and let go at once", campaign.done["let go"])
+    report.figure("stopped within a commit and continued at once", campaign.done["let go"])
 
 
 RECIPE_PROMISED = 15.0
-"""Seconds after a kill -9 within which docs/patterns.md promises the next snapshot."""
+"""Seconds after kill -9 within which docs/patterns.md promises the next snapshot."""
 
 
 def recipe(folder: Path, report: Report) -> None:
-    """The snapshot writer of docs/patterns.md as it is written there: two processes, the first one killed."""
+    """Run the snapshot writer of docs/patterns.md as printed there in two processes, and kill the first."""
     page = (Path(__file__).parents[2] / "docs/patterns.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     program = "\n\n".join(blocks[:4]) + RECIPE
@@ -230,7 +233,7 @@ def recipe(folder: Path, report: Report) -> None:
         writers[0].kill()
         killed = elapsed()
         taken_over = until(lambda: path.read_text() == "second", within=60)
-        report.demand("the snapshot writer that was killed was not replaced", kept=taken_over)
+        report.demand("the killed snapshot writer was not replaced", kept=taken_over)
         report.within(
             "snapshot writer of the docs: next snapshot after kill -9, s", elapsed() - killed, RECIPE_PROMISED
         )

@@ -1,9 +1,9 @@
-"""Several processes start many runs of a workflow that is limited, while the engines that drive them are killed.
+"""Several processes start many runs of a workflow with a limit, while the engines that drive them are killed.
 
-Three runs a key may be admitted at a time, the others wait. All the while somebody looks how many are admitted; every
-run writes down when its first step began and its last one ended, outside of the store. In the end all runs have
-completed; never more than three of a key were admitted and living, nor at work; who came first was let in first; and
-every place is free again: as many as the limit allows are admitted at once, and one more waits.
+Three runs per key may be admitted at a time; the others wait. The campaign counts the admitted runs all the time, and
+every run records outside the store when its first step began and its last step ended. At the end all runs must have
+completed; never more than three runs of a key were admitted or executing at once; runs were admitted in order of
+arrival; and the whole limit is free again: as many runs as it allows are admitted at once, and one more waits.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def drive(task: dict[str, Any]) -> None:
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Start runs by the name of the workflow, as a process without its code would."""
+    """Start runs by the name of the workflow, as a process without the code of the workflow does."""
     assert _journal is not None
     with Client(task["url"], namespace=NAMESPACE) as client:
         for number in range(task["runs"]):
@@ -92,11 +92,11 @@ def begin(task: dict[str, Any]) -> None:
     _journal.note("started")
 
 
-# -- seen from outside ----------------------------------------------------------------------------------
+# -- the campaign ---------------------------------------------------------------------------------------
 
 
 def listed(url: str) -> list[Run]:
-    """All runs, as the store has them at one moment."""
+    """All runs of the store at one moment."""
     store = open_store(url, namespace=NAMESPACE)
     connection = store.connect("commands")
     try:
@@ -131,11 +131,11 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
                 engines = kill_one(crew, engines, task, chance)
                 kills += 1
             until(lambda: False, within=0.01)
-        report.tell(f"{place.kind}: looks at the store", looks)
+        report.figure(f"{place.kind}: counts of admitted runs", looks)
         report.at_least(f"{place.kind}: engines killed", kills, size.kills * 0.5)
-        report.at_most(f"{place.kind}: most that were admitted of a key", most, MAX)
+        report.at_most(f"{place.kind}: most admitted runs of a key", most, MAX)
         for engine in engines:
-            engine.say("enough")
+            engine.send_line("enough")
         until(lambda: not crew.running(), within=20)
         judge(report, place, listed(url), wanted)
         at_work(report, place, crew)
@@ -143,14 +143,14 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
 
 
 def kill_one(crew: Crew, engines: list[Worker], task: dict[str, Any], chance: random.Random) -> list[Worker]:
-    """Kill an engine; another one comes."""
+    """Kill an engine, and start another one."""
     victim = chance.choice(engines)
     victim.kill()
     return [*(engine for engine in engines if engine is not victim), crew.start({**task, "role": "engine"})]
 
 
 def judge(report: Report, place: Workplace, runs: list[Run], wanted: int) -> None:
-    """All have completed, and who came first was let in first, as far as a place was free."""
+    """Check that all runs completed, and that they were admitted in order of arrival."""
     lost = [run.id for run in runs if run.status != "completed"]
     report.demand(f"{place.kind}: {lost[:5]} have not completed", kept=not lost)
     report.demand(f"{place.kind}: there are {len(runs)} runs instead of {wanted}", kept=len(runs) == wanted)
@@ -159,13 +159,13 @@ def judge(report: Report, place: Workplace, runs: list[Run], wanted: int) -> Non
         for position, run in enumerate(line):
             before = sum((other.ended_at or 0) <= (run.started_at or 0) for other in line[:position])
             report.demand(
-                f"{place.kind}: {run.id} came as number {position} of {key} and began when {before} had ended",
+                f"{place.kind}: {run.id} arrived as number {position} of {key}, but began when {before} had ended",
                 kept=before >= position + 1 - MAX,
             )
 
 
 def at_work(report: Report, place: Workplace, crew: Crew) -> None:
-    """From the first word of a run to its last there are at most so many others, by what the runs wrote down."""
+    """Check, from the records of the runs, how many runs of a key were executing at once."""
     begun: dict[str, float] = {}
     ended: dict[str, float] = {}
     keys: dict[str, str] = {}
@@ -185,17 +185,18 @@ def at_work(report: Report, place: Workplace, crew: Crew) -> None:
         for _, change in sorted(found):
             level += change
             most = max(most, level)
-        report.at_most(f"{place.kind}: most runs of {key} that were at work", most, MAX)
+        report.at_most(f"{place.kind}: most runs of {key} executing at once", most, MAX)
 
 
 def nothing_leaked(report: Report, place: Workplace, url: str) -> None:
-    """As many as the limit allows are admitted at once, and one more waits."""
+    """Check that the whole limit is free: as many runs as the limit allows are admitted, and one more waits."""
     with Client(url, namespace=NAMESPACE) as client:
         for key in KEYS:
             runs = [client.runs.start("limited", {"key": key}, id=f"last {key} {n}") for n in range(MAX + 1)]
             seen = [client.runs.get(run).status for run in runs]
             report.demand(
-                f"{place.kind}: in the end {seen} of {key} were let in", kept=seen == ["pending"] * MAX + ["queued"]
+                f"{place.kind}: at the end, {seen} new runs of {key} were admitted",
+                kept=seen == ["pending"] * MAX + ["queued"],
             )
 
 

@@ -1,12 +1,12 @@
-"""Thousands of callers of one lock: nobody fails, the rate does not fall with their number, and others notice nothing.
+"""Thousands of callers of one lock: none fails, the rate is independent of their number, other locks stay fast.
 
 Each section runs by itself when it is named on the command line, and so does each of its cases (`semaphore-10`):
 
 - semaphore: more and more tasks pass through a semaphore of 3, in one process and in ten. Meanwhile a bystander, in
-  another process, takes and releases another lock of the same store.
+  another process, acquires and releases another lock of the same store.
 - holders:   all permits of large semaphores are held for a long time, of one semaphore by one process, of the others
-  by ten and by forty. Nobody loses a lease, and each round of renewals of a process is answered quickly.
-- readers:   as many readers are inside one read-write lock at the same time.
+  by ten and by forty. No lease is lost, and each round of renewals of a process is fast.
+- readers:   as many readers hold one read-write lock at the same time.
 - mutex:     runs queue for one mutex and drain at a constant rate (load_runs.py).
 - limit:     runs queue behind a concurrency limit and drain at a constant rate (load_runs.py).
 """
@@ -34,11 +34,11 @@ from support import load_runs
 STARTING = 60.0
 """Seconds that processes may need to start."""
 LONGEST = 240.0
-"""Seconds that anything else may need."""
+"""Seconds that any other operation may need."""
 LONGEST_OF_ALL = 3 * 3_600.0
 PERMITS = 3
 INSIDE = 0.001
-"""Seconds that a task of a crowd stays inside."""
+"""Seconds for which a task holds the semaphore."""
 SETTINGS = {"postgres": {"max_connections": "300"}}
 """Each process has two or three connections."""
 BYSTANDER_RESTS = 0.005
@@ -50,24 +50,24 @@ class Size:
     crowds: tuple[int, ...]
     """Numbers of tasks on the semaphore."""
     turns: int
-    """Times that the semaphore is taken by a crowd at least, all its tasks together."""
+    """The minimum number of acquisitions, of all tasks together."""
     together: tuple[int, ...]
     """Numbers of processes for the semaphore and for the readers."""
     share: float
-    """The rate of the largest crowd is at least this part of the rate of the smallest."""
+    """The minimum rate with the most tasks, as a share of the rate with the fewest."""
     bystander: float
-    """Seconds for the p99 of the bystander's turns, at most."""
+    """The maximum p99 of the bystander's turns, in seconds."""
     seen: int
-    """Turns of the bystander beside each crowd, at least."""
+    """The minimum number of turns of the bystander for each number of tasks."""
     holders: int
-    """Of the large semaphore, and as many readers."""
+    """Permits of each large semaphore, and as many readers."""
     spread: tuple[int, ...]
-    """Numbers of processes for the holders, each of a semaphore of its own."""
+    """Numbers of processes for the holders; each number has its own semaphore."""
     ttl: float
     hold: float
     """Seconds for which everything is held."""
     renewal: float
-    """Seconds for one round of renewals, at most."""
+    """The maximum time of one round of renewals, in seconds."""
     runs: load_runs.Size
 
 
@@ -85,7 +85,7 @@ SMALL = Size(
     renewal=5.0,
     runs=load_runs.SMALL,
 )
-"""Beside the other tests the machine does something else most of the time."""
+"""Loose limits, since other tests run on the machine at the same time."""
 FULL = Size(
     crowds=(100, 300, 1_000, 3_000),
     turns=1_500,
@@ -116,7 +116,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 async def crowd(job: dict[str, Any], journal: Journal) -> None:
-    """Each line says how many tasks take the semaphore, and how often each of them."""
+    """Each input line is the number of tasks that acquire the semaphore, and how often each does so."""
     async with AsyncClient(job["url"], name=job["name"]) as hf:
 
         async def task(turns: int) -> None:
@@ -125,7 +125,7 @@ async def crowd(job: dict[str, Any], journal: Journal) -> None:
                 async with semaphore:
                     await asyncio.sleep(INSIDE)
 
-        async with hf.lock(job["name"]):  # the connections are open before anything is counted
+        async with hf.lock(job["name"]):  # so that the connections are open before the measurement
             journal.note("ready")
         while line := await asyncio.to_thread(sys.stdin.readline):
             tasks, turns = map(int, line.split())
@@ -135,7 +135,7 @@ async def crowd(job: dict[str, Any], journal: Journal) -> None:
 
 
 def pass_by(job: dict[str, Any], journal: Journal) -> None:
-    """Take and release a lock of its own until told to stop; then write down how long each turn took."""
+    """Acquire and release its own lock until it is stopped; then note the duration of each turn."""
     enough = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), enough.set()), daemon=True).start()
     turns: list[tuple[float, float]] = []
@@ -152,7 +152,7 @@ def pass_by(job: dict[str, Any], journal: Journal) -> None:
 
 
 async def hold(job: dict[str, Any], journal: Journal) -> None:
-    """Take so many permits, or enter as so many readers, and stay until told to leave."""
+    """Acquire so many permits, or so many read locks, and hold them until it is stopped."""
     async with AsyncClient(job["url"], name=job["name"]) as hf:
         hf.events.subscribe(partial(note_renewals, journal))
         if job["readers"]:
@@ -169,7 +169,7 @@ async def hold(job: dict[str, Any], journal: Journal) -> None:
 
 
 def ready(journal: Journal) -> None:
-    """Say so, and wait for the word to begin."""
+    """Note that the process is ready, and wait for the start line."""
     journal.note("ready")
     sys.stdin.readline()
 
@@ -177,7 +177,7 @@ def ready(journal: Journal) -> None:
 def note_renewals(journal: Journal, event: Any) -> None:
     if event.name == "leases_renewed":
         journal.note("renewed", leases=event.fields["leases"], seconds=event.fields["seconds"])
-    elif event.name == "renewal_unknown":  # the record was another client's at this moment: it is asked for again
+    elif event.name == "renewal_unknown":  # the record was in use by another client: send the command again
         journal.note("again")
     elif event.name in ("lease_lost", "lease_neglected"):
         journal.note("lost", event=event.name, why=str(event.fields.get("reason")))
@@ -191,7 +191,7 @@ ROLES = {"crowd": crowd, "holder": hold}
 
 @dataclass(frozen=True)
 class Stage:
-    """What a case needs: its size, a folder, a store, and a report that knows where it is."""
+    """Everything that a case needs: its size, a folder, a store, and the report."""
 
     size: Size
     folder: Path
@@ -215,21 +215,21 @@ class Stage:
         return self.came(workers, "ready", within=STARTING)
 
     def came(self, workers: list[Worker], what: str, *, times: int = 1, within: float = LONGEST) -> bool:
-        """Whether all of them have written this down so often."""
+        """Whether all of them have noted this so many times."""
         until(
             lambda: all(len(one.notes(what)) >= times or not one.running for one in workers), within=within, every=0.05
         )
         came = all(len(worker.notes(what)) >= times for worker in workers)
-        self.report.demand(f"{self.name}: not all processes came to {what!r}", kept=came)
+        self.report.demand(f"{self.name}: not all processes reached {what!r}", kept=came)
         return came
 
     def complain(self, crew: Crew) -> None:
-        for complaint in crew.complaints():
-            self.report.broken(f"{self.name}: {complaint}")
+        for failure in crew.failures():
+            self.report.broken(f"{self.name}: {failure}")
 
 
 def semaphore(stage: Stage, processes: int) -> None:
-    """Let crowds through, each larger than the one before, beside a bystander."""
+    """Run more and more tasks through the semaphore, beside a bystander."""
     size, report, name = stage.size, stage.report, stage.name
     rates: dict[int, float] = {}
     spans: dict[int, tuple[float, float]] = {}
@@ -241,12 +241,12 @@ def semaphore(stage: Stage, processes: int) -> None:
                 mine, turns = max(1, tasks // processes), max(1, size.turns // tasks)
                 begun = elapsed()
                 for worker in workers:
-                    worker.say(f"{mine} {turns}")
+                    worker.send_line(f"{mine} {turns}")
                 if not stage.came(workers, "done", times=number):
                     break
                 ended = max(worker.notes("done")[-1]["at"] for worker in workers)
                 rates[tasks], spans[tasks] = mine * turns * processes / (ended - begun), (begun, ended)
-            bystander.say("enough")
+            bystander.send_line("enough")
             stage.came([bystander], "done")
             for note in crew.notes("done"):
                 failures = note.get("failures", 0)
@@ -254,7 +254,7 @@ def semaphore(stage: Stage, processes: int) -> None:
         stage.complain(crew)
         turns_seen = [tuple(turn) for note in bystander.notes("done") for turn in note["turns"]]
     for tasks, rate in rates.items():
-        report.tell(f"{name}: {tasks} tasks, turns a second", rate)
+        report.figure(f"{name}: {tasks} tasks, turns a second", rate)
         begun, ended = spans[tasks]
         beside = sorted(took for at, took in turns_seen if begun <= at < ended)
         report.at_least(f"{name}: {tasks} tasks, turns of the bystander", len(beside), size.seen)
@@ -265,11 +265,11 @@ def semaphore(stage: Stage, processes: int) -> None:
             )
     if len(rates) == len(size.crowds):
         first, last = size.crowds[0], size.crowds[-1]
-        report.at_least(f"{name}: rate at {last} beside the rate at {first}", rates[last] / rates[first], size.share)
+        report.at_least(f"{name}: rate at {last} tasks / rate at {first}", rates[last] / rates[first], size.share)
 
 
 def holders(stage: Stage) -> None:
-    """All permits of several semaphores are held for long, each by another number of processes, side by side."""
+    """Hold all permits of several semaphores at the same time, each by a different number of processes."""
     size, report = stage.size, stage.report
     with stage.crew() as crew, Client(stage.url) as hf:
         groups = {processes: start_holders(stage, crew, processes, readers=False) for processes in size.spread}
@@ -285,21 +285,21 @@ def holders(stage: Stage) -> None:
 
 
 def judge_holders(stage: Stage, name: str, group: list[Worker], total: int) -> None:
-    """Everybody has kept everything, and no round of renewals took long."""
+    """Check that all leases were kept, and that no round of renewals was slow."""
     size, report = stage.size, stage.report
     report.every(f"{name}: leases kept", sum(note["count"] for one in group for note in one.notes("kept")), total)
     rounds = sorted(note["seconds"] for one in group for note in one.notes("renewed"))
     report.at_least(f"{name}: rounds of renewals", len(rounds), int(len(group) * size.hold / size.ttl))
     if rounds:
-        report.tell(f"{name}: a round of renewals, median, ms", round(1_000 * rounds[len(rounds) // 2]))
+        report.figure(f"{name}: a round of renewals, median, ms", round(1_000 * rounds[len(rounds) // 2]))
         report.within(f"{name}: a round, slowest, ms", round(1_000 * rounds[-1]), 1_000 * size.renewal)
-    report.tell(f"{name}: renewals that were asked for again", sum(len(one.notes("again")) for one in group))
+    report.figure(f"{name}: renewals that were sent again", sum(len(one.notes("again")) for one in group))
     for note in (note for one in group for note in one.notes("lost")):
         report.broken(f"{name}: {note['event']}: {note['why']}")
 
 
 def readers(stage: Stage, processes: int) -> None:
-    """All readers are inside at the same time."""
+    """Check that all readers hold the lock at the same time."""
     total = stage.size.holders // processes * processes
     with stage.crew() as crew, Client(stage.url) as hf:
         workers = start_holders(stage, crew, processes, readers=True)
@@ -311,7 +311,7 @@ def readers(stage: Stage, processes: int) -> None:
 
 
 def start_holders(stage: Stage, crew: Crew, processes: int, *, readers: bool) -> list[Worker]:
-    """Start processes that take one lock so many times each, together as often as there are holders."""
+    """Start processes that together acquire one lock as many times as there are holders."""
     count = stage.size.holders // processes
     job = {
         "url": stage.url,
@@ -326,22 +326,22 @@ def start_holders(stage: Stage, crew: Crew, processes: int, *, readers: bool) ->
 
 
 def entered(stage: Stage, workers: list[Worker], processes: int) -> bool:
-    """Whether all of them are inside, as often as they should."""
+    """Whether all processes hold the lock as many times as they should."""
     if not stage.begin(workers):
         return False
     begun = elapsed()
     for worker in workers:
-        worker.say("begin")
+        worker.send_line("begin")
     if not stage.came(workers, "inside"):
         return False
     took = max(worker.notes("inside")[0]["at"] for worker in workers) - begun
-    stage.report.tell(f"{stage.name}: seconds until all of {processes} processes are inside", took)
+    stage.report.figure(f"{stage.name}: seconds until all {processes} processes hold it", took)
     return True
 
 
 def leave(stage: Stage, workers: list[Worker]) -> None:
     for worker in workers:
-        worker.say("leave")
+        worker.send_line("leave")
     stage.came(workers, "left")
 
 
@@ -349,7 +349,7 @@ def leave(stage: Stage, workers: list[Worker]) -> None:
 
 
 def cases(size: Size) -> dict[str, Callable[[Stage], None]]:
-    """Every case by its name, which begins with the name of its section."""
+    """All cases by name; each name begins with the name of its section."""
     found: dict[str, Callable[[Stage], None]] = {}
     for processes in size.together:
         found[f"semaphore-{processes}"] = partial(semaphore, processes=processes)
@@ -368,7 +368,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prove(size: Size, chosen: list[str], folder: Path, report: Report, place: Workplace) -> None:
-    """Play the chosen cases on one store."""
+    """Run the selected cases on one store."""
     played = 0
     for case, play in cases(size).items():
         if not chosen or case in chosen or case.partition("-")[0] in chosen:

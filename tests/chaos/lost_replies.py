@@ -1,10 +1,10 @@
-"""Replies that get lost between store and caller: nobody is locked out of its own lock, and none is left over.
+"""Replies are lost between store and caller: no caller is locked out by its own grant, and no lock is left over.
 
-First the reply of every kind of command is lost once, and the effect must be as if it had not been. Then threads and
-tasks take, pass on, await, give up and release locks and permits while one in twenty replies is lost at random, and
-again while every second one is, on every kind of store. Leases last for a minute and callers wait for half of that: a
-grant that its caller does not know of would show as a caller that waits in vain. At the end nothing may be held or
-queued anywhere.
+First the reply of every kind of command is lost once, and the effect must be the same as without the loss. Then threads
+and tasks acquire, transfer, await, give up and release locks and permits while one in twenty replies is lost at random,
+and again while every second reply is lost, on every kind of store. Leases last for a minute and callers wait for half
+of that: a grant that its caller does not know of would show as a caller that times out. At the end nothing may be held
+or queued anywhere.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from support.faults import FaultyConnection, FaultyStore, Plan, planned
 
 TTL = 60.0
 PATIENCE = 30.0
-"""Nobody waits for longer than this, unless a grant was left over that only its ttl would end."""
+"""No caller waits longer than this, unless a grant was left over that only its ttl would end."""
 OFTEN = (Acquire, Release, Abandon)
-"""Kinds of command whose replies must be lost many times by chance."""
+"""Kinds of command whose replies must be lost many times in the random part."""
 
 
 @dataclass(frozen=True)
@@ -54,30 +54,30 @@ class Size:
     threads: int
     tasks: int
     takes: int
-    """How often each thread and each task takes a lock, on each store."""
+    """How often each thread and each task acquires a lock, on each store."""
 
     def in_storm(self) -> Size:
-        """Where nearly everything has to be sent again, fewer callers get in each other's way."""
+        """Fewer callers where most commands must be sent again."""
         return Size(threads=self.threads, tasks=self.tasks // 3, takes=self.takes // 3)
 
 
 SMALL = Size(threads=4, tasks=12, takes=12)
 FULL = Size(threads=12, tasks=60, takes=90)
 WEATHER = {"drizzle": 0.05, "storm": 0.5}
-"""The part of all batches whose replies are lost."""
+"""The share of batches whose replies are lost."""
 
 
 # -- every kind of command, once ------------------------------------------------------------------------
 
 
 def lost_once(url: str, kind: type[Command]) -> str:
-    """Lose the reply of one command of this kind; what went wrong, if anything did."""
+    """Lose the reply of one command of this kind. Returns what went wrong, or an empty string."""
     with planned() as plan, Client(url) as hf:
         EFFECTS[kind](hf, plan)
         if plan.lost != [kind.__name__]:
             return f"the reply of {kind.__name__} was not lost: {plan.lost}"
         left = hf.locks.list()
-        return f"after a lost reply of {kind.__name__} there is left: {left}" if left else ""
+        return f"left in the store after a lost reply of {kind.__name__}: {left}" if left else ""
 
 
 def _arm(plan: Plan, kind: type[Command]) -> None:
@@ -122,12 +122,12 @@ def _transfer(hf: Client, plan: Plan) -> None:
 
 
 def _force_release(hf: Client, plan: Plan) -> None:
-    """The one command that is not sent again by itself: whoever holds by then would be put out as well."""
+    """The one command that is never sent again automatically: it would also remove a new holder."""
     lease = hf.lock("once", ttl=TTL).acquire()
     _arm(plan, ForceRelease)
-    with pytest.raises(StoreUnavailable) as told:
-        hf.locks.force_release("once", reason="proof")
-    assert told.value.ambiguous
+    with pytest.raises(StoreUnavailable) as raised:
+        hf.locks.force_release("once", reason="campaign")
+    assert raised.value.ambiguous
     assert plan.count(ForceRelease) == 1
     with pytest.raises(LeaseLost):
         lease.release()
@@ -149,7 +149,7 @@ def _cleanup(hf: Client, plan: Plan) -> None:
 
 
 def _settle(kind: type[Command], command: Command) -> Callable[[Client, Plan], None]:
-    """No client sends these yet; a worker of a workflow will. Sent again, they change nothing."""
+    """Commands that clients do not send on their own. Sent again, they change nothing."""
 
     def effect(hf: Client, plan: Plan) -> None:
         batcher = hf.runtime.batchers["commands"]
@@ -181,7 +181,7 @@ EFFECTS: dict[type[Command], Callable[[Client, Plan], None]] = {
 
 
 class Unreliable(FaultyConnection):
-    """A connection on which replies get lost by chance."""
+    """A connection that loses replies at random."""
 
     def __init__(self, connection: Any, plan: Plan, losses: Losses) -> None:
         super().__init__(connection, plan)
@@ -203,7 +203,7 @@ class UnreliableStore(FaultyStore):
 
 
 class Losses:
-    """Decides which replies get lost, and counts them by the kinds of command that were in the batch."""
+    """Decides which replies are lost, and counts them by the kinds of command in the batch."""
 
     def __init__(self, chance: random.Random, rate: float) -> None:
         self._chance, self.rate = chance, rate
@@ -218,24 +218,24 @@ class Losses:
             if self._chance.random() >= self.rate:
                 return
             self.lost += kinds
-        raise StoreUnavailable("the reply was lost by the proof's plan", ambiguous=True)
+        raise StoreUnavailable("the campaign lost the reply: the commands were executed", ambiguous=True)
 
 
 @contextmanager
 def unreliable(losses: Losses) -> Iterator[None]:
-    """Clients that are made inside lose replies."""
+    """Clients that are created in the block lose replies."""
     plan = Plan()
     holdfast.runtime.base.open_store = lambda url, **options: UnreliableStore(open_store(url, **options), plan, losses)
     try:
         yield
     finally:
         holdfast.runtime.base.open_store = open_store
-    assert plan.open_connections == 0, "a connection was left open"
+    assert plan.open_connections == 0, "connections to the store were not closed"
 
 
 @dataclass
 class Room:
-    """Who is inside what, as an independent witness sees it."""
+    """Counts the holders of each key, independently of the store."""
 
     report: Report
     inside: Counter[str] = field(default_factory=Counter)
@@ -246,7 +246,7 @@ class Room:
         with self.lock:
             self.inside[key] += 1
             self.done["taken"] += 1
-            self.report.demand(f"{self.inside[key]} are inside {key}", kept=self.inside[key] <= limit)
+            self.report.demand(f"{self.inside[key]} holders of {key} at once", kept=self.inside[key] <= limit)
 
     def leave(self, key: str) -> None:
         with self.lock:
@@ -257,9 +257,9 @@ class Room:
             self.done[what] += 1
 
     def failed(self, error: BaseException, key: str) -> None:
-        """What a caller may be told: that the store was silent all along. Anything else is a lost lock."""
+        """The only error that a caller may get is that the store did not reply. Any other error is a lost lock."""
         if isinstance(error, StoreUnavailable):
-            self.count("told that the store was silent")
+            self.count("errors: the store did not reply")
         elif isinstance(error, LockTimeout):
             self.report.broken(f"locked out: {error}")
         else:
@@ -267,7 +267,7 @@ class Room:
 
 
 def _choose(chance: random.Random) -> tuple[str, int]:
-    """A key and its permits. Of a mutex one caller of a process goes to the store, of a semaphore a few wait there."""
+    """A key and its permits. Of a mutex one caller per process waits in the store, of a semaphore a few do."""
     return chance.choice((("mutex-a", 1), ("mutex-b", 1), ("one-permit", 1), ("permits", 3)))
 
 
@@ -278,27 +278,27 @@ def _lock(hf: Any, key: str, permits: int) -> Any:
 def in_thread(hf: Client, takes: int, chance: random.Random, room: Room) -> None:
     for _ in range(takes):
         key, permits = _choose(chance)
-        lock, deed = _lock(hf, key, permits), chance.random()
+        lock, action = _lock(hf, key, permits), chance.random()
         try:
-            if deed < 0.2:
+            if action < 0.2:
                 impatient(lock, chance, room)
                 continue
             with lock_for(lock, PATIENCE) as lease:
                 room.enter(key, permits)
                 try:
-                    be_inside(hf, lease, deed, key)
+                    be_inside(hf, lease, action, key)
                 finally:
                     room.leave(key)
-                if 0.7 < deed < 0.8:
+                if 0.7 < action < 0.8:
                     lease.transfer("next").release()
-                    room.count("passed on")
+                    room.count("transferred")
         except HoldfastError as error:
             room.failed(error, key)
 
 
 @contextmanager
 def lock_for(lock: Any, wait: float) -> Iterator[Any]:
-    """A lease that is given back at the end, unless it has been passed on."""
+    """A lease that is released at the end, unless it was transferred."""
     lease = lock.acquire(wait=wait)
     try:
         yield lease
@@ -309,27 +309,27 @@ def lock_for(lock: Any, wait: float) -> Iterator[Any]:
     lease.release()
 
 
-def be_inside(hf: Client, lease: Any, deed: float, key: str) -> None:
-    if deed > 0.9:
+def be_inside(hf: Client, lease: Any, action: float, key: str) -> None:
+    if action > 0.9:
         lease.renew()
-    elif deed > 0.87:
+    elif action > 0.87:
         holders = hf.locks.inspect(key).holders
-        assert lease.token in [holder.token for holder in holders], "a holder does not see itself"
-    elif deed > 0.84:
+        assert lease.token in [holder.token for holder in holders], "a holder is missing in its own lock record"
+    elif action > 0.84:
         hf.locks.list()
-    elif deed > 0.8:
+    elif action > 0.8:
         hf.locks.cleanup()
     lease.check()
 
 
 def impatient(lock: Any, chance: random.Random, room: Room) -> None:
-    """Wait too short a time, and go away."""
+    """Wait for too short a time, and give up."""
     try:
         lease = lock.acquire(wait=chance.choice((0, 0.001, 0.005, 0.02)))
     except LockTimeout:
         room.count("timed out")
     else:
-        room.count("taken in passing")
+        room.count("acquired just before giving up")
         lease.release()
 
 
@@ -351,7 +351,7 @@ async def in_task(hf: AsyncClient, takes: int, chance: random.Random, room: Room
 
 
 async def fickle(lock: Any, chance: random.Random, room: Room) -> None:
-    """Be cancelled somewhere in the middle of it."""
+    """Be cancelled at a random point of an acquisition."""
     task = asyncio.create_task(lock.acquire())
     await asyncio.sleep(chance.uniform(0, 0.02))
     task.cancel()
@@ -360,12 +360,12 @@ async def fickle(lock: Any, chance: random.Random, room: Room) -> None:
     except asyncio.CancelledError:
         room.count("cancelled")
     else:
-        room.count("taken in passing")
+        room.count("acquired just before giving up")
         await lease.release()
 
 
 def crowd(url: str, size: Size, chance: random.Random, room: Room, losses: Losses) -> None:
-    """Everybody at once; then look whether anything is left."""
+    """Run all callers at once; then check that nothing is left in the store."""
 
     async def tasks() -> None:
         async with AsyncClient(url) as hf, asyncio.TaskGroup() as group:
@@ -384,7 +384,7 @@ def crowd(url: str, size: Size, chance: random.Random, room: Room, losses: Losse
         for thread in threads:
             thread.join()
         losses.rate = 0.0
-        clean = until(lambda: not hf.locks.list(), within=8)  # sooner than any waiting lease, far sooner than any ttl
+        clean = until(lambda: not hf.locks.list(), within=8)  # sooner than any waiting lease or ttl expires
         room.report.demand(f"left over on {url}: {hf.locks.list()}", kept=clean)
 
 
@@ -394,19 +394,19 @@ def in_weather(name: str, url: str, size: Size, *, weather: str, seed: int, repo
     room, losses = Room(report), Losses(chance, rate)
     crowd(url, size, chance, room, losses)
     callers, takes, head = size.threads + size.tasks, size.takes, f"{name}, {weather}:"
-    report.at_least(f"{head} taken and given back", room.done["taken"], callers * takes // 3)
+    report.at_least(f"{head} acquired and released", room.done["taken"], callers * takes // 3)
     report.at_least(f"{head} cancelled", room.done["cancelled"], size.tasks * takes // 25)
-    for what in ("timed out", "taken in passing", "passed on", "told that the store was silent"):
-        report.tell(f"{head} {what}", room.done[what])
+    for what in ("timed out", "acquired just before giving up", "transferred", "errors: the store did not reply"):
+        report.figure(f"{head} {what}", room.done[what])
     report.at_least(f"{head} commands", losses.sent.total(), callers * takes)
     report.at_least(f"{head} replies lost", losses.lost.total(), int(losses.sent.total() * rate / 5))
-    report.tell(f"{head} of them", ", ".join(f"{kind} {times}" for kind, times in sorted(losses.lost.items())))
+    report.figure(f"{head} of them", ", ".join(f"{kind} {times}" for kind, times in sorted(losses.lost.items())))
     for kind in OFTEN if weather == "storm" else ():
         report.at_least(f"{head} of {kind.__name__}", losses.lost[kind.__name__], takes // 5)
 
 
 def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
-    urls = {"memory": "memory://proof", "sqlite": f"sqlite:///{folder}/locks.db"}
+    urls = {"memory": "memory://campaign", "sqlite": f"sqlite:///{folder}/locks.db"}
     for kind in EFFECTS:
         for url in urls.values():
             trouble = lost_once(url, kind)

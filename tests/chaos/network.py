@@ -1,9 +1,9 @@
-"""A bad network between clients and a real server: no lock is lost or doubled unless its holder is told.
+"""A bad network between clients and a real server: no lock is lost or held twice without an error at its holder.
 
-Processes take, keep and release locks through a proxy, and count in files behind the fence. The proxy cuts, refuses,
-stalls, delays and loses a direction, for shorter and for longer than a lease lasts, each time with a holder inside.
-After each fault everybody must go on by himself. What is judged, and how, is in sections.py. Beside that, through a
-proxy of its own, the reply of each kind of command is lost once (wire.py).
+Processes acquire, hold and release locks through a proxy, and count in files behind the fence. The proxy cuts, refuses,
+stalls, delays and drops one direction, for shorter and for longer than a lease, each time while a worker holds a lock.
+After each fault every process must continue without help. The checks are in sections.py. In addition, through a second
+proxy, the reply of each kind of command is lost once (lost_replies_tcp.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STARTING = 30.0
 class Fault(NamedTuple):
     begin: Callable[[Proxy], None]
     lasts: float
-    """In ttls."""
+    """The duration of the fault, in ttls."""
     survived: bool
-    """Whether a lease lives through it: it is shorter than two thirds of a ttl."""
+    """Whether a lease survives it: the fault is shorter than two thirds of a ttl."""
 
 
 def _refuse(proxy: Proxy) -> None:
@@ -59,9 +59,9 @@ class Size:
     threads: int
     ttl: float
     patience: float | None
-    """Seconds for an answer (None: the default of the store)."""
+    """The timeout for a reply, in seconds (None: the default of the store)."""
     between: int
-    """What is counted between two faults."""
+    """Increments between two faults."""
     rounds: int
     """How often each fault happens, and each reply is lost."""
 
@@ -84,7 +84,7 @@ def storm(size: Size, chance: random.Random, folder: Path, report: Report, place
                 url=place.url(proxy, patience=size.patience), ttl=size.ttl, seed=chance.random(), threads=size.threads
             )
         if sections.going_on(0, within=STARTING) is None:
-            report.broken(f"{name}: the workers did not come to work: {list(crew.complaints())}")
+            report.broken(f"{name}: the workers did not start: {list(crew.failures())}")
             return
         planned = [what for what in FAULTS for _ in range(size.rounds)]
         chance.shuffle(planned)
@@ -94,7 +94,7 @@ def storm(size: Size, chance: random.Random, folder: Path, report: Report, place
             linger = size.ttl * (fault.lasts + (1.0 if fault.survived else 2.0))
             sections.count_on(size.between, within=within)
             if not sections.give_baton(linger, within=within):
-                report.broken(f"{name}: nobody enters any more, before {what}")
+                report.broken(f"{name}: no worker entered within the time, before {what}")
                 return
             until(lambda: False, within=chance.uniform(0, size.ttl / 4))
             fault.begin(proxy)
@@ -104,7 +104,7 @@ def storm(size: Size, chance: random.Random, folder: Path, report: Report, place
             lost += not fault.survived
             delay = sections.going_on(elapsed(), within=within)
             if delay is None:
-                report.broken(f"{name}: after {what} somebody did not go on within {within:g} s")
+                report.broken(f"{name}: after {what} a worker did not continue within {within:g} s")
                 break
             delays.append(delay)
         sections.close(within=within)
@@ -115,21 +115,21 @@ def storm(size: Size, chance: random.Random, folder: Path, report: Report, place
     report.at_least(f"{name}: entries", seen["entered"], size.between * len(planned))
     report.at_least(f"{name}: entries that had to wait", seen["waited"], size.between // 2 * len(planned))
     report.at_least(f"{name}: counted", seen["counted"], size.between * len(planned))
-    report.at_least(f"{name}: holders told of a loss inside", seen["told inside"], lost)
+    report.at_least(f"{name}: holders that noticed a loss inside", seen["losses noticed inside"], lost)
     report.at_least(f"{name}: late writes refused by the fence", seen["refused"], lost // 2)
     fallen = too_early(crew, begun)
     allowed = max(1, (len(planned) - lost) // 5)  # a busy machine may need longer than the rest of a ttl
     report.within(f"{name}: leases lost by a shorter fault ({', '.join(fallen) or 'none'})", len(fallen), allowed)
-    report.tell(f"{name}: stale writers whom nobody overtook in time", seen["not overtaken"])
-    report.tell(f"{name}: told that the store cannot be reached", seen["unavailable"])
-    report.tell(f"{name}: connections made, bytes lost", f"{connections}, {dropped}")
-    report.within(f"{name}: until the last one went on, s", round(max(delays, default=0), 2), within)
+    report.figure(f"{name}: stale writers without a successor in time", seen["not overtaken"])
+    report.figure(f"{name}: errors: the store cannot be reached", seen["unavailable"])
+    report.figure(f"{name}: connections made, bytes lost", f"{connections}, {dropped}")
+    report.within(f"{name}: until the last worker continued, s", round(max(delays, default=0), 2), within)
 
 
 def too_early(crew: Crew, begun: list[tuple[float, str]]) -> list[str]:
-    """The faults that leases should have lived through and did not."""
-    told = [note["entered"] for note in crew.notes("held") if note["baton"] and note["told"]]
-    names = [max((moment, what) for moment, what in begun if moment < entered)[1] for entered in told]
+    """The faults that leases should have survived and did not."""
+    entered_times = [note["entered"] for note in crew.notes("held") if note["baton"] and note["lost"]]
+    names = [max((moment, what) for moment, what in begun if moment < entered)[1] for entered in entered_times]
     return [what for what in names if FAULTS[what].survived]
 
 

@@ -1,10 +1,10 @@
-"""A real server is killed and restarted, paused for longer than a lease lasts, and flushed, while processes contend.
+"""A real server is killed and restarted, paused for longer than a lease, and flushed, while processes contend.
 
-Four processes count in one file behind the fence, under one lock. Each time a holder is inside and stays there: it
-finds its lease lost, waits until it was overtaken, and writes all the same. No such write may be accepted, tokens only
-rise, also after a FLUSHALL has taken the record with them, and after each fault every process goes on by itself. That
-no two are inside at once is promised through kill and pause, where nothing is forgotten; after a FLUSHALL only the
-fence protects.
+Four processes count in one file behind the fence, under one lock. During each fault a holder stays inside: it finds
+that its lease is lost, waits until another process has counted, and writes anyway. No such write may be accepted;
+tokens only increase, also after a FLUSHALL has removed their record; and after each fault every process continues
+without help. That there are never two holders is promised for kill and pause, where no data is lost; after a FLUSHALL
+only the fence protects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STARTING = 30.0
 DOWN = {"killed": 1.6, "killed, back at once": 0.0, "paused": 1.6, "paused shortly": 0.3, "flushed": 0.0}
 """For how many ttls the server is away."""
 LOSES = {"killed", "paused", "flushed"}
-"""What no lease lives through."""
+"""Faults that no lease survives."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Size:
     processes: int
     ttl: float
     patience: float | None
-    """Seconds for an answer (None: the default of the store)."""
+    """The timeout for a reply, in seconds (None: the default of the store)."""
     between: int
-    """What is counted between two faults."""
+    """Increments between two faults."""
     rounds: int
     """How often each fault happens."""
 
@@ -46,7 +46,7 @@ FULL = Size(processes=4, ttl=1.5, patience=None, between=50, rounds=6)
 
 
 def strike(what: str, ttl: float, place: Place, sections: Sections) -> None:
-    """One fault, from its beginning to its end."""
+    """Inject one fault, from its start to its end."""
     server, away = place.server, ttl * DOWN[what]
     if what == "flushed":
         sections.moments.append(elapsed())
@@ -63,11 +63,11 @@ def strike(what: str, ttl: float, place: Place, sections: Sections) -> None:
 
 
 def campaign(size: Size, chance: random.Random, report: Report, place: Place, sections: Sections) -> Counter[str]:
-    """All the faults, one after the other; the next one when everybody has gone on."""
+    """Inject all faults, one after the other; the next one when every process has continued."""
     name, faults = place.kind, Counter[str]()
     within = 2 * size.ttl + WAITING_LEASE + (size.patience or 5.0) + SLACK
     if sections.going_on(0, within=STARTING) is None:
-        report.broken(f"{name}: the workers did not come to work: {list(sections.crew.complaints())}")
+        report.broken(f"{name}: the workers did not start: {list(sections.crew.failures())}")
         return faults
     planned = [what for what in DOWN for _ in range(size.rounds) if what != "flushed" or not place.is_postgres]
     chance.shuffle(planned)
@@ -75,20 +75,20 @@ def campaign(size: Size, chance: random.Random, report: Report, place: Place, se
     for what in planned:
         sections.count_on(size.between, within=within)
         if not sections.give_baton(size.ttl * (DOWN[what] + (2.0 if what in LOSES else 1.0)), within=within):
-            report.broken(f"{name}: nobody enters any more, before it was {what}")
+            report.broken(f"{name}: no worker entered within the time, before the server was {what}")
             break
         until(lambda: False, within=chance.uniform(0, size.ttl / 4))
         strike(what, size.ttl, place, sections)
         faults[what] += 1
         delay = sections.going_on(elapsed(), within=within)
         if delay is None:
-            report.broken(f"{name}: after it was {what} somebody did not go on within {within:g} s")
+            report.broken(f"{name}: after the server was {what}, a worker did not continue within {within:g} s")
             break
         slowest[what] = max(delay, slowest.get(what, 0.0))
     sections.close(within=within)
     for what in dict.fromkeys(planned):
         report.at_least(f"{name}: {what}", faults[what], size.rounds)
-        report.tell(f"{name}: {what}: until the last one went on, s", round(slowest.get(what, 0.0), 2))
+        report.figure(f"{name}: {what}: until the last continued, s", round(slowest.get(what, 0.0), 2))
     return faults
 
 
@@ -103,10 +103,10 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Place) -> 
     lost = sum(faults[what] for what in LOSES)
     report.at_least(f"{name}: entries", seen["entered"], size.between * faults.total())
     report.at_least(f"{name}: entries that had to wait", seen["waited"], size.between // 2 * faults.total())
-    report.at_least(f"{name}: holders told of a loss inside", seen["told inside"], lost)
+    report.at_least(f"{name}: holders that noticed a loss inside", seen["losses noticed inside"], lost)
     report.at_least(f"{name}: late writes refused by the fence", seen["refused"], lost)
-    report.tell(f"{name}: stale writers whom nobody overtook in time", seen["not overtaken"])
-    report.tell(f"{name}: told that the store cannot be reached", seen["unavailable"])
+    report.figure(f"{name}: stale writers without a successor in time", seen["not overtaken"])
+    report.figure(f"{name}: errors: the store cannot be reached", seen["unavailable"])
 
 
 if __name__ == "__main__":

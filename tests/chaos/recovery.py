@@ -1,7 +1,7 @@
-"""An engine with 1,000 runs is killed with -9; another one, which was there all the while, finishes all of them.
+"""An engine with 1,000 runs is killed with -9; another engine, which runs all the time, finishes all of them.
 
-Each of the runs was in the middle of a step. Measured from the moment at which the dead worker's lease has run out by
-the store until the last of them has ended.
+Each of the runs was within a step. Measured is the time from the expiry of the killed worker's lease, by the store's
+clock, until the last run has ended.
 """
 
 from __future__ import annotations
@@ -69,11 +69,15 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
     task = {"url": place.url(folder), "runs": size.runs}
     with Crew(__file__, folder) as crew, Client(task["url"], namespace="recovery") as client:
         victim = crew.start({**task, "dies": True})
-        report.demand(f"{place.kind}: it never began", kept=until(lambda: victim.notes("ready"), within=LONGEST))
-        heir = crew.start({**task, "dies": False})
-        report.demand(f"{place.kind}: it never began", kept=until(lambda: heir.notes("ready"), within=LONGEST))
+        report.demand(
+            f"{place.kind}: the engines did not start", kept=until(lambda: victim.notes("ready"), within=LONGEST)
+        )
+        successor = crew.start({**task, "dies": False})
+        report.demand(
+            f"{place.kind}: the engines did not start", kept=until(lambda: successor.notes("ready"), within=LONGEST)
+        )
         running = client.runs.list(status="running", limit=size.runs).runs
-        report.at_least(f"{place.kind}: runs that were driven by the one that dies", len(running), size.runs)
+        report.at_least(f"{place.kind}: runs of the killed engine", len(running), size.runs)
         victim.kill()
         lock = client.run_locks.get("pending", "r0")
         assert lock is not None
@@ -81,10 +85,10 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
         until(lambda: client.run_locks.get("pending", "r0") is None or _taken(client), within=LONGEST, every=0.002)
         over = elapsed()
         ended = until(lambda: not client.runs.list(status=("running", "pending"), limit=1).runs, within=LONGEST)
-        report.demand(f"{place.kind}: not all have ended", kept=ended)
+        report.demand(f"{place.kind}: not all runs have ended", kept=ended)
         done = client.runs.list(status="completed", limit=size.runs + 1).runs
-        report.demand(f"{place.kind}: {len(done)} have completed", kept=len(done) == size.runs)
-        report.within(f"{place.kind}: seconds until all had ended", elapsed() - over, WANTED)
+        report.demand(f"{place.kind}: only {len(done)} runs have completed", kept=len(done) == size.runs)
+        report.within(f"{place.kind}: seconds until all runs had ended", elapsed() - over, WANTED)
 
 
 def _taken(client: Client) -> bool:

@@ -1,10 +1,10 @@
 """Many runs on one mutex and on one semaphore, while the engines that drive them are killed.
 
-Each run enters, does a step, sleeps, does another step, and leaves; every step is written down outside of the store.
-The runs come one after the other, and then the killing begins. In the end all have completed; no two were inside the
-mutex at a time, and never four inside a semaphore of three; they entered in the order in which they came; the token
-rose with each; and nobody has anything left. Then a process takes a lock and is killed: a run that waits behind it goes
-on, although nobody else speaks.
+Each run acquires the lock, executes a step, sleeps, executes another step, and releases; every step is recorded outside
+the store. The runs queue one after the other, and then engines are killed. At the end all runs must have completed;
+never two runs held the mutex, and never four a semaphore of three; grants were in order of arrival, with increasing
+tokens; and no lock is held. Then a process that holds a lock is killed: a run that waits for this lock must continue,
+although no other process uses the lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEYS = {"alone": "workflow/alone/account", "few": "workflow/few/vendor", "behind
 @dataclass(frozen=True)
 class Size:
     runs: int
-    """On the mutex, and as many on the semaphore."""
+    """Runs on the mutex, and as many on the semaphore."""
     engines: int
     kills: int
 
@@ -105,12 +105,12 @@ async def drive(task: dict[str, Any]) -> None:
         await asyncio.to_thread(sys.stdin.readline)
 
 
-# -- seen from outside ----------------------------------------------------------------------------------
+# -- the campaign ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is looked at, and how."""
+    """The store and the checks of one campaign."""
 
     report: Report
     kind: str
@@ -144,14 +144,14 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
             judge(scene, kind, runs[kind], most)
         behind_a_dead_process(scene)
         left = [lock.key for lock in client.locks.list() if not lock.key.startswith("worker/")]
-        scene.demand(f"in the end somebody has {left}", kept=not left)
+        scene.demand(f"locks are held at the end: {left}", kept=not left)
         for engine in engines:
-            engine.say("enough")
+            engine.send_line("enough")
         until(lambda: not crew.running(), within=20)
 
 
 def come(scene: Scene, kind: str, many: int) -> list[str]:
-    """Runs that come one after the other: the next when the one before has its place in the queue."""
+    """Start runs one after the other: the next one when the last one has its position in the queue."""
     runs: list[str] = []
 
     def arrived() -> bool:
@@ -162,19 +162,19 @@ def come(scene: Scene, kind: str, many: int) -> list[str]:
 
     for number in range(many):
         runs.append(scene.client.runs.start(kind, number, id=f"{kind}-{number}"))
-        scene.demand(f"{runs[-1]} never came", kept=until(arrived, within=20))
+        scene.demand(f"{runs[-1]} did not queue", kept=until(arrived, within=20))
     return runs
 
 
 def kill_one(crew: Crew, engines: list[Worker], task: dict[str, Any], chance: random.Random) -> list[Worker]:
-    """Kill an engine; another one comes."""
+    """Kill an engine, and start another one."""
     victim = chance.choice(engines)
     victim.kill()
     return [*(engine for engine in engines if engine is not victim), crew.start(task)]
 
 
 def judge(scene: Scene, kind: str, runs: list[str], most: int) -> None:
-    """All have completed, in order, under rising tokens, and never too many were inside."""
+    """Check that all runs completed, in order, with increasing tokens, and with never too many holders."""
     lost = [run for run in runs if scene.client.runs.get(run).status != "completed"]
     scene.demand(f"{lost[:5]} have not completed", kept=not lost)
     seen: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -188,26 +188,26 @@ def judge(scene: Scene, kind: str, runs: list[str], most: int) -> None:
         moments += [(notes[0][0], 1), (notes[-1][0], -1)]
     scene.demand(f"a run had several tokens: {tokens}", kept=all(len(some) == 1 for some in tokens))
     line = [max(some) for some in tokens]
-    scene.demand(f"not in the order of arrival: {line}", kept=line == sorted(set(line)))
+    scene.demand(f"not in order of arrival: {line}", kept=line == sorted(set(line)))
     level = highest = 0
     for _, change in sorted(moments):
         level += change
         highest = max(highest, level)
-    scene.report.at_most(f"{scene.kind}: most runs inside, {kind}", highest, most)
-    scene.report.every(f"{scene.kind}: runs that went through, {kind}", len(seen.keys() & set(runs)), len(runs))
+    scene.report.at_most(f"{scene.kind}: most holders at once, {kind}", highest, most)
+    scene.report.every(f"{scene.kind}: runs that completed, {kind}", len(seen.keys() & set(runs)), len(runs))
 
 
 def behind_a_dead_process(scene: Scene) -> None:
-    """A process that holds what a run waits for is killed."""
+    """Kill a process that holds a lock for which a run waits."""
     client = scene.client
     holder = scene.crew.start({"url": scene.url, "role": "holder"})
-    scene.demand("nobody took the lock", kept=until(lambda: bool(holder.notes("holds")), within=20))
+    scene.demand("the process did not get the lock", kept=until(lambda: bool(holder.notes("holds")), within=20))
     run = client.runs.start("behind", 0)
     waits = until(lambda: bool(client.locks.inspect(KEYS["behind"]).waiters), within=20)
-    scene.demand("the run did not come", kept=waits)
+    scene.demand("the run did not queue", kept=waits)
     holder.kill()
     ended = until(lambda: client.runs.get(run).status == "completed", within=20)
-    scene.demand("the run behind a dead process did not go on", kept=ended)
+    scene.demand("the run that waited for the lock of a killed process did not continue", kept=ended)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A semaphore of 3 permits and more processes than that, killed and paused: never are 4 inside.
+"""A semaphore of 3 permits and more processes than that, which are killed and paused: there are never 4 holders.
 
-What is promised is about *valid* leases: a holder is inside from the moment its acquire returned until it gives the
-lease back, until the local deadline of its last renewal, or until its death, whichever comes first. Each worker
-writes that deadline into its journal whenever it has moved, read after the clock and so never too late; all of them
-use the one boot-time clock of the machine. A sweep over these spans afterwards counts how many were inside at every
-moment. Meanwhile every holder also writes through the fence: whoever holds a valid lease must never be refused there.
+The promise is about *valid* leases: a holder counts from the moment at which its acquire returned until it releases the
+lease, until the local deadline of its last renewal, or until it is killed, whichever comes first. Each worker notes
+that deadline whenever it changes; it is read after the clock, so it is never too late. All workers use the boot-time
+clock of the machine. Afterwards the number of holders is computed for every moment from these spans. Every holder also
+writes through the fence: a holder with a valid lease must never be refused there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.platform import elapsed
 TTL = 1.0
 PERMITS = 3
 SAMPLE = 0.002
-"""Seconds between two looks of a holder at its own deadline."""
+"""Seconds between two reads of a holder's own deadline."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Size:
     processes: int
     entries: int
     stops: int
-    """Holders that are stopped inside, past their lease."""
+    """Holders that stop themselves while they hold, past their lease."""
     crashes: int
-    """Holders that die inside."""
+    """Holders that kill themselves while they hold."""
     kills: int
-    """Kills from outside, at random moments."""
+    """Kills at random moments."""
     pauses: int
-    """Pauses from outside, at random moments."""
+    """Pauses at random moments."""
     limit: float
-    """Seconds after which it must be done."""
+    """Seconds within which the campaign must finish."""
 
 
 SMALL = Size(processes=8, entries=200, stops=3, crashes=2, kills=0, pauses=2, limit=60)
@@ -70,7 +70,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 def next_entry(job: dict[str, Any]) -> int:
-    """The number of the next entry of all workers together; 0 when there were enough."""
+    """The number of the next entry of all workers together; 0 when there are enough."""
     fd = os.open(job["tally"], os.O_WRONLY | os.O_APPEND)
     try:
         os.write(fd, b".")
@@ -81,10 +81,10 @@ def next_entry(job: dict[str, Any]) -> int:
 
 
 def stay(job: dict[str, Any], number: int, lease: Any, journal: Journal, chance: random.Random) -> None:
-    """Be inside for a while, and leave word of how long that is certain."""
+    """Hold the lease for a while, and note until when it is certainly valid."""
     sampler = Sampler(lease, journal)
     sampler.look("entered")
-    long = chance.random() < 0.02  # past some renewals
+    long = chance.random() < 0.02  # longer than some renewals
     leave_at = elapsed() + (chance.uniform(1.0, 1.5) * TTL if long else chance.uniform(0, 0.12))
     while elapsed() < leave_at:
         time.sleep(SAMPLE)
@@ -102,7 +102,7 @@ def stay(job: dict[str, Any], number: int, lease: Any, journal: Journal, chance:
 
 
 class Sampler:
-    """Notes until when the lease was certainly valid, each time that this has moved."""
+    """Notes until when the lease was certainly valid, each time that this changes."""
 
     def __init__(self, lease: Any, journal: Journal) -> None:
         self._lease, self._journal, self._until = lease, journal, 0.0
@@ -147,24 +147,24 @@ class Campaign:
     def run(self) -> None:
         give_up = elapsed() + self.size.limit
         with Client(self.job["url"]) as hf:
-            while self.hire() or self.crew.running():
+            while self.start_worker() or self.crew.running():
                 if elapsed() > give_up:
-                    self.report.broken(f"not done within {self.size.limit} s: {self.entries()} entries")
+                    self.report.broken(f"not finished within {self.size.limit} s: {self.entries()} entries")
                     return
-                self.faults["stops"] += self.crew.look_after(lambda: TTL * self.chance.uniform(1.1, 2.5))
+                self.faults["stops"] += self.crew.resume_due(lambda: TTL * self.chance.uniform(1.1, 2.5))
                 self.disturb()
                 holders = len(hf.locks.inspect("permits").holders)
                 self.faults["looks"] += 1
                 self.report.demand(f"the store shows {holders} holders", kept=holders <= PERMITS)
                 until(lambda: False, within=0.01)
-        for complaint in self.crew.complaints():
-            self.report.broken(complaint)
+        for failure in self.crew.failures():
+            self.report.broken(failure)
 
     def entries(self) -> int:
         return self.tally.stat().st_size
 
-    def hire(self) -> bool:
-        """Replace whoever was killed, as long as there is work. Tells whether there is."""
+    def start_worker(self) -> bool:
+        """Replace killed workers while there is work. Returns whether there is."""
         if self.entries() >= self.size.entries:
             return False
         for _ in range(self.size.processes - len(self.crew.running())):
@@ -172,7 +172,7 @@ class Campaign:
         return True
 
     def disturb(self) -> None:
-        """What is due by now, from outside, at whatever moment the workers are in."""
+        """Inject the faults that are due, whatever the workers are doing."""
         for moment in [moment for moment in self.outside if moment <= self.entries()]:
             fault, victims = self.outside.pop(moment), self.crew.active()
             if not victims:
@@ -186,7 +186,7 @@ class Campaign:
 
 
 def spans(crew: Crew) -> list[tuple[float, float]]:
-    """When each holder was certainly inside: (from, until)."""
+    """When each holder certainly had a valid lease: (from, until)."""
     found = []
     for worker in crew.workers:
         notes = worker.notes("entered", "inside", "leaves")
@@ -197,13 +197,13 @@ def spans(crew: Crew) -> list[tuple[float, float]]:
             if last["what"] == "leaves":
                 end = min(end, last["now"])
             if worker.killed_at is None and worker.process.poll() == -signal.SIGKILL and last["what"] != "leaves":
-                end = min(end, last["at"])  # by its own hand, right after that line
+                end = min(end, last["at"])  # by its own signal, right after that line
             found.append((mine[0]["now"], end))
     return found
 
 
 def sweep(found: list[tuple[float, float]]) -> tuple[Counter[int], Counter[int]]:
-    """For how many seconds how many were inside at once, and how often somebody came in as the n-th."""
+    """For how many seconds there were n holders, and how often a holder entered as the n-th."""
     real = [span for span in found if span[1] > span[0]]
     steps = sorted([(start, 1) for start, _ in real] + [(end, -1) for _, end in real])
     inside, before = 0, 0.0
@@ -227,19 +227,19 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
         refused = crew.notes("refused")
     seconds, times = sweep(found)
     report.at_least("entries", len(found), size.entries * 9 // 10)
-    report.at_most("most inside at once", max(times, default=0), PERMITS)
+    report.at_most("most holders at once", max(times, default=0), PERMITS)
     report.at_least("times that the last permit was taken", times[PERMITS], size.entries // 5)
-    report.tell("seconds with 1, 2, 3 inside", ", ".join(f"{seconds[n]:.1f}" for n in range(1, PERMITS + 1)))
-    report.at_least("looks into the store", campaign.faults["looks"], size.entries // 20)
+    report.figure("seconds with 1, 2, 3 holders", ", ".join(f"{seconds[n]:.1f}" for n in range(1, PERMITS + 1)))
+    report.at_least("reads of the lock record", campaign.faults["looks"], size.entries // 20)
     report.at_least("kills (-9)", dead, size.crashes + size.kills // 2)
-    report.at_least("pauses past the lease, inside", campaign.faults["stops"], size.stops * 2 // 3)
-    report.at_least("pauses past the lease, anywhere", campaign.faults["pauses"], size.pauses * 2 // 3)
+    report.at_least("pauses past the lease, as a holder", campaign.faults["stops"], size.stops * 2 // 3)
+    report.at_least("pauses past the lease, at random moments", campaign.faults["pauses"], size.pauses * 2 // 3)
     report.at_least("writes through the fence", len(crew.notes("wrote")), size.entries // 2)
     report.at_least("late writes refused by the fence", len(refused), size.stops // 5)
     for note in refused:
-        report.demand(f"a valid holder was shut out by the fence: {note}", kept=not note["valid"])
-    report.tell("told by LeaseLost", len(crew.notes("lost")))
-    report.tell("store unavailable", len(crew.notes("unavailable")))
+        report.demand(f"a valid holder was refused by the fence: {note}", kept=not note["valid"])
+    report.figure("losses reported by LeaseLost", len(crew.notes("lost")))
+    report.figure("store unavailable", len(crew.notes("unavailable")))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Client processes whose clocks are an hour ahead or an hour behind contend with right ones, on a real server's clock.
+"""Clients whose clocks are an hour ahead or behind contend with clients whose clocks are right, on a real server.
 
-Nothing may change. Processes queue up in an order that is drawn anew each time, and get the lock in that order; some
-keep it for longer than its ttl, and nobody gets it meanwhile. No lease ends early and nobody is told of a loss. At last
-holders are killed, and whoever waits behind them, whatever its clock says, gets the lock when the ttl is over: not
-sooner, and not an hour later.
+The skew must have no effect. Processes queue in a random order, and get the lock in that order; some hold it for longer
+than its ttl, and no other process gets it meanwhile. No lease ends early, and no loss is reported. Finally holders are
+killed, and the next waiter, whatever its clock, gets the lock when the ttl is over: not sooner, and not an hour later.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from support import puppets
 HOUR = 3_600.0
 CLOCKS = {"ahead": HOUR, "right": 0.0, "behind": -HOUR}
 EACH = 2
-"""Processes of each clock."""
+"""Processes with each clock."""
 WITHIN = 30.0
 PAIRS = (("ahead", "behind"), ("behind", "right"), ("right", "ahead"))
-"""Who is killed, and who waits behind it."""
+"""The clock of the killed holder, and that of the waiter behind it."""
 
 
 @dataclass(frozen=True)
 class Size:
     ttl: float
     rounds: int
-    """How often everybody queues up."""
+    """How often all processes queue."""
     long_stays: int
-    """In so many rounds the first one keeps the lock for two and a half ttls."""
+    """In so many rounds the first process holds the lock for two and a half ttls."""
 
 
 SMALL = Size(ttl=2.0, rounds=4, long_stays=1)
@@ -56,40 +55,40 @@ def queue_up(crew: list[Puppet], hf: Client, key: str) -> bool:
 
 
 def hand_on(crew: list[Puppet], number: int, stay: float) -> bool:
-    """Let the lock go through the queue; the first one keeps it for a while."""
+    """Let the lock pass through the queue; the first process holds it for a while."""
     for place, puppet in enumerate(crew):
         if not puppets.acquired(puppet.worker, number, within=WITHIN):
             return False
         until(lambda: False, within=0.0 if place else stay)
-        puppet.worker.say("release")
+        puppet.worker.send_line("release")
         if not until(lambda puppet=puppet: len(puppet.worker.notes("releases")) >= number, within=WITHIN):
             return False
     return True
 
 
 def judge(crew: list[Puppet], number: int, report: Report, name: str) -> None:
-    """One after the other, in the order of the list, and nobody before the one in front let go."""
+    """Check that grants were in the order of the list, each after the release before it."""
     tokens = [puppet.worker.notes("acquired")[number - 1]["token"] for puppet in crew]
-    report.demand(f"{name}: the order of grants is not that of arrival", kept=tokens == sorted(set(tokens)))
+    report.demand(f"{name}: grants are not in order of arrival", kept=tokens == sorted(set(tokens)))
     before = 0.0
     for puppet in crew:
         took = puppet.worker.notes("acquired")[number - 1]["at"]
-        report.demand(f"{name}: one whose clock is {puppet.clock} came in too early", kept=took > before)
+        report.demand(f"{name}: a process with the clock {puppet.clock} got the lock too early", kept=took > before)
         note = puppet.worker.notes("releases")[number - 1]
-        report.demand(f"{name}: a lease of one whose clock is {puppet.clock} ended early", kept=note["valid"])
+        report.demand(f"{name}: a lease of a process with the clock {puppet.clock} ended early", kept=note["valid"])
         before = note["at"]
 
 
 def bury(size: Size, crew: list[Puppet], hf: Client, report: Report, name: str) -> None:
-    """Kill holders; whoever waits comes when the ttl is over. Three keys at once."""
+    """Kill holders; the next waiter must get the lock when the ttl is over. Three keys at once."""
     died: dict[str, float] = {}
     heirs: dict[str, Puppet] = {}
     left = list(crew)
     turns = len(crew[0].worker.notes("acquired"))
-    for dead, heir in PAIRS:
-        pair = [next(puppet for puppet in left if puppet.clock == clock) for clock in (dead, heir)]
+    for dead, successor in PAIRS:
+        pair = [next(puppet for puppet in left if puppet.clock == clock) for clock in (dead, successor)]
         left = [puppet for puppet in left if puppet not in pair]
-        key = f"{dead}-{heir}"
+        key = f"{dead}-{successor}"
         if not queue_up(pair, hf, key):
             report.broken(f"{name}: no queue for {key}")
             return
@@ -101,10 +100,10 @@ def bury(size: Size, crew: list[Puppet], hf: Client, report: Report, name: str) 
             report.broken(f"{name}: {key} was not taken over within {size.ttl + SLACK:g} s")
             continue
         delay = puppet.worker.notes("acquired")[turns]["at"] - died[key]
-        earliest = size.ttl * 2 / 3 - 0.25  # it was renewed a third of a ttl ago at the most, a busy machine apart
-        report.demand(f"{name}: {key} was taken over {delay:.2f} s after the death", kept=delay > earliest)
+        earliest = size.ttl * 2 / 3 - 0.25  # renewed at most a third of a ttl ago, unless the machine is busy
+        report.demand(f"{name}: {key} was taken over {delay:.2f} s after the kill", kept=delay > earliest)
         report.within(
-            f"{name}: dead {key.replace('-', ', its heir ')}: taken over after, s", round(delay, 2), size.ttl + SLACK
+            f"{name}: killed {key.replace('-', ', next ')}: taken over after, s", round(delay, 2), size.ttl + SLACK
         )
 
 
@@ -123,16 +122,16 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Place) -> 
             everybody += [Puppet(what, w) for w in puppets.start(crew, EACH, url=place.url(), ttl=size.ttl, env=env)]
         hf = stack.enter_context(Client(place.url()))
         if not puppets.ready(crew.workers):
-            report.broken(f"{name}: the processes did not start: {list(crew.complaints())}")
+            report.broken(f"{name}: the processes did not start: {list(crew.failures())}")
             return
         orders = (chance.sample(everybody, len(everybody)) for _ in range(size.rounds))
         played = contend(size, orders, hf, report, name)
         lost = crew.notes("lost", "failed")
-        report.demand(f"{name}: told of a loss: {lost}", kept=not lost)
+        report.demand(f"{name}: a loss was reported: {lost}", kept=not lost)
         if played == size.rounds:
             bury(size, everybody, hf, report, name)
-        for complaint in crew.complaints():
-            report.broken(f"{name}: {complaint}")
+        for failure in crew.failures():
+            report.broken(f"{name}: {failure}")
         for puppet in everybody:
             puppet.worker.kill()
             if puppet.clock in clocks:
@@ -145,7 +144,7 @@ def contend(size: Size, orders: Iterator[list[Puppet]], hf: Client, report: Repo
         order = next(orders)
         stay = 2.5 * size.ttl if number <= size.long_stays else 0.0
         if not queue_up(order, hf, "skew") or not hand_on(order, number, stay):
-            report.broken(f"{name}: round {number} did not come to its end")
+            report.broken(f"{name}: round {number} did not end")
             return number - 1
         judge(order, number, report, name)
     return size.rounds
@@ -159,8 +158,8 @@ def tell(size: Size, crew: list[Puppet], played: int, report: Report, name: str)
         off.append((note["wall"] - note["at"]) - (right["wall"] - right["at"]))
     report.at_least(f"{name}: processes with a clock an hour ahead", sum(x > HOUR - 5 for x in off), EACH)
     report.at_least(f"{name}: processes with a clock an hour behind", sum(x < 5 - HOUR for x in off), EACH)
-    report.at_least(f"{name}: grants in the order of arrival", played * len(crew), size.rounds * len(crew))
-    report.at_least(f"{name}: leases kept for longer than their ttl", min(played, size.long_stays), size.long_stays)
+    report.at_least(f"{name}: grants in order of arrival", played * len(crew), size.rounds * len(crew))
+    report.at_least(f"{name}: leases held for longer than their ttl", min(played, size.long_stays), size.long_stays)
 
 
 if __name__ == "__main__":

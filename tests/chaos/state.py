@@ -1,8 +1,8 @@
-"""Tasks in several processes add to one state, while replies get lost: no addition is lost, none counts twice.
+"""Tasks in several processes add to one state, while replies are lost: no addition is lost or counted twice.
 
-Each addition is answered with the sum that it made, so the answers of all processes together must be the numbers
-from one to the total, each once. Afterwards stale writers, which have read before a delete, try to write
-behind it: each must be refused.
+Each addition returns the new sum, so the results of all processes together must be the numbers from one to the total,
+each once. Afterwards stale writers, which have read the state before a delete, try to write after it: each write must
+be refused.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from support.faults import FaultyStore, Plan
 class Size:
     processes: int
     tasks: int
-    """In each process."""
+    """Tasks in each process."""
     additions: int
-    """In all."""
+    """Additions of all tasks together."""
     lost: float
-    """The part of the batches whose reply is lost."""
+    """The share of batches whose reply is lost."""
     stale: int
-    """Writers that have not heard of a delete."""
+    """Writers that do not know of a delete."""
     limit: float
 
 
 PER_WRITE = 2
-"""No write loses more replies than this: a client sends a write five times, then raises, as it should."""
+"""The most replies that one write loses: a client sends a write five times and then raises, as documented."""
 
 SMALL = Size(processes=2, tasks=25, additions=400, lost=0.25, stale=20, limit=60)
 FULL = Size(processes=4, tasks=25, additions=2_000, lost=0.03, stale=500, limit=300)
 
 
 class Unlucky(Plan):
-    """Now and then the reply to a batch with writes gets lost."""
+    """Lose the reply of a batch with writes, at random."""
 
     def __init__(self, chance: random.Random, part: float) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ async def add(job: dict[str, Any], journal: Journal, plan: Plan) -> None:
 
 
 def stale_writers(url: str, size: Size, report: Report) -> None:
-    """Read, let another delete (and write anew), then write as if nothing had happened."""
+    """Read, let another client delete (and write again), then write with the old version."""
     refused = 0
     with Client(url) as hf, Client(url) as other:
         address = ("global", "", "total")
@@ -110,7 +110,7 @@ def stale_writers(url: str, size: Size, report: Report) -> None:
                 )
             )
             refused += isinstance(outcome, Conflict)
-            report.demand("a stale writer brought a value back", kept=other.state("total").get() != 1)
+            report.demand("a stale writer restored a deleted value", kept=other.state("total").get() != 1)
             other.state("total").set(5)
     report.every("stale writers that were refused", refused, size.stale)
 
@@ -124,11 +124,11 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
             crew.start({**job, "seed": chance.random()})
         until(lambda: len(crew.notes("ready")) == size.processes, within=30)
         for worker in crew.workers:
-            worker.say("go")
+            worker.send_line("go")
         ended = until(lambda: not crew.running(), within=size.limit)
-        report.demand(f"not done within {size.limit} s", kept=ended)
-        for complaint in crew.complaints():
-            report.broken(complaint)
+        report.demand(f"not finished within {size.limit} s", kept=ended)
+        for failure in crew.failures():
+            report.broken(failure)
         done = crew.notes("done")
     answers = sorted(answer for note in done for answer in note["answers"])
     with Client(url) as hf:
@@ -139,10 +139,10 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
         kept=answers == list(range(1, size.additions + 1)) and total == size.additions,
     )
     swaps = sum(note["swaps"] for note in done)
-    report.tell("writes sent", swaps)
+    report.figure("writes sent", swaps)
     report.at_least("of them refused because another process was faster", swaps - size.additions, 1)
     report.at_least("replies lost", sum(note["lost"] for note in done), 1)
-    report.tell("batches", sum(note["batches"] for note in done))
+    report.figure("batches", sum(note["batches"] for note in done))
     stale_writers(url, size, report)
 
 

@@ -1,8 +1,9 @@
-"""One lock row of PostgreSQL is held by a transaction left open, for three times the ttl: only that key feels it.
+"""An open transaction locks one lock row of PostgreSQL for three times the ttl: only that key is affected.
 
-Three processes hold hundreds of leases and take and release new locks all the while. One of them also holds the lock
-whose row is taken, in the same client as its other leases; another one waits for it; the third does neither.
-All other leases must live, everybody's new locks must go on, and afterwards the stuck lock works again by itself.
+Three processes hold hundreds of leases, and acquire and release new locks all the time. One of them also holds the lock
+whose row is locked, with the same client as its other leases; the second waits for it; the third does neither. All
+other leases must be kept, new locks must work in all processes, and afterwards the stuck lock must work again without
+help.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ STUCK = "stuck"
 STARTING = 40.0
 ROLES = ("holds it", "waits for it", "elsewhere")
 HOLDING = {"holds it": 3_600.0, "waits for it": 0.05}
-"""Seconds for which they keep the lock once they have it."""
+"""Seconds for which each role holds the lock."""
 SLOWEST = 0.3
-"""Seconds within which another lock is taken and released, 19 times out of 20: a busy machine may need more once."""
+"""Seconds within which another lock is acquired and released, 19 times out of 20: a busy machine may need more."""
 
 
 @dataclass(frozen=True)
 class Size:
     leases: int
-    """In each process."""
+    """Leases in each process."""
     ttl: float
     rounds: int
 
@@ -50,8 +51,8 @@ def work(job: dict[str, Any]) -> None:
     with Client(job["url"], name=job["name"]) as hf:
         keys = [f"{job['name']}:{number}" for number in range(job["leases"])]
         leases = [hf.lock(key, ttl=job["ttl"]).acquire() for key in keys]
-        deeds = [take_others] if job["role"] == "elsewhere" else [take_others, keep_at_it]
-        threads = [threading.Thread(target=deed, args=(hf, job, journal, enough)) for deed in deeds]
+        functions = [take_others] if job["role"] == "elsewhere" else [take_others, use_stuck_lock]
+        threads = [threading.Thread(target=function, args=(hf, job, journal, enough)) for function in functions]
         for thread in threads:
             thread.start()
         journal.note("ready")
@@ -62,8 +63,8 @@ def work(job: dict[str, Any]) -> None:
         journal.note("kept", leases=sum(lease.valid for lease in leases))
 
 
-def keep_at_it(hf: Client, job: dict[str, Any], journal: Journal, enough: threading.Event) -> None:
-    """Hold the lock for as long as it lasts, or wait for it; and again."""
+def use_stuck_lock(hf: Client, job: dict[str, Any], journal: Journal, enough: threading.Event) -> None:
+    """Hold the lock until it is lost, or wait for it; repeat."""
     while not enough.is_set():
         try:
             lease = hf.lock(STUCK, ttl=job["ttl"]).acquire()
@@ -73,11 +74,11 @@ def keep_at_it(hf: Client, job: dict[str, Any], journal: Journal, enough: thread
         except LeaseLost as error:
             journal.note("lost it", token=error.token)
         except StoreUnavailable as error:
-            journal.note("told", error=str(error))
+            journal.note("unavailable", error=str(error))
 
 
 def take_others(hf: Client, job: dict[str, Any], journal: Journal, enough: threading.Event) -> None:
-    """Take and release locks that are nobody else's."""
+    """Acquire and release locks that no other process uses."""
     number = 0
     while not enough.is_set():
         number += 1
@@ -87,18 +88,18 @@ def take_others(hf: Client, job: dict[str, Any], journal: Journal, enough: threa
         until(lambda: False, within=0.01)
 
 
-# -- seen from outside ----------------------------------------------------------------------------------
+# -- the campaign ---------------------------------------------------------------------------------------
 
 
 def expiries(place: Place) -> dict[str, Any]:
-    """When each of the other leases ends, by the store; seen as people see it, who wait for no row."""
+    """When each of the other leases expires, read from the view `holders`, which waits for no row lock."""
     with psycopg.connect(place.server.url) as session:
         seen = session.execute("SELECT key, expires_at FROM holdfast.holders WHERE key <> %s", (STUCK,)).fetchall()
     return {key: ends for key, ends in seen if ":new:" not in key}
 
 
 def hold_the_row(size: Size, place: Place, report: Report, name: str) -> tuple[float, float]:
-    """An operator's transaction, left open; returns when."""
+    """Lock the row in an open transaction, as an operator might. Returns the start of this time."""
     with psycopg.connect(place.server.url) as session:
         row = session.execute("SELECT key FROM holdfast.locks WHERE key = %s FOR UPDATE", (STUCK,)).fetchone()
         begun = elapsed()
@@ -116,54 +117,54 @@ def judge(size: Size, crew: Crew, windows: list[tuple[float, float]], report: Re
     for role, worker in zip(ROLES, crew.workers, strict=True):
         kept = worker.notes("kept")
         count = kept[0]["leases"] if kept else 0
-        report.demand(f"{name}: {role}: {size.leases - count} other leases are gone", kept=count == size.leases)
+        report.demand(f"{name}: {role}: {size.leases - count} other leases were lost", kept=count == size.leases)
         took = [note["seconds"] for note in worker.notes("took") if any(b < note["at"] < e for b, e in windows)]
-        report.at_least(f"{name}: {role}: other locks taken meanwhile", len(took), 10 * size.rounds)
+        report.at_least(f"{name}: {role}: other locks acquired meanwhile", len(took), 10 * size.rounds)
         took.sort()
         report.within(f"{name}: {role}: 19 of 20 of them within, s", took[len(took) * 19 // 20] if took else 0, SLOWEST)
-        report.tell(f"{name}: {role}: slowest of them, s", took[-1] if took else 0.0)
+        report.figure(f"{name}: {role}: slowest of them, s", took[-1] if took else 0.0)
     entries = sorted(crew.notes("has it"), key=lambda note: note["token"])
     rising = all(a["at"] < b["at"] for a, b in pairwise(entries))
-    report.demand(f"{name}: tokens of the stuck lock fell", kept=rising)
+    report.demand(f"{name}: tokens of the stuck lock decreased", kept=rising)
     meanwhile = [note for note in entries if any(b < note["at"] < e for b, e in windows)]
-    report.demand(f"{name}: the stuck lock was granted while its row was held", kept=not meanwhile)
-    report.every(f"{name}: holders of the stuck lock told of its loss", len(crew.notes("lost it")), size.rounds)
-    told = crew.notes("told")
-    report.tell(f"{name}: told that the row is kept locked", len(told))
-    named = sum("idle in transaction" in note["error"] and "process" in note["error"] for note in told)
-    report.at_least(f"{name}: of them with the session that does so", named, min(1, len(told)))
+    report.demand(f"{name}: the stuck lock was granted while its row was locked", kept=not meanwhile)
+    report.every(f"{name}: holders of the stuck lock that noticed the loss", len(crew.notes("lost it")), size.rounds)
+    errors = crew.notes("unavailable")
+    report.figure(f"{name}: errors: the row stays locked", len(errors))
+    named = sum("idle in transaction" in note["error"] and "process" in note["error"] for note in errors)
+    report.at_least(f"{name}: of them with the session that locks it", named, min(1, len(errors)))
 
 
 def prove(size: Size, seed: int, folder: Path, report: Report, place: Place) -> None:
-    del seed  # nothing is left to chance
+    del seed  # nothing is random here
     name = place.kind
     windows: list[tuple[float, float]] = []
     with Crew(sys.argv[0], folder) as crew, Client(place.url()) as hf:
         for role in ROLES:
             crew.start({"url": place.url(), "role": role, "leases": size.leases, "ttl": size.ttl})
             if not until(lambda: crew.workers[-1].notes("ready"), within=STARTING, every=0.05):
-                report.broken(f"{name}: who {role} did not start: {list(crew.complaints())}")
+                report.broken(f"{name}: the process {role!r} did not start: {list(crew.failures())}")
                 return
         for _ in range(size.rounds):
             if not until(lambda: _in_place(hf, crew.workers[0]), within=STARTING, every=0.05):
-                report.broken(f"{name}: the lock was not held by one and waited for by another")
+                report.broken(f"{name}: the lock did not have one holder and one waiter")
                 break
             windows.append(hold_the_row(size, place, report, name))
             freed = windows[-1][1]
             again = until(
                 lambda freed=freed: any(n["at"] > freed for n in crew.notes("has it")), within=size.ttl + 3 * SLACK
             )
-            report.demand(f"{name}: the lock did not work again", kept=again)
+            report.demand(f"{name}: the lock did not work again afterwards", kept=again)
             first = min((n["at"] for n in crew.notes("has it") if n["at"] > freed), default=0.0)
             report.within(f"{name}: held again after, s", round(first - freed, 2), size.ttl + 2 * SLACK)
         for worker in crew.workers:
-            worker.say("enough")
+            worker.send_line("enough")
         until(lambda: not crew.running(), within=30)
-        for complaint in crew.complaints():
-            report.broken(f"{name}: {complaint}")
+        for failure in crew.failures():
+            report.broken(f"{name}: {failure}")
         judge(size, crew, windows, report, name)
-    report.at_least(f"{name}: times that a row was held for three ttls", len(windows), size.rounds)
-    report.tell(f"{name}: other leases, all processes", size.leases * len(ROLES))
+    report.at_least(f"{name}: times that a row was locked for three ttls", len(windows), size.rounds)
+    report.figure(f"{name}: other leases, all processes", size.leases * len(ROLES))
 
 
 def _in_place(hf: Client, holder: Worker) -> bool:

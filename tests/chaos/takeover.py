@@ -1,7 +1,7 @@
-"""A worker is paused past its lease in the middle of a step; another one takes the run over and finishes it.
+"""A worker is paused past its lease within a step; another worker takes the run over and finishes it.
 
-The first one wakes up, goes on with its body, and its record is refused; it says so. The history is one line, and the
-result is the second one's.
+The first worker is continued and finishes the body of its step; its record is refused, and it emits an event. The
+journal has no duplicate entries, and the result is that of the second worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast import Client, Context, Engine, step, workflow
 TTL = 1.0
 LONGEST = 60.0
 SAID = ("lease_lost", "worker_lost", "run_refused")
-"""One of these is told by who was too late."""
+"""The late worker emits one of these events."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ _journal: Journal | None = None
 
 @step
 def slow(run: str) -> str:
-    """In a thread, which nobody can stop: it goes on after the pause, whatever has happened meanwhile."""
+    """A sync step runs in a thread, which cannot be stopped: it continues after the pause in any case."""
     assert _journal is not None
     _journal.note("begin", run=run)
     until(lambda: False, within=0.3)
@@ -72,7 +72,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
     with Crew(__file__, folder) as crew, Client(task["url"], namespace="takeover") as client:
         for time in range(size.times):
             take_over(f"r{time}", task=task, crew=crew, client=client, report=report, kind=place.kind)
-        report.tell(f"{place.kind}: takeovers", size.times)
+        report.figure(f"{place.kind}: takeovers", size.times)
 
 
 def take_over(name: str, *, task: dict[str, Any], crew: Crew, client: Client, report: Report, kind: str) -> None:
@@ -82,14 +82,14 @@ def take_over(name: str, *, task: dict[str, Any], crew: Crew, client: Client, re
     first = crew.start(task)
     until(lambda: first.notes("ready"), within=LONGEST)
     run = client.runs.start("paused", name, id=name)
-    demand("it never began", kept=until(lambda: first.notes("begin"), within=LONGEST))
+    demand("the step did not start", kept=until(lambda: first.notes("begin"), within=LONGEST))
     first.pause(LONGEST)
     second = crew.start(task)
     result = client.runs.result(run, timeout=LONGEST)
-    demand(f"the result is {result}", kept=result == [second.name] * 2)
+    demand(f"the result is {result}, not that of the second worker", kept=result == [second.name] * 2)
     first.resume()
     too_late = until(lambda: any(note["name"] in SAID for note in first.notes("event")), within=LONGEST)
-    demand("the first one never said that it was too late", kept=too_late)
+    demand("the first worker emitted no event about its loss", kept=too_late)
     until(lambda: first.notes("end"), within=LONGEST)
     seen = client.runs.get(run)
     demand(f"the history has {seen.entries} entries", kept=seen.entries == 3)

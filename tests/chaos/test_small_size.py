@@ -1,11 +1,11 @@
-"""The proofs, at a smaller size than `make chaos` runs them: the same programs, with fewer operations and faults.
+"""The campaigns, at a smaller size than in `make chaos`: the same programs, with fewer operations and faults.
 
-| proof   | here                                                        | at full size                           |
+| campaign | here                                                       | at full size                           |
 |---------|-------------------------------------------------------------|----------------------------------------|
 | counter | 4 processes, 100 increments, 2 kills, 3 pauses              | 8, 2,000, more than 30, 44             |
 | semaphore | 8 processes, 200 entries, 2 kills, 5 pauses                 | 10, 3,000, more than 24, 50            |
 | clock   | 60 increments, 3 steps of an hour                           | 600, 14                                |
-| waiters | each of 6 scenes once                                       | 10 times                               |
+| waiters | each of 6 cases once                                        | 10 times                               |
 | lost_replies | 16 callers; 12 takes each, on each store                    | 72; 90                                 |
 | blocked_loops | 4 blocked loops; 400 attempts to take a lock                | 20; 6,000                              |
 | state   | 50 tasks in 2 processes, 400 additions, 20 stale writers    | 100 in 4, 2,000, 500                   |
@@ -26,13 +26,13 @@
 `network` to `queue_load` run here on PostgreSQL and Valkey, and at full size on Redis as well; `stuck_row` is about
 PostgreSQL alone. `waiters`, `turnover` and the last seven run on SQLite too.
 
-Those that drive runs or wait for long are in test_small_size_runs.py: the two files are tested side by side.
+Campaigns that drive runs or take long are in test_small_size_runs.py, so that the two files can run in parallel.
 """
 
 from __future__ import annotations
 
 import pytest
-from smaller_size import check_proof
+from smaller_size import check_campaign
 
 HERE = ("counter", "semaphore", "clock", "lost_replies", "blocked_loops", "state", "leader")
 SERVERS = {
@@ -42,9 +42,9 @@ SERVERS = {
     "stuck_row": ("postgres",),
     "queue_load": ("postgres", "valkey"),
 }
-"""The proofs on real servers, and on which of them they run at this size."""
+"""The campaigns on real servers, and the servers on which they run at this size."""
 
 
 @pytest.mark.parametrize("name", [*HERE, *SERVERS])
 def test_it_holds_at_the_smaller_size(name):
-    check_proof(name, SERVERS.get(name, ()))
+    check_campaign(name, SERVERS.get(name, ()))

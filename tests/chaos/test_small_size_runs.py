@@ -1,13 +1,13 @@
-"""Proofs that run on a SQLite file and on servers as well, at a smaller size: see test_small_size.py."""
+"""Campaigns that run on a SQLite file and on servers, at a smaller size: see test_small_size.py."""
 
 from __future__ import annotations
 
 import pytest
-from smaller_size import check_proof
+from smaller_size import check_campaign
 
-PROOFS = ("waiters", "turnover", "load", "crashes", "engines", "recovery", "takeover", "limits", "run_locks")
+CAMPAIGNS = ("waiters", "turnover", "load", "crashes", "engines", "recovery", "takeover", "limits", "run_locks")
 
 
-@pytest.mark.parametrize("name", PROOFS)
+@pytest.mark.parametrize("name", CAMPAIGNS)
 def test_it_holds_at_the_smaller_size(name):
-    check_proof(name)
+    check_campaign(name)

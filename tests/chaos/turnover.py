@@ -1,10 +1,10 @@
-"""Six processes take one lock in turn while they are killed and paused: the lock is never left idle for long.
+"""Six processes acquire one lock in turn while they are killed and paused: the lock is never idle for long.
 
-Each holder writes a number to a file behind the fence and gives the lock back after 2 ms. Every 0.4 s a process is
-killed (and started again at once) or paused for 1.5 to 3 s, the head of the queue as likely as the holder. Counted are
-the writes that the fence accepted, during the faults and in the seconds after the last one; and every accepted write
-must be in the file, one above the one before it. The seed is fixed, so that two runs have the same faults. Where a
-store can do without wake-ups (`?wakeup=poll`), all of it is done a second time with waiters that poll.
+Each holder writes a number to a file behind the fence and releases the lock after 2 ms. Every 0.4 s a process is killed
+(and started again at once) or paused for 1.5 to 3 s, the first waiter as likely as the holder. The campaign counts the
+writes that the fence accepted, during the faults and in the seconds after the last fault. Every accepted write must be
+in the file, each one higher than the one before. The seed is fixed, so that two runs have the same faults. If a store
+can work without notifications (`?wakeup=poll`), everything is repeated with waiters that poll.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ SEED = 14
 class Size:
     processes: int
     seconds: float
-    """How long there are faults."""
+    """Seconds with faults."""
     rate: float
-    """Writes a second, at least, while there are faults."""
+    """The minimum number of writes per second during the faults."""
     calm: float
-    """How many seconds are counted after the last fault."""
+    """Seconds after the last fault in which writes are counted."""
     after: int
-    """Writes in these, at least."""
+    """The minimum number of writes in these seconds."""
 
 
 SMALL = Size(processes=4, seconds=3, rate=1, calm=3, after=3)
-"""Beside the other tests the machine does something else most of the time."""
+"""Loose limits, since other tests run on the machine at the same time."""
 FULL = Size(processes=6, seconds=25, rate=20, calm=4, after=100)
 
 
 def work(job: dict[str, Any]) -> None:
-    """Add a line behind the fence, again and again."""
+    """Append lines through the fence until the process ends."""
     journal, path = Journal(job["journal"]), Path(job["path"])
     with Client(job["url"], name=job["name"]) as hf:
         journal.note("ready")
@@ -61,11 +61,11 @@ def work(job: dict[str, Any]) -> None:
 
 
 POLLS = ("sqlite", "postgres")
-"""Stores that can do without wake-ups."""
+"""Stores that can work without notifications."""
 
 
 def prove(size: Size, _seed: int, folder: Path, report: Report, place: Workplace) -> None:
-    """One campaign on one store, or two."""
+    """Run the campaign on one store, with notifications and, if possible, with polling."""
     (folder / "woken").mkdir()
     take_turns(size, folder / "woken", report, place.kind, place.url(folder / "woken"))
     if place.kind in POLLS:
@@ -89,7 +89,7 @@ def take_turns(size: Size, home: Path, report: Report, name: str, url: str) -> N
         began, kills, pauses = elapsed(), 0, 0
         while elapsed() < began + size.seconds:
             time.sleep(0.4)
-            crew.look_after(lambda: 0.0)
+            crew.resume_due(lambda: 0.0)
             victim = chance.choice(crew.active() or crew.running())
             if chance.random() < 0.5:
                 victim.kill()
@@ -100,20 +100,20 @@ def take_turns(size: Size, home: Path, report: Report, name: str, url: str) -> N
                 pauses += 1
         calm = elapsed()
         while elapsed() < calm + size.calm:
-            crew.look_after(lambda: 0.0)
+            crew.resume_due(lambda: 0.0)
             time.sleep(0.05)
         ended = elapsed()
         wrote = crew.notes("wrote")
-        for complaint in crew.complaints():
-            report.broken(complaint)
+        for failure in crew.failures():
+            report.broken(failure)
     last = int(path.read_text())
     numbers = sorted(note["number"] for note in wrote)
     report.demand(f"{name}: a number was written twice", kept=len(numbers) == len(set(numbers)))
-    # A process may be killed between its write and its note, so a number may be missing in the notes, not in the file.
+    # A process may be killed between its write and its note: then a number is in the file, but not in the notes.
     report.demand(f"{name}: a write was lost", kept=not numbers or last >= numbers[-1])
     during = sum(began <= note["at"] < calm for note in wrote)
     report.at_least(f"{name}: writes a second under faults", during / (calm - began), size.rate)
-    report.at_least(f"{name}: writes after the last", sum(calm <= n["at"] <= ended for n in wrote), size.after)
+    report.at_least(f"{name}: writes after the last fault", sum(calm <= n["at"] <= ended for n in wrote), size.after)
     report.at_least(f"{name}: kills (-9)", kills, 2)
     report.at_least(f"{name}: pauses", pauses, 2)
 

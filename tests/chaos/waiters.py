@@ -1,15 +1,15 @@
-"""Dead and paused waiters in the queue: they delay the others by no more than one offer.
+"""Killed and paused waiters in the queue: they delay the other waiters by at most one offer.
 
-Six scenes on each store, each with real processes on a key of its own:
+Six cases on each store, each with real processes on its own key:
 
-- head:    the first in the queue is killed while it waits, then the holder releases.
+- head:    the first waiter is killed while it waits, then the holder releases.
 - many:    the same with several waiters at the head of the queue.
-- brink:   the first in the queue is stopped, the lock is handed to it, and it is killed before it can take it.
-- paused:  the first in the queue is stopped, and the holder releases.
-- sleeper: the holder is killed while others merely sleep in the queue; nobody else says a word.
-- all:     holder and first in the queue are killed; again nobody but a sleeper is left.
+- brink:   the first waiter is stopped, the lock is offered to it, and it is killed before it can confirm.
+- paused:  the first waiter is stopped, and the holder releases.
+- sleeper: the holder is killed while the others only wait; no other process uses the lock.
+- all:     the holder and the first waiter are killed; again only a waiting process is left.
 
-Measured is the time from the death (or from the release, whichever is later) until the survivor has the lock.
+Measured is the time from the kill (or from the release, whichever is later) until the surviving waiter has the lock.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from holdfast import Client
 from holdfast.platform import elapsed
 
 TTL = 2.0
-"""Of the holders that are killed. Those that release have a longer one, so that no waiter looks for its end."""
+"""The ttl of holders that are killed. Holders that release have a longer ttl, so that no waiter checks at its end."""
 LONG_TTL = 30.0
 OFFER = 1.0
-"""Seconds for which an offer lives: what the documentation promises, not what the code says."""
+"""Seconds for which an offer is valid, as documented; deliberately not imported from the code."""
 SCENES = ("head", "many", "brink", "paused", "sleeper", "all")
 VICTIMS = ("head", "many", "brink", "paused", "all")
-"""Scenes in which something happens to waiters at the head of the queue."""
+"""Cases in which waiters at the head of the queue are killed or paused."""
 KILLED, STOPPED, HOLDER_KILLED = ("head", "many"), ("brink", "paused"), ("sleeper", "all")
 TELLS_AT_ONCE = ("sqlite", "valkey", "redis")
-"""Stores that notice when a hint reaches nobody, so that a waiter that was killed costs no time."""
+"""Stores that detect a hint without a receiver, so that a killed waiter costs no time."""
 PAUSE_SEEN = 0.9 * OFFER
-"""Seconds of delay, at least, which show that a paused waiter was waited for."""
+"""The minimum delay, in seconds, that shows that the offer of a paused waiter had to expire."""
 MORE_ROUNDS = 3
-"""How many rounds may follow until that was seen. One that is stopped while it subscribes is passed over at once."""
+"""How many more rounds may follow until that is seen. A waiter stopped while it subscribes is passed over at once."""
 STARTING = 60.0
-"""Seconds that processes may need to start and queue up."""
+"""Seconds that processes may need to start and queue."""
 
 
 @dataclass(frozen=True)
 class Size:
     rounds: int
-    """How often each scene is played."""
+    """How often each case is run."""
     many: int
     """How many waiters are killed together."""
     at_once: float
-    """Seconds for a take-over that waits for nothing, at most."""
+    """The maximum time of a takeover that waits for no expiry, in seconds."""
     after_offer: float
-    """Seconds for a take-over that waits for an offer to run out, at most; with a dead holder, beyond its ttl."""
+    """The maximum time of a takeover after an offer that expires, in seconds; for a killed holder, after its ttl."""
 
 
 SMALL = Size(rounds=1, many=3, at_once=WAITING_LEASE / 2, after_offer=WAITING_LEASE / 2)
-"""Beside the other tests the machine does something else most of the time: it is shown that no place has to run out."""
+"""Loose limits, since other tests run at the same time: they still show that no position has to expire."""
 FULL = Size(rounds=10, many=10, at_once=0.3, after_offer=1.5)
 
 
 def work(job: dict[str, Any]) -> None:
-    """Wait for some keys, one thread each; a holder keeps what it got until it is told to let go."""
+    """Wait for some keys, one thread each; a holder keeps its lock until it receives a line."""
     journal = Journal(job["journal"])
     with Client(job["url"], name=job["name"]) as hf:
 
@@ -84,7 +84,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 class Round:
-    """One performance of all scenes, side by side."""
+    """One run of all cases, at the same time."""
 
     def __init__(self, number: int, url: str, crew: Crew, chance: random.Random, many: int) -> None:
         self._crew, self._url, self._chance, self._many = crew, url, chance, many
@@ -94,7 +94,7 @@ class Round:
         self.victims: dict[str, list[Worker]] = {scene: [] for scene in SCENES}
 
     def play(self, hf: Client) -> str:
-        """Play; what went wrong, if the stage could not even be set."""
+        """Run the cases. Returns what went wrong in the preparation, or an empty string."""
         for scene, key in self.keys.items():
             self.holders[scene] = self._start([key], holds=True)
         if not until(lambda: all(self._queued(hf, scene) for scene in SCENES), within=STARTING):
@@ -103,15 +103,15 @@ class Round:
             count = self._many if scene == "many" else 1
             self.victims[scene] = [self._start([self.keys[scene]], holds=False) for _ in range(count)]
         if not until(lambda: all(self._queued(hf, scene) for scene in SCENES), within=STARTING):
-            return "the victims did not queue up"
+            return "the waiters to be killed did not queue"
         self.survivor = self._start(list(self.keys.values()), holds=False)
         if not until(lambda: all(self._queued(hf, scene, self.survivor) for scene in SCENES), within=STARTING):
-            return "the survivor did not queue up behind the victims"
-        until(lambda: False, within=self._chance.uniform(0, 3))  # somewhere between two signs of life
+            return "the surviving waiter did not queue behind the others"
+        until(lambda: False, within=self._chance.uniform(0, 3))  # a random moment between two signs of life
         return self._strike()
 
     def _strike(self) -> str:
-        """All the deaths, and the releases. From here on nobody speaks but the waiters."""
+        """Kill, pause and release. From here on only the waiters send commands."""
         for scene in HOLDER_KILLED:
             self.holders[scene].kill()
             self.since[scene] = elapsed()
@@ -123,17 +123,17 @@ class Round:
             self.victims[scene][0].pause(60)
         released = (*KILLED, *STOPPED)
         for scene in released:
-            self.holders[scene].say("let go")
+            self.holders[scene].send_line("let go")
         if not until(lambda: all(self.holders[scene].notes("releases") for scene in released), within=STARTING):
-            return "a holder did not let go"
-        until(lambda: False, within=self._chance.uniform(0, 1))  # it died in the second before its grant
+            return "a holder did not release its lock"
+        until(lambda: False, within=self._chance.uniform(0, 1))  # killed within the second of its offer
         self.victims["brink"][0].kill()
         for scene in released:
             self.since[scene] = max(self.since.get(scene, 0), self.holders[scene].notes("releases")[0]["at"])
         return ""
 
     def end(self) -> None:
-        """Wait for the survivor, and end who is left."""
+        """Wait for the surviving waiter, and kill the remaining processes."""
         until(lambda: not self.survivor.running, within=SLACK)
         for victims in self.victims.values():
             for victim in victims:
@@ -143,7 +143,7 @@ class Round:
         return self._crew.start({"url": self._url, "keys": keys, "holds": holds})
 
     def _queued(self, hf: Client, scene: str, last: Worker | None = None) -> bool:
-        """Whether the lock is held, the victims wait, and behind them the last one if there is one."""
+        """Whether the lock is held, the victims wait, and `last`, if given, waits behind them."""
         info = hf.locks.inspect(self.keys[scene])
         pids = [waiter.pid for waiter in info.waiters]
         behind = [last.pid] if last else []
@@ -155,7 +155,7 @@ class Round:
         )
 
     def delays(self) -> dict[str, float]:
-        """How long the survivor had to wait in each scene; those where it still waits are missing."""
+        """How long the surviving waiter waited in each case; cases in which it still waits are missing."""
         acquired = {note["key"]: note["at"] for note in self.survivor.notes("acquired")}
         return {
             scene: acquired[key] - self.since[scene]
@@ -182,21 +182,21 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
                 seen[scene].append(delay)
             this.end()
         kills = sum(worker.killed_at is not None for worker in crew.workers)
-        for complaint in crew.complaints():
-            report.broken(f"{place.kind}: {complaint}")
-    report.at_least(f"{place.kind}: deaths (-9)", kills, (6 + size.many) * size.rounds)
+        for failure in crew.failures():
+            report.broken(f"{place.kind}: {failure}")
+    report.at_least(f"{place.kind}: kills (-9)", kills, (6 + size.many) * size.rounds)
     for scene, found in seen.items():
         name, delays = f"{place.kind}, {scene}", found or [float("inf")]
         report.every(f"{name}: takeovers", len(found), size.rounds)
-        report.tell(f"{name}: shortest delay, s", min(delays))
+        report.figure(f"{name}: shortest delay, s", min(delays))
         report.within(f"{name}: longest delay, s", round(max(delays), 2), longest(size, scene, place.kind))
-    for scene in STOPPED if size.rounds > 1 else ("paused",):  # at the brink it is a matter of chance
+    for scene in STOPPED if size.rounds > 1 else ("paused",):  # in the case "brink" it depends on chance
         longest_pause = round(max(seen[scene], default=0), 2)
         report.at_least(f"{place.kind}, {scene}: longest delay by a paused waiter, s", longest_pause, PAUSE_SEEN)
 
 
 def longest(size: Size, scene: str, kind: str) -> float:
-    """Seconds that a take-over may last."""
+    """The maximum time of a takeover, in seconds."""
     if scene in KILLED and kind in TELLS_AT_ONCE:
         return size.at_once
     return size.after_offer + (TTL if scene in HOLDER_KILLED else 0)

@@ -134,8 +134,8 @@ def test_a_file_of_an_older_schema_is_a_problem_and_is_left_as_it_is(path, url, 
     before = path.read_bytes()
     level, detail = found(url, "store", code=1)
     assert level == "problem"
-    assert "an older version" in detail
-    assert "an older version" in failure(holdfast("locks", "list", "--url", url), 1)
+    assert "of an older Holdfast" in detail
+    assert "of an older Holdfast" in failure(holdfast("locks", "list", "--url", url), 1)
     assert path.read_bytes() == before
 
 

@@ -73,7 +73,7 @@ def test_a_role_without_rights_gets_a_message_that_says_so(command):
         finally:
             db.execute("DROP ROLE weak; DROP SCHEMA holdfast CASCADE")
     assert "internal error" not in done.output
-    assert "rights" in done.output
+    assert "privilege" in done.output
 
 
 @pytest.fixture

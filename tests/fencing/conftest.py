@@ -1,4 +1,4 @@
-"""An empty PostgreSQL database for each test, with one table of the user's, on the server that all tests share."""
+"""An empty PostgreSQL database for each test, with one user table, on the server that all tests share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waiting import eventually
 
 
 class Database:
-    """Its address, and a connection that looks on and commits each statement."""
+    """The address of the database, and a connection that commits each statement."""
 
     def __init__(self, url: str, watcher: psycopg.Connection) -> None:
         self.url = url
@@ -33,7 +33,7 @@ class Database:
         return self.rows("SELECT to_regclass('holdfast_fences')") != [(None,)]
 
     def waits(self, pid: int) -> bool:
-        """Whether that session waits for a lock of another one."""
+        """Whether that session waits for a lock of another session."""
         return self.rows(f"SELECT pg_blocking_pids({pid}) <> '{{}}'") == [(True,)]
 
 
@@ -58,7 +58,7 @@ def database(own_database: str) -> Iterator[Database]:
 
 
 def clear(database: Database) -> None:
-    """Leave nothing behind. A connection that was left in the middle of a transaction is found out here."""
+    """Remove everything from the database. Fails if a connection was left within a transaction."""
     eventually(
         lambda: (
             database.rows(
@@ -79,7 +79,7 @@ def clear(database: Database) -> None:
 
 @pytest.fixture
 def connect(request: pytest.FixtureRequest, database: Database):
-    """Make connections of the kind that the test's class is about; closed at the end."""
+    """Create connections of the driver of the test's class; closed at the end."""
     made = []
 
     def open_one(kind=None, *, url=None):
@@ -93,5 +93,5 @@ def connect(request: pytest.FixtureRequest, database: Database):
 
 @pytest.fixture
 def shipped() -> str:
-    """The SQL that the package carries for those who may not create tables."""
+    """The SQL file of the package, for users who may not create tables."""
     return files("holdfast.fencing").joinpath("fences.sql").read_text(encoding="utf-8")

@@ -396,7 +396,7 @@ ABOVE = [
     Mutant(
         "a fork takes a connection along that is only passing",
         "stores/sqlite/file.py",
-        "        with _forking:  # whoever forks just now has counted the handles, and this one would come along open\n"
+        "        with _forking:  # a fork under way has listed the handles; a new one would stay open in the child\n"
         "            _handles.add(self)\n",
         "        if sys._getframe(1).f_code.co_name != 'passing':\n            _handles.add(self)\n",
         (

@@ -32,7 +32,7 @@ EXECUTOR = [
     ),
     Mutant(
         "a form is one statement, however long",
-        "stores/postgresql/native.py",
+        "stores/postgresql/fast_path.py",
         "    for some in batch_cost.parts_of([commands[place] for place in places]):\n",
         "    for some in (range(len(places)),):\n",
         (WORK + "TestPostgres::test_no_statement_of_a_form_gets_more_than_so_many_runs",),
@@ -131,8 +131,8 @@ EXECUTOR = [
     Mutant(
         "a damaged run of a dead worker keeps others from being set free",
         REPOSITORY,
-        "except RecordUnreadable:\n                    continue  # one that is damaged must not keep",
-        "except ZeroDivisionError:\n                    continue  # one that is damaged must not keep",
+        "except RecordUnreadable:\n                    continue  # an unreadable run must not prevent",
+        "except ZeroDivisionError:\n                    continue  # an unreadable run must not prevent",
         (RUN_FAULTS + "test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed[valkey]",),
     ),
     Mutant(
@@ -207,14 +207,14 @@ EXECUTOR = [
     ),
     Mutant(
         "a form of PostgreSQL takes every field of an end",
-        "stores/postgresql/native.py",
+        "stores/postgresql/fast_path.py",
         "    if command.then is not None and not _known.cover(command.then):\n        return None\n",
         "",
         (MADE_UP + "[Finish-postgres]",),
     ),
     Mutant(
         "a form of PostgreSQL takes every field of a new run",
-        "stores/postgresql/native.py",
+        "stores/postgresql/fast_path.py",
         " or not _known.cover(new):",
         ":",
         (MADE_UP + "[NewRun-postgres]",),

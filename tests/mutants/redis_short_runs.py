@@ -27,14 +27,14 @@ REDIS_SHORT_RUNS = [
     ),
     Mutant(
         "nothing is remembered of a queue",
-        "stores/redis/source.py",
+        "stores/redis/record_source.py",
         "answer[:FEW])\n",
         "())\n",
         (TWO_TRIPS,),
     ),
     Mutant(
         "nothing is remembered of runs",
-        "stores/redis/source.py",
+        "stores/redis/record_source.py",
         "        if run.living and (run.places or run.locks or run.parent):\n",
         "        if False:\n",
         (TWO_TRIPS,),

@@ -120,14 +120,14 @@ REDIS_SWAP = [
     ),
     Mutant(
         "what was written by another is taken for written by this client",
-        "stores/redis/source.py",
+        "stores/redis/record_source.py",
         "        if failed:\n",
         "        if failed and False:\n",
         (SWAP,),
     ),
     Mutant(
         "bytes that are no text cannot be compared",
-        "stores/redis/source.py",
+        "stores/redis/record_source.py",
         "    if isinstance(value, bytes):\n        return msgspec.Raw",
         "    if value is NotImplemented:\n        return msgspec.Raw",
         (RUN_FAULTS + "test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it[valkey]",),

@@ -103,7 +103,7 @@ REDIS_WHOLE = [
     ),
     Mutant(
         "on an old server a try leaves something behind",
-        "stores/redis/lua/rights.lua",
+        "stores/redis/lua/permissions.lua",
         '  redis.pcall("DEL", nothing)\n  redis.pcall("ZREM", nothing, nothing)\n',
         "",
         (TEST + "[redis-StartRun]",),
@@ -124,7 +124,7 @@ REDIS_WHOLE = [
     ),
     Mutant(
         "on an old server a command of runs begins to write before its rights are known",
-        "stores/redis/lua/rights.lua",
+        "stores/redis/lua/permissions.lua",
         "  local refused\n  redis.set_repl",
         "  local refused\n  names = {}\n  redis.set_repl",
         (TEST + "[redis-RecordRun-Park]",),

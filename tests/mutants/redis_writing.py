@@ -130,9 +130,9 @@ REDIS_WRITING = [
     ),
     Mutant(
         "what is not UTF-8 stops the store",
-        "stores/redis/source.py",
-        "        except (msgspec.MsgspecError, UnicodeError):  # something in it is no text\n",
-        "        except ZeroDivisionError:  # something in it is no text\n",
+        "stores/redis/record_source.py",
+        "        except (msgspec.MsgspecError, UnicodeError):  # a reply contains something that is not text\n",
+        "        except ZeroDivisionError:  # a reply contains something that is not text\n",
         (SCRIPT + "test_what_is_no_text_is_refused_by_name_and_left_alone",),
     ),
     Mutant(

@@ -1,8 +1,8 @@
-"""Breaks one thing in a copy of the package, and asks the tests that should notice whether they do.
+"""Applies one mutant to a copy of the package, and runs the tests that should detect it.
 
 A mutant is caught when one of its tests *fails*. A mutant that cannot be applied, that breaks the import or the
-collection, that only stumbles over its own name or type, or that is not even looked at, is an error of the mutant:
-it proves nothing. The package under test is untouched; the copy lives in a temporary folder.
+collection, that only raises an error such as NameError or TypeError, or that the tests do not import, is invalid: it
+proves nothing. The package itself is not changed; the copy is in a temporary folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGE = ROOT / "src" / "holdfast"
 PATIENCE_SECONDS = 120
 
 HASTE = {"HOLDFAST_TEST_PATIENCE": "4", "HOLDFAST_HISTORIES": "400"}
-"""A mutant often shows by something that never happens: no use in waiting for it for long; or in one story of many."""
+"""Many mutants show as an event that never happens, so tests wait less; some show in one of many histories only."""
 
 PASSED, FAILED = 0, 1
 
@@ -33,7 +33,7 @@ STUMBLES = re.compile(r"(Name|Syntax|Indentation|Import|ModuleNotFound|Attribute
 
 
 class Mutant(NamedTuple):
-    name: str  # what it does wrong
+    name: str  # the fault, in words
     file: str  # under src/holdfast
     old: str  # must occur there exactly once
     new: str
@@ -41,11 +41,11 @@ class Mutant(NamedTuple):
 
 
 class Useless(Exception):
-    """The mutant proves nothing: it could not be tried."""
+    """The mutant is invalid: it proves nothing."""
 
 
 class Mother:
-    """A process that has imported what all tests import, and forks one child a mutant."""
+    """A process that has imported what all tests import, and forks one child per mutant."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -69,11 +69,11 @@ class Mother:
         if not answered:
             os.killpg(self._process.pid, signal.SIGKILL)
             self.end()
-            raise TimeoutError(f"not done after {PATIENCE_SECONDS} s: {arguments}\n{printed.read_text()}")
+            raise TimeoutError(f"the tests did not end within {PATIENCE_SECONDS} s: {arguments}\n{printed.read_text()}")
         return int(self._process.stdout.readline())
 
     def end(self) -> None:
-        """No more is asked of it."""
+        """End the process."""
         self._process.communicate()
 
 
@@ -81,13 +81,13 @@ _idle: list[Mother] = []
 
 
 def dismiss() -> None:
-    """End the processes that wait for a mutant."""
+    """End all processes that wait for a mutant."""
     while _idle:
         _idle.pop().end()
 
 
 def copy_package(folder: Path) -> Path:
-    """A copy of the whole package, compiled files included, to be put on the path."""
+    """A copy of the whole package with its compiled files, to be put on the path."""
     shutil.copytree(PACKAGE, folder / "holdfast")
     return folder
 
@@ -97,7 +97,7 @@ def apply(mutant: Mutant, home: Path) -> None:
     text = target.read_text()
     count = text.count(mutant.old)
     if count != 1:
-        raise Useless(f"{mutant.name}: its old text occurs {count} times in {mutant.file}, not once")
+        raise Useless(f"{mutant.name}: its old text occurs {count} times in {mutant.file} instead of once")
     target.write_text(text.replace(mutant.old, mutant.new))
     for compiled in target.parent.glob(f"__pycache__/{target.stem}.*.pyc"):
         compiled.unlink()
@@ -114,7 +114,7 @@ def run_tests(home: Path, nodes: tuple[str, ...]) -> tuple[int, str]:
 
 
 def caught(mutant: Mutant, folder: Path) -> bool:
-    """Whether its tests notice the mutant. Raises `Useless` if they could not even look."""
+    """Whether the tests detect the mutant. Raises `Useless` if the mutant is invalid."""
     home = copy_package(folder)
     apply(mutant, home)
     code, printed = run_tests(home, mutant.caught_by)
@@ -127,7 +127,7 @@ def caught(mutant: Mutant, folder: Path) -> bool:
         raise Useless(f"{mutant.name}: no test failed, something else did (exit code {code}):\n{printed}")
     node, reason = failures[0]
     if not any(node.startswith(expected) for expected in mutant.caught_by):
-        raise Useless(f"{mutant.name}: {node} failed, which was not asked for")
+        raise Useless(f"{mutant.name}: {node} failed, which is not one of its tests")
     if STUMBLES.match(reason):
         raise Useless(f"{mutant.name}: it does not run far enough to be wrong ({reason}):\n{printed}")
     return True

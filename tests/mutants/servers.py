@@ -25,14 +25,14 @@ SERVERS = [
     ),
     Mutant(
         "a batch on PostgreSQL waits for a row that somebody has locked",
-        "stores/postgresql/sql/forms.sql",
+        "stores/postgresql/sql/fast_path.sql",
         "AND o.key = c.command->>1 FOR UPDATE SKIP LOCKED) AS x OFFSET 0",
         "AND o.key = c.command->>1 FOR UPDATE) AS x OFFSET 0",
         ("tests/stores/test_postgres_protocol.py::test_a_form_passes_over_a_row_that_somebody_has",),
     ),
     Mutant(
         "a free key on PostgreSQL gets the next token, whatever the clock says",
-        "stores/postgresql/sql/forms.sql",
+        "stores/postgresql/sql/fast_path.sql",
         "greatest(f.fence + 1, f.at) AS token",
         "f.fence + 1 AS token",
         (SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]",),

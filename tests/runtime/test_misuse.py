@@ -96,7 +96,7 @@ def test_an_engine_in_the_child_of_a_fork_says_whose_it_is(tmp_path):
             os.close(writing)
             assert await asyncio.to_thread(os.waitpid, child, 0) == (child, 0)
             with os.fdopen(reading) as answer:
-                assert "child of it by fork" in answer.read()
+                assert "child of that process (fork)" in answer.read()
             assert await (await engine.start(quick)).result() == "done"
 
     def tried(engine):

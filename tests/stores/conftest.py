@@ -38,14 +38,14 @@ def url(provider: Provider, tmp_path: Path) -> str:
 
 @pytest.fixture
 def server(url: str) -> Iterator[redis.Redis]:
-    """The Redis or Valkey of the test, to look at by its own commands."""
+    """A connection to the Redis or Valkey of the test, for its own commands."""
     with redis.Redis.from_url(url.partition("?")[0], decode_responses=True) as client:
         yield client
 
 
 @pytest.fixture
 def base(url: str) -> str:
-    """How all keys of the test's namespace begin, on Redis."""
+    """The prefix of all Redis keys of the test's namespace."""
     return redis_layout(url, "default").base
 
 
@@ -83,13 +83,13 @@ def connection(store: Store) -> Connection:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory) -> Path:
-    """The folder with an authority and a server's certificate."""
+    """The folder with a certificate authority and a server certificate."""
     return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Rows that are taken are waited for until they are free, also where the machine is slow."""
+    """Wait longer for locked rows, so that a slow machine does not fail the test."""
     monkeypatch.setattr("holdfast.stores.postgresql.batch.LOOKS_FOR", 20.0)
     monkeypatch.setattr("holdfast.stores.postgresql.batch.PATIENCE", b"5000")
     monkeypatch.setattr("holdfast.stores.postgresql.batch.PAUSES", (0.01,) * 500)

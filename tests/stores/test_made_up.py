@@ -12,7 +12,7 @@ from holdfast.rules import lock_outcomes as out
 from holdfast.rules.record_type import RecordStruct, RecordType
 from holdfast.rules.runs.record import Finish, NewRun
 from holdfast.stores.native_fields import KnownFields
-from holdfast.stores.postgresql import native as postgres_native
+from holdfast.stores.postgresql import fast_path as postgres_fast_path
 from holdfast.stores.redis import fast_path as redis_fast
 from holdfast.testing.builders import ME, SECOND, acquire, release
 
@@ -69,8 +69,8 @@ NATIVE = {
 FORMS = {
     "redis": (redis_fast, lambda command: redis_fast.asked([command]) is not None, "_ROWS"),
     "postgres": (
-        postgres_native,
-        lambda command: postgres_native.parts_of([command], ())[0].form is not None,
+        postgres_fast_path,
+        lambda command: postgres_fast_path.parts_of([command], ())[0].form is not None,
         "_FORMS",
     ),
 }

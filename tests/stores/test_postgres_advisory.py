@@ -183,6 +183,6 @@ def test_a_session_that_was_lost_in_the_middle_makes_the_outcome_ambiguous(url, 
     store = opened(url)
     connection = store.connect()
     monkeypatch.setattr(store._advisory, "holds", lambda _number: False)
-    with pytest.raises(StoreUnavailable, match="lost meanwhile") as caught:
+    with pytest.raises(StoreUnavailable, match="was lost during this batch") as caught:
         connection.execute([acquire()])
     assert caught.value.ambiguous

@@ -225,7 +225,7 @@ def test_functions_that_cannot_be_made_are_told_once_a_call_and_not_looked_for_w
     client.execute([acquire("k")])
     drop_functions(admin, schema, "clock%")
     monkeypatch.setattr(postgres_schema, "missing_parts", lambda *_: "SELECT 1")
-    with pytest.raises(StoreUnusable, match="are gone"):
+    with pytest.raises(StoreUnusable, match="do not exist any more"):
         client.execute([wait("k")])
     monkeypatch.undo()
     assert isinstance(client.execute([wait("k")])[0], out.Queued)
@@ -236,7 +236,7 @@ def test_a_transaction_that_meets_no_functions_is_the_last_one(url, opened, admi
     with store.transaction() as mine:
         store.join(mine).execute([acquire("k")])
     drop_functions(admin, schema, "clock%")
-    with pytest.raises(StoreUnusable, match="are gone"), store.transaction() as mine:
+    with pytest.raises(StoreUnusable, match="do not exist any more"), store.transaction() as mine:
         store.join(mine).execute([wait("k")])
     with store.transaction() as mine:
         assert isinstance(store.join(mine).execute([wait("k")])[0], out.Queued)

@@ -117,7 +117,7 @@ def test_an_error_that_was_caught_within_the_block_does_not_pass_for_a_commit(st
             write(connection)
             with pytest.raises((psycopg.Error, sqlalchemy.exc.DBAPIError)):
                 write(connection)
-            with pytest.raises(StoreUnusable, match="roll it back"):
+            with pytest.raises(StoreUnusable, match="Roll the transaction back"):
                 store.join(connection)
     assert there(store, server) == (False, 0)
 
@@ -375,7 +375,7 @@ def test_a_server_that_is_not_there_lends_nothing_and_says_so():
 def test_a_pool_or_an_engine_that_is_used_up_is_unavailable(server):
     with psycopg_pool.ConnectionPool(server.url, min_size=1, max_size=1, open=True, timeout=0.05) as pool:
         store = open_store(pool, namespace="default", options=SCHEMA)
-        with pool.connection(timeout=30), pytest.raises(StoreUnavailable, match="could"):
+        with pool.connection(timeout=30), pytest.raises(StoreUnavailable, match="get a connection"):
             with store.transaction():
                 pytest.fail("nobody comes here")
         store.close()
@@ -383,7 +383,7 @@ def test_a_pool_or_an_engine_that_is_used_up_is_unavailable(server):
         server.url.replace("postgresql://", "postgresql+psycopg://"), pool_size=1, max_overflow=0, pool_timeout=0.05
     )
     store = open_store(engine, namespace="default", options=SCHEMA)
-    with engine.connect(), pytest.raises(StoreUnavailable, match="could be had"):
+    with engine.connect(), pytest.raises(StoreUnavailable, match="no connection is available"):
         with store.transaction():
             pytest.fail("nobody comes here")
     store.close()

@@ -169,7 +169,7 @@ class TestSqlite:
         assert [place for place, one in enumerate(outcomes) if isinstance(one, c.Failed)] == [3]
         assert outcomes[3].error.key == "k3"
         page, due = connection.execute([c.ListRecords(kind="tally", prefix="k3"), c.ListDueRecords(kind="tally")])
-        assert ("it is no text" in page.items[0].error, due.items) == (True, ())
+        assert ("it is not text" in page.items[0].error, due.items) == (True, ())
 
 
 class TestRedis:

@@ -83,21 +83,21 @@ def test_records_of_a_newer_version_are_decided_by_the_same_rules_and_keep_their
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         for seed in range(40):
             clock.now = ManualClock().now
-            model, teller, told, namespace = LockModel(), LockHistoryGenerator(seed, listens=False), 0, f"n{seed}"
+            model, generator, told, namespace = LockModel(), LockHistoryGenerator(seed, listens=False), 0, f"n{seed}"
             store = open_store(url, namespace=namespace, clock=clock)
             connection = store.connect("commands")
             layout = redis_layout(url, namespace)
             while told < 80:
-                clock.pass_by(teller.time_passes())
-                commands = teller.batch()
+                clock.pass_by(generator.time_passes())
+                commands = generator.batch()
                 outcomes, expected = connection.execute(commands), model.execute(commands, clock.now)
                 assert list(map(unversioned, outcomes)) == list(map(unversioned, expected)), (
                     f"seed {seed}, after {told}"
                 )
-                teller.heard(commands, expected)
+                generator.observe(commands, expected)
                 told += len(commands)
                 for key, record in model.records.items():
-                    if teller.random.random() < 0.5:
+                    if generator.random.random() < 0.5:
                         model.records[key] = made_strange(record)
                         client.set(layout.lock(key), encode(model.records[key]))
                         strange += 1

@@ -23,8 +23,8 @@ from holdfast.rules.runs.outcomes import Started
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.stores import batch_cost as work
 from holdfast.stores.redis.connection import RedisLink
+from holdfast.stores.redis.record_source import RedisSource
 from holdfast.stores.redis.scripts import FAST, READ
-from holdfast.stores.redis.source import RedisSource
 from holdfast.testing.builders import (
     ManualClock,
     abandon,
@@ -162,7 +162,7 @@ def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
 
     assert eventually(loaded) == [out.Renewed(floor=held.token, expires_at=None)]
     restarting.join()
-    assert any("reading its data" in str(error) for error in refusals), set(map(str, refusals))
+    assert any("loading its data" in str(error) for error in refusals), set(map(str, refusals))
     assert not any(error.ambiguous for error in refusals)
 
 
@@ -394,7 +394,7 @@ def test_the_read_only_rights_of_the_page_show_everything_and_change_nothing(own
             assert viewer.locks.inspect("k").held
             assert len(viewer.locks.list()) == 1
             assert viewer.state("s", initial=1).get() == 2
-            with pytest.raises(StoreUnusable, match="may not"):
+            with pytest.raises(StoreUnusable, match="lacks permissions"):
                 viewer.lock("other").acquire()
         lease.release()
 

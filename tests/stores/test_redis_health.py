@@ -53,7 +53,7 @@ def test_a_server_that_is_set_up_well_is_said_to_be_so(kind, own, opened, caplog
 
 @pytest.mark.parametrize(
     ("policy", "words"),
-    [("allkeys-lru", "thrown away"), ("volatile-ttl", "refuses every write")],
+    [("allkeys-lru", "evicted while they are held"), ("volatile-ttl", "refuses every write")],
     ids=["allkeys-lru", "volatile-ttl"],
 )
 def test_a_server_that_may_evict_locks_is_reported_once(*, own, operator, opened, caplog, policy, words):

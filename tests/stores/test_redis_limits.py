@@ -94,16 +94,16 @@ def test_the_layout_of_limits_is_this_one(server, base, connection):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_place_says_what_the_runs_say(server, base, connection, clock, seed):
-    model, teller, told = RunModel(), LimitHistoryGenerator(seed), 0
+    model, generator, told = RunModel(), LimitHistoryGenerator(seed), 0
     while told < 250:
-        clock.pass_by(teller.time_passes() + teller.clock_jumps())
-        commands = teller.batch()
+        clock.pass_by(generator.time_passes() + generator.clock_jumps())
+        commands = generator.batch()
         expected = model.execute(commands, clock.now)
         assert connection.execute(commands) == expected
-        teller.heard(commands, expected)
+        generator.observe(commands, expected)
         told += len(commands)
     let_in, waiting, crowded = {}, {}, {}
-    for id in teller.ids:
+    for id in generator.ids:
         run = model.repo.run(id)
         for place in run.places if run is not None and run.living else ():
             group = group_of(run.workflow, place)
@@ -221,10 +221,10 @@ def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connect
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        ([Limit(name="all", max=2**53)], "a number"),
-        ([Limit(name="all", max=1, per=2**53)], "a number"),
-        ([Limit(name="all", max=1, max_queue=2**53)], "a number"),
-        ([Limit(name="pace", max=0, per=SECOND)], "a number"),
+        ([Limit(name="all", max=2**53)], "cannot be stored"),
+        ([Limit(name="all", max=1, per=2**53)], "cannot be stored"),
+        ([Limit(name="all", max=1, max_queue=2**53)], "cannot be stored"),
+        ([Limit(name="pace", max=0, per=SECOND)], "cannot be stored"),
         ([Limit(name="all", max=1.5)], "int"),
         ([Limit(name="all", max=1, on_excess="dance")], "dance"),
         ([Limit(name=None, max=1)], "str"),

@@ -120,7 +120,7 @@ def test_a_client_of_holdfast_takes_an_existing_one(valkey, namespace):
 
 @pytest.mark.parametrize("kind", [redis.asyncio.Redis, redis.asyncio.RedisCluster])
 def test_an_asynchronous_client_is_refused_with_the_way_out(kind):
-    with pytest.raises(InvalidOption, match=r"thread of its own.*synchronous redis\.Redis"):
+    with pytest.raises(InvalidOption, match=r"thread of its own.*sync redis\.Redis"):
         open_store(kind(host="127.0.0.1"), namespace="default")
 
 

@@ -17,7 +17,7 @@ from holdfast.rules.runs.outcomes import Claimed, LimitsPublished, Posted, Recor
 from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Swap
-from holdfast.stores.redis.source import RedisSource
+from holdfast.stores.redis.record_source import RedisSource
 from holdfast.testing.builders import SECOND, SLOT, START, acquire, read, renew, swap
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.run_locks import take

@@ -19,7 +19,7 @@ from holdfast.rules.runs.outcomes import Claimed, Posted, Recorded, RunSeen
 from holdfast.rules.runs.record import Finish, Park
 from holdfast.rules.slot import Swap
 from holdfast.stores import open_store
-from holdfast.stores.redis.source import RedisSource
+from holdfast.stores.redis.record_source import RedisSource
 from holdfast.testing.builders import SECOND, SLOT, START, ManualClock, acquire, release, wait
 from holdfast.testing.run_histories import RunModel
 from holdfast.testing.run_lock_histories import KEYS, RunLockHistoryGenerator
@@ -388,7 +388,7 @@ def test_a_newer_lock_that_others_change_all_the_time_is_given_up(server, base, 
     monkeypatch.setattr(RedisSource, "write", too_slow)
     (failed,) = connection.execute([asking(run, take())])
     assert isinstance(failed.error, StoreUnavailable)
-    assert "each time" in str(failed.error)
+    assert "times in a row" in str(failed.error)
     assert "locks" not in server.hgetall(base + "run:r")
 
 
@@ -398,20 +398,20 @@ def test_a_random_history_with_locks_of_a_newer_version_has_the_answers_that_the
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         for seed in range(25):
             clock.now = START
-            model, teller, told, namespace = RunModel(), RunLockHistoryGenerator(seed), 0, f"n{seed}"
+            model, generator, told, namespace = RunModel(), RunLockHistoryGenerator(seed), 0, f"n{seed}"
             store = open_store(url, namespace=namespace, clock=clock)
             connection, layout = store.connect("commands"), redis_layout(url, namespace)
             while told < 150:
-                clock.pass_by(teller.time_passes())
-                commands = teller.batch()
+                clock.pass_by(generator.time_passes())
+                commands = generator.batch()
                 outcomes, expected = connection.execute(commands), model.execute(commands, clock.now)
                 assert list(map(unversioned, outcomes)) == list(map(unversioned, expected)), (
                     f"seed {seed}, after {told}"
                 )
-                teller.heard(commands, expected)
+                generator.observe(commands, expected)
                 told += len(commands)
                 for key, _, _ in KEYS:
-                    if key in model.records and teller.random.random() < 0.5:
+                    if key in model.records and generator.random.random() < 0.5:
                         model.records[key] = made_strange(model.records[key])
                         client.set(layout.lock(key), encode(model.records[key]))
                         strange += 1

@@ -13,7 +13,7 @@ from holdfast.errors import InvalidOption, RecordUnreadable
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import Label, decode, encode
 from holdfast.stores.redis.keys import Layout
-from holdfast.stores.redis.source import RedisSource
+from holdfast.stores.redis.record_source import RedisSource
 from holdfast.testing.builders import ME, SECOND, START, acquire, read, release, renew, swap, wait
 from stores.runs_asking import by_the_rules
 

@@ -15,7 +15,7 @@ from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.outcomes import Recorded, Started
 from holdfast.rules.runs.record import Finish, NewRun
 from holdfast.stores.redis import fast_path as redis_fast
-from holdfast.stores.redis.source import RedisSource
+from holdfast.stores.redis.record_source import RedisSource
 from holdfast.testing.builders import START, ManualClock
 from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import signal, start

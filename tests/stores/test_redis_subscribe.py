@@ -196,7 +196,7 @@ def test_a_callback_that_fails_does_not_end_the_subscription(url, opened, caplog
     hand_over(opened(url).connect("commands"))
     eventually(lambda: len(heard) == 2)
     watch.close()
-    assert "a callback for wake-up hints failed" in caplog.text
+    assert "a callback for hints failed" in caplog.text
 
 
 def test_without_a_thread_there_are_no_hints_and_no_error(url, opened, caplog):

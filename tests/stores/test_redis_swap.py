@@ -28,7 +28,7 @@ from holdfast.rules.runs.outcomes import (
 )
 from holdfast.rules.runs.record import Finish, Park
 from holdfast.rules.slot import Conflict
-from holdfast.stores.redis.source import RedisSource
+from holdfast.stores.redis.record_source import RedisSource
 from holdfast.testing.builders import SECOND, START, acquire, release, renew, swap, transfer
 from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import record, signal, start

@@ -100,7 +100,9 @@ def test_a_store_of_another_package_is_found_by_its_entry_point(monkeypatch):
 def test_a_store_of_another_package_whose_driver_is_missing_says_what_to_install(monkeypatch):
     point = EntryPoint("mongodb", "no_such_driver:open_mongodb", stores.GROUP)
     monkeypatch.setattr(stores, "entry_points", lambda group, name="mongodb": [point] if name == "mongodb" else [])
-    with pytest.raises(StoreNotInstalled, match=r"no_such_driver.*install what 'no_such_driver:open_mongodb' needs"):
+    with pytest.raises(
+        StoreNotInstalled, match=r"no_such_driver.*Install the packages that 'no_such_driver:open_mongodb' needs"
+    ):
         open_store("mongodb://host", namespace="default")
 
 

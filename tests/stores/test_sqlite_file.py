@@ -267,7 +267,7 @@ def test_deleting_the_file_under_a_client_is_told_clearly(url, path, opened, mon
         connection.execute([acquire("other")])
     with pytest.raises(StoreUnusable, match="deleted or replaced"):
         reader.execute([c.Inspect(key="k")])
-    with pytest.raises(StoreUnusable, match="It was deleted"):
+    with pytest.raises(StoreUnusable, match="The file was deleted"):
         store.connect("commands")
     assert not path.exists()
     fresh = opened(url).connect("commands")

@@ -57,7 +57,7 @@ def test_a_process_stopped_in_its_turn_is_named_after_the_patience_and_goes_on_l
     with running(STUCK, url) as other:
         assert other.hear() == "in the middle"
         os.kill(other.pid, signal.SIGSTOP)
-        with pytest.raises(StoreUnavailable, match=f"process {other.pid} has held .*locks.db-turn") as caught:
+        with pytest.raises(StoreUnavailable, match=f"process {other.pid} has locked .*locks.db-turn") as caught:
             impatient.execute([acquire()])
         assert (caught.value.retryable, caught.value.ambiguous) == (True, False)
         assert impatient.execute([c.Inspect(key="k")])[0].record is None, "reads wait for nobody"

@@ -1,4 +1,4 @@
-"""The command line in tests: within the process, as a process of its own, and on a terminal."""
+"""The command line in tests: within this process, as a separate process, and on a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(result: Result) -> Any:
 
 
 def failure(result: Result, code: int) -> str:
-    """The one line of a command that ended with this code."""
+    """The one error line of a command that ended with this exit code."""
     assert result.exit_code == code, result.output
     assert result.stderr.startswith("holdfast: ")
     assert result.stderr.count("\n") == 1
@@ -41,7 +41,7 @@ def failure(result: Result, code: int) -> str:
 
 
 def shape(value: Any) -> Any:
-    """A document with the names of types in the place of values."""
+    """A document with the names of types instead of values."""
     if isinstance(value, dict):
         return {name: shape(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -54,7 +54,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def process(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a process of its own, with its output in pipes."""
+    """Run a command as a separate process, with its output in pipes."""
     return subprocess.run(
         [*COMMAND, *arguments],
         capture_output=True,
@@ -67,7 +67,7 @@ def process(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A process that is not there any more afterwards."""
+    """A process that is killed at the end of the block."""
     popen = subprocess.Popen(command, env=environment(), **options)
     try:
         yield popen
@@ -81,7 +81,7 @@ def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any
 
 @contextmanager
 def other(url: str, script: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process with a client `hf`. It has said "ready" when this is entered."""
+    """Another process with a client `hf`. It has printed "ready" when the block is entered."""
     source = f"from holdfast import Client\nwith Client({url!r}, name='other') as hf:\n"
     body = textwrap.indent(textwrap.dedent(script), "    ")
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -91,13 +91,13 @@ def other(url: str, script: str) -> Iterator[subprocess.Popen[str]]:
 
 
 class Terminal:
-    """A command that believes to be used by a person."""
+    """A command whose input and output are a terminal."""
 
     def __init__(self, popen: subprocess.Popen[bytes], master: int) -> None:
         self.popen, self._master, self.seen = popen, master, ""
 
     def until(self, text: str = "\0") -> str:
-        """Read until the text was shown, or to the end."""
+        """Read until the text was printed, or to the end."""
         while text not in self.seen:
             try:
                 more = os.read(self._master, 65_536)

@@ -11,13 +11,13 @@ from holdfast.locks.process_queue import queues
 
 
 def queued_here(client, key, kind="semaphore"):
-    """How many callers wait in this process and not in the store."""
+    """How many callers wait in the local queue, not in the store."""
     return queues.waiting((client.runtime.store.identity, key, kind))
 
 
 @contextmanager
 def callers(count, function):
-    """Threads that each call the function with their number, begun one after the other; joined at the end."""
+    """Threads that each call the function with their number, started one after the other; joined at the end."""
     threads = [threading.Thread(target=function, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -26,7 +26,7 @@ def callers(count, function):
 
 
 async def waiters(client, key, count):
-    """Whether so many wait in the store."""
+    """Whether there are so many waiters in the store."""
     return len((await client.locks.inspect(key)).waiters) == count
 
 

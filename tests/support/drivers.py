@@ -1,4 +1,4 @@
-"""Each kind of server by its real driver, for tests that say the same of all: a connection that counts."""
+"""Each kind of server with its real driver, for tests that are the same for all: a connection with a counter."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class PostgresSession:
         self._connection.close()
 
     adding = b"/* add */"
-    """What a request to add has in it, and no other."""
+    """Bytes that occur in a request to add, and in no other request."""
 
 
 class RedisSession:
-    """One connection, and a counter under a key. Nothing is ever sent twice."""
+    """One connection, and a counter under a key. No request is sent twice."""
 
     errors = (redis.RedisError,)
 

@@ -1,4 +1,4 @@
-"""A process that has as many threads as it may have."""
+"""A process that cannot start more threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """Inside, no thread of Holdfast's can be started."""
+    """In the block, no thread of Holdfast can be started."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""Real stores with a fault in the way: replies that get lost, connections that stall. Never a mock."""
+"""Fault injection on real stores: lost replies, stalled connections. No mocks."""
 
 from holdfast.testing.faults import FaultyConnection, FaultyStore, Plan, planned
 

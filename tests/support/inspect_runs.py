@@ -1,4 +1,4 @@
-"""Looking at runs and locks from outside."""
+"""Conditions about runs and locks, read from the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from waiting import eventually_async
 
 
 async def waits(hf, key, runs=1):
-    """So many wait for a key."""
+    """Wait until a key has at least so many waiters."""
 
     async def seen():
         info = await hf.locks.inspect(key)
@@ -16,17 +16,17 @@ async def waits(hf, key, runs=1):
 
 
 async def held(hf, key):
-    """Somebody has a key."""
+    """Whether a key has a holder."""
     return bool((await hf.locks.inspect(key)).holders)
 
 
 async def suspended(handle):
-    """A run is parked."""
+    """Whether a run is suspended."""
     return await handle.status() == "suspended"
 
 
 async def each_inside(engine, flow, **inputs):
-    """Start runs by their ids, each when the one before has its lock: the last is the youngest."""
+    """Start runs by their ids, each when the one before holds its lock: the last one is the youngest."""
 
     async def inside(run):
         return (await engine.get(run)).locks

@@ -1,4 +1,4 @@
-"""One provider a store: how tests reach it. A new store adds one of these and inherits every test."""
+"""One provider per store: how tests open it. A new store adds a provider and inherits every test."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from holdfast.stores.redis.keys import Layout
 class Provider:
     name: str
     url: Callable[[Path], str]
-    """The address of an empty store, shared by all who open it."""
+    """The address of an empty store, the same store for every caller."""
     dump: Callable[[str, str], dict[str, LockRecord]]
     """The records of a URL's namespace as they are stored."""
     plant_record: Callable[[str, str, str, str, str], None]
-    """Put any text in the place of a record of a type, due long ago."""
+    """Replace a record of a type by any text, due long ago."""
     plant: Callable[[str, str, str, str], None] | None = None
-    """Put any text in the place of a record (None: the store keeps no text)."""
+    """Replace a record by any text (None: the store keeps no text)."""
     processes: bool = False
-    """Other processes reach the same records."""
+    """Whether other processes can open the same store."""
     notices: bool = False
-    """It notices that nobody receives a hint."""
+    """Whether the store detects that a hint reached no receiver."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -60,7 +60,7 @@ def _dump_sqlite(url: str, namespace: str) -> dict[str, LockRecord]:
         rows = db.execute("SELECT key, record, due_at FROM locks WHERE namespace = ?", (namespace,)).fetchall()
     records = {key: decode(key, text) for key, text, _ in rows}
     for key, _, due_at in rows:
-        assert records[key].due_at == due_at, "the indexed column says what the record says"
+        assert records[key].due_at == due_at, "the indexed column differs from the record"
     return records
 
 
@@ -78,7 +78,7 @@ POSTGRES_SCHEMA = "tests"
 
 
 def _postgres_url(folder: Path) -> str:
-    """One schema for all tests, emptied for each: making one takes longer than most tests do."""
+    """One schema for all tests, emptied for each: creating a schema takes longer than most tests."""
     address = f"{real_servers.shared('postgres').url}?schema={POSTGRES_SCHEMA}"
     with _postgres(address) as db:
         if db.execute("SELECT to_regclass(%s)", (f"{POSTGRES_SCHEMA}.workers",)).fetchone()[0]:
@@ -109,7 +109,7 @@ def _dump_postgres(url: str, namespace: str) -> dict[str, LockRecord]:
         ).fetchall()
     records = {key: decode(key, text) for key, text, _ in rows}
     for key, _, due_at in rows:
-        assert records[key].due_at == due_at, "the indexed column says what the record says"
+        assert records[key].due_at == due_at, "the indexed column differs from the record"
     return records
 
 
@@ -117,7 +117,7 @@ def _plant_postgres(url: str, namespace: str, key: str, text: str) -> None:
     try:
         msgspec.json.decode(text)
     except msgspec.DecodeError:
-        pytest.skip("PostgreSQL itself refuses what is not JSON")
+        pytest.skip("PostgreSQL itself refuses text that is not JSON")
     with _postgres(url) as db:
         db.execute(
             f"INSERT INTO {POSTGRES_SCHEMA}.locks VALUES (%s, %s, %s, 1) "
@@ -136,7 +136,7 @@ def _plant_record_postgres(url: str, namespace: str, kind: str, key: str, text: 
 
 
 def _redis_url(kind: str, folder: Path) -> str:
-    """The server that all tests share; the names in it are this test's own."""
+    """The server that all tests share, with names that are unique to this test."""
     prefix = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return f"{real_servers.shared(kind).url}?prefix={prefix}"
 
@@ -153,9 +153,9 @@ def _dump_redis(url: str, namespace: str) -> dict[str, LockRecord]:
         due = client.zrange(layout.due, 0, -1, withscores=True)
     records = {key: decode(key, text) for key, text in texts.items()}
     for key, text in texts.items():
-        assert text.encode() == encode(records[key]), "the script writes what the rules write, byte by byte"
+        assert text.encode() == encode(records[key]), "the script writes other bytes than the rules"
     expected = {key: record.due_at for key, record in records.items() if record.due_at is not None}
-    assert dict(due) == expected, "the index says what the records say"
+    assert dict(due) == expected, "the index differs from the records"
     return records
 
 
@@ -220,7 +220,7 @@ def url(name: str, folder: Path) -> str:
 
 
 def open_files() -> list[str]:
-    """The files and sockets of stores that this process has open; empty where the system does not tell."""
+    """The files and sockets of stores that this process has open; empty if the system does not list them."""
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         return []

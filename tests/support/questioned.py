@@ -1,9 +1,9 @@
-"""A store that keeps its records in memory and lets the rules see them only by questions and changes.
+"""A store that keeps its records in memory and gives the rules access only by questions and changes.
 
-It shows that what a server store needs is enough: the executor over this source must be equal to the memory store.
+It shows that the interface for server stores is sufficient: the executor on this source must equal the memory store.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912  (one case a question, one loop a kind of change)
+# ruff: noqa: C901, PLR0911, PLR0912  (one case per question, one loop per kind of change)
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.stores.memory import store as memory
 
 
 class MemorySource:
-    """Answers from the books of a memory store, and counts its reads and writes."""
+    """Answers questions from the records of a memory store, and counts reads and writes."""
 
     guesses = None
 
@@ -156,7 +156,7 @@ class MemorySource:
 
 
 class QuestionedConnection(memory.MemoryConnection):
-    """A connection whose batches go by questions."""
+    """A connection that executes batches by questions."""
 
     def execute(self, commands):
         space = self._space
@@ -165,14 +165,14 @@ class QuestionedConnection(memory.MemoryConnection):
         with space.mutex:
             outcomes, hints, _ = execute(MemorySource(space, self._clock()), commands)
             woken = woken_by_channel(outcomes, hints)
-            told = [(watch, ids) for channel, ids in woken.items() for watch in space.watches.get(channel, ())]
-        for watch, ids in told:
+            hinted = [(watch, ids) for channel, ids in woken.items() for watch in space.watches.get(channel, ())]
+        for watch, ids in hinted:
             watch.on_hint(ids)
         return outcomes
 
 
 class QuestionedStore(memory.MemoryStore):
-    """The memory store, by way of questions."""
+    """The memory store, accessed by questions."""
 
     def connect(self, role):
         return QuestionedConnection(self._open_space(), self._clock)

@@ -1,7 +1,7 @@
-"""Real servers for tests, one of each kind a session. One that is missing fails the tests that need it.
+"""Real servers for tests, one of each kind per session. A missing server fails the tests that need it.
 
-Whoever cannot have a server leaves it out by name: `HOLDFAST_TEST_WITHOUT="postgres,redis"`. Then its tests are
-skipped, and the end of the run says so.
+A server that cannot be installed is left out by name: `HOLDFAST_TEST_WITHOUT="postgres,redis"`. Then its tests are
+skipped, and the summary of the run states it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ KINDS = {"postgres": servers.postgres, "valkey": servers.valkey, "redis": server
 
 
 def left_out() -> set[str]:
-    """The kinds that this run does without."""
+    """The kinds of server that are left out in this run."""
     names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := names - set(KINDS):
-        pytest.exit(f"${VARIABLE} names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}", returncode=4)
+        pytest.exit(
+            f"unknown server in ${VARIABLE}: {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}", returncode=4
+        )
     return names
 
 
 def reason(kind: str) -> str:
-    """Why a test is skipped; counted at the end of the run."""
+    """The reason of a skipped test; counted in the summary of the run."""
     return f"left out by ${VARIABLE}: {kind}"
 
 
 @contextmanager
 def server(kind: str, **options) -> Iterator[servers.Server]:
-    """A server for one test or one session; fails, or skips, where there is none."""
+    """A server for one test or one session; fails if it is missing, skips if it is left out."""
     if kind in left_out():
         pytest.skip(reason(kind))
     try:
         opening = KINDS[kind](**options)
         made = opening.__enter__()
     except servers.ServerMissing as error:
-        pytest.fail(f"{error}\nTo do without it: {VARIABLE}={kind}", pytrace=False)
+        pytest.fail(f"{error}\nTo skip its tests: {VARIABLE}={kind}", pytrace=False)
     try:
         yield made
     finally:
@@ -48,13 +50,13 @@ def server(kind: str, **options) -> Iterator[servers.Server]:
 
 
 SETTINGS = {"postgres": {"fsync": "off"}}
-"""For the servers that all tests share. Whoever cares for what is on the disk starts one of their own."""
+"""Settings of the shared servers. Tests about durability start their own server."""
 
 _shared: dict[str, tuple[ExitStack, servers.Server]] = {}
 
 
 def shared(kind: str) -> servers.Server:
-    """The one server of this kind for all tests, started when first needed; each test uses names of its own."""
+    """The one server of this kind for all tests, started when first needed; each test uses its own names."""
     if kind not in _shared:
         stack = ExitStack()
         _shared[kind] = stack, stack.enter_context(server(kind, settings=SETTINGS.get(kind)))
@@ -62,15 +64,15 @@ def shared(kind: str) -> servers.Server:
 
 
 def pytest_unconfigure() -> None:
-    """End the servers with the run."""
+    """Close the servers at the end of the run."""
     while _shared:
         _shared.popitem()[1][0].close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not tested, in one line."""
+    """Print in one line what was not tested."""
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
     counts = {kind: sum(reason(kind) in text for text in skipped) for kind in sorted(left_out())}
     if counts:
-        told = ", ".join(f"{kind} ({count} tests)" for kind, count in counts.items())
-        terminalreporter.write_line(f"NOT TESTED, {reason(told)}", yellow=True)
+        kinds = ", ".join(f"{kind} ({count} tests)" for kind, count in counts.items())
+        terminalreporter.write_line(f"NOT TESTED, {reason(kinds)}", yellow=True)

@@ -1,4 +1,4 @@
-"""The life of a run in a few commands: whether a role or a schema can do all of it."""
+"""The whole lifecycle of a run in a few commands, to test whether a role or a schema permits all of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.testing.builders import ME
 
 
 def assert_that_runs_can_be_driven(connection):
-    """By this role, with everything that happens in the life of one."""
+    """Check that this connection can execute every command in the lifecycle of a run."""
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60_000_000)
     new = NewRun(id="r", type="order", input="1", request="q.1")
     outcomes = connection.execute(

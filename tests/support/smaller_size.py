@@ -1,4 +1,4 @@
-"""Running a proof at its smaller size."""
+"""Runs a campaign at its small size."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 import pytest
 import real_servers
 
-PROOFS = Path(__file__).parents[1] / "chaos"
+CAMPAIGNS = Path(__file__).parents[1] / "chaos"
 LIMIT = 270.0
-"""Seconds after which a proof of this size has certainly gone wrong."""
+"""Seconds after which a campaign of this size has certainly failed."""
 INCONCLUSIVE = 3
-"""The exit code of a proof that broke no promise, and in which too little happened or the machine was too slow."""
+"""The exit code if no promise was broken, but too few events happened or the machine was too slow."""
 ATTEMPTS = 3
-"""An inconclusive proof is repeated. A promise that was broken once is broken."""
+"""An inconclusive campaign is repeated. A campaign that found a broken promise is not."""
 
 
-def check_proof(name: str, needed: tuple[str, ...] = ()) -> None:
-    """Run a proof, which must hold; skip it where none of the servers that it needs is to be had."""
+def check_campaign(name: str, needed: tuple[str, ...] = ()) -> None:
+    """Run a campaign, which must pass; skip it if all of its servers are left out."""
     if name in ("clock", "skew") and not sys.platform.startswith("linux"):
-        pytest.skip("the clock is moved by a library that is preloaded on Linux only")
+        pytest.skip("the clock is moved by libfaketime, which is preloaded on Linux only")
     if needed and not set(needed) - real_servers.left_out():
         pytest.skip(real_servers.reason(", ".join(needed)))
     for _ in range(ATTEMPTS):
-        proof = subprocess.run(
-            [sys.executable, PROOFS / f"{name}.py"],
+        campaign = subprocess.run(
+            [sys.executable, CAMPAIGNS / f"{name}.py"],
             capture_output=True,
             text=True,
             timeout=LIMIT,
             check=False,
         )
-        sys.stdout.write(proof.stdout)  # with -rP or -s
-        if proof.returncode != INCONCLUSIVE:
+        sys.stdout.write(campaign.stdout)  # with -rP or -s
+        if campaign.returncode != INCONCLUSIVE:
             break
-    assert proof.returncode == 0, f"{proof.stdout}\n{proof.stderr}"
+    assert campaign.returncode == 0, f"{campaign.stdout}\n{campaign.stderr}"

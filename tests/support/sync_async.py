@@ -1,4 +1,4 @@
-"""One test for both colours: `do(...)` is the answer of a call, awaited where it must be."""
+"""One test for the sync and the async client: `do(...)` returns the result of a call, awaited if necessary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AnyClient = Any
 
 
 class Colour:
-    """Makes clients of one colour, and answers their calls."""
+    """Creates sync or async clients, and executes their calls."""
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None) -> None:
         self.name = name
@@ -31,13 +31,13 @@ class Colour:
 
     def do(self, answer: Any) -> Any:
         if inspect.isawaitable(answer):
-            assert self._loop is not None, "a synchronous client gave something to await"
+            assert self._loop is not None, "a sync client returned an awaitable"
             return self._loop.run_until_complete(_awaited(answer))
         return answer
 
     @contextmanager
     def block(self, manager: Any) -> Iterator[Any]:
-        """The inside of a `with`, or of an `async with`."""
+        """Enter a `with` block, or an `async with` block."""
         if self._loop is None:
             with manager as entered:
                 yield entered
@@ -74,7 +74,7 @@ def painted(name: str) -> Iterator[Colour]:
 
 
 def on_a_loop(test: Any) -> Any:
-    """A test that is a coroutine."""
+    """Decorator for a test that is a coroutine function."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""TLS in tests: an authority of our own, and a tunnel that ends TLS before a server that is built without it."""
+"""TLS in tests: a test certificate authority, and a tunnel that adds TLS to a server that is built without it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 
 
 def make_certificates(folder: Path) -> Path:
-    """An authority (`ca.crt`) and a server's certificate for localhost, in this folder."""
+    """Create a certificate authority (`ca.crt`) and a server certificate for localhost, in this folder."""
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("there is no openssl program here to make a certificate with")
+        pytest.skip("the program openssl, which creates the certificates, is not installed")
 
     def run(*words):
         subprocess.run([openssl, *words], cwd=folder, check=True, capture_output=True)
@@ -28,7 +28,7 @@ def make_certificates(folder: Path) -> Path:
     run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2",
         "-subj", "/CN=Test authority", "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
     run("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    # Python 3.13 is strict: both certificates must say what they are for, and who signed them.
+    # Python 3.13 is strict: both certificates must contain their usage and their issuer.
     names = "subjectAltName=DNS:localhost,IP:127.0.0.1\nkeyUsage=digitalSignature,keyEncipherment\n"
     (folder / "names").write_text(f"{names}authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n")
     run("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
@@ -48,14 +48,14 @@ def tunnel(folder: Path, target: int) -> Iterator[int]:
 
 
 class _Tunnel(socketserver.ThreadingTCPServer):
-    """Ends TLS and passes everything on, as stunnel does: the servers of the wheels are built without TLS."""
+    """Terminates TLS and forwards everything, as stunnel does: the servers of the wheels are built without TLS."""
 
     daemon_threads = True
 
     def __init__(self, folder, target):
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(folder / "server.crt", folder / "server.key")
-        self.context.set_alpn_protocols(["postgresql"])  # which libpq insists on; others do not ask
+        self.context.set_alpn_protocols(["postgresql"])  # libpq sends this request first; other drivers do not
         self.target = target
         super().__init__(("127.0.0.1", 0), _Passing)
 
@@ -64,7 +64,7 @@ class _Passing(socketserver.BaseRequestHandler):
     def handle(self):
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.server.target)) as inner:
             with self.server.context.wrap_socket(self.request, server_side=True) as outer:
-                outer.settimeout(0.01)  # reading and writing take turns: one TLS connection, one thread
+                outer.settimeout(0.01)  # reading and writing alternate: one TLS connection, one thread
                 while True:
                     with suppress(TimeoutError):
                         data = outer.recv(65_536)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing import StoreConformance
+from holdfast.testing.suite.runs import NEED_WORKFLOWS
 from testing import broken
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +58,9 @@ def test_a_broken_store_is_caught(way, verdicts):
 def test_what_has_nothing_to_do_with_the_fault_still_passes(way, verdicts):
     """Otherwise the store would be so broken that catching it proves nothing."""
     assert len(verdicts[way]["PASSED"]) > 40
+
+
+def test_the_classes_that_need_workflows_are_part_of_the_suite():
+    """A store without workflows skips them by their names."""
+    names = {kind.__name__ for kind in StoreConformance.__mro__ if any(name.startswith("test_") for name in vars(kind))}
+    assert set(NEED_WORKFLOWS) <= names

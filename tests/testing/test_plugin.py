@@ -404,4 +404,4 @@ def test_a_store_with_a_clock_of_its_own_is_refused(users_tests, monkeypatch):
             pass
         """,
         errors=1,
-    ).stdout.fnmatch_lines(["*has a clock of its own, which holdfast_clock cannot move*"])
+    ).stdout.fnmatch_lines(["*has its own clock, which holdfast_clock cannot move*"])

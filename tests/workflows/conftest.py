@@ -1,4 +1,4 @@
-"""Engines on every store that runs workflows."""
+"""Engines on every store with workflows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from providers import PROVIDERS
 from holdfast import Engine
 
 STORES = ("memory", "sqlite", "postgres", "valkey")
-"""The old Redis differs in its scripts alone, which the conformance suite compares with the rules."""
+"""Without the old Redis: only its scripts differ, and the conformance suite compares them with the rules."""
 
 
 @pytest.fixture(params=STORES)
@@ -20,12 +20,12 @@ def url(request, tmp_path):
 
 @pytest.fixture
 def played():
-    """Run an async story, and let it take no longer than half a minute."""
+    """Run a coroutine function, for at most half a minute."""
 
-    def run(story, *args):
+    def run(scenario, *args):
         async def bounded():
             async with asyncio.timeout(30):
-                return await story(*args)
+                return await scenario(*args)
 
         return asyncio.run(bounded())
 
@@ -34,7 +34,7 @@ def played():
 
 @pytest.fixture
 def engine_on():
-    """An engine with short patience, for tests."""
+    """Create an engine with short timeouts, for tests."""
 
     def make(url, workflows, **options):
         return Engine(url, workflows=workflows, **({"worker_ttl": 5, "grace": 1} | options))

@@ -10,6 +10,7 @@ import pytest
 from holdfast import AsyncClient, Context, step, workflow
 from holdfast.commands import runs as run_commands
 from holdfast.runtime import failpoints
+from holdfast.workflow.driver import Driver
 
 
 @step
@@ -139,3 +140,17 @@ def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
         "state",
     }
     assert named == {*failpoints.KINDS} - {"transaction"}
+
+
+def test_a_step_makes_its_driver_look_for_deliveries_twice_not_more(sqlite, played, monkeypatch):
+    """Once for the result of the step, and once for the answer to its record."""
+    looks = []
+    advance = Driver._advance
+    monkeypatch.setattr(Driver, "_advance", lambda self: (looks.append(1), advance(self))[1])
+
+    async def story():
+        async with sqlite([chain]) as engine:
+            return await driven_to_its_end(engine, chain, 10)
+
+    assert played(story) == 10
+    assert len(looks) <= 2 * 10 + 2

@@ -55,6 +55,18 @@ def test_a_start_says_by_an_event_that_no_worker_knows_the_workflow(url, played,
     played(story)
 
 
+def test_a_client_reads_the_workers_once_for_several_starts_of_a_workflow(url, played):
+    async def story():
+        async with AsyncClient(url) as client:
+            names = []
+            client.events.subscribe(lambda event: names.append(event.name))
+            for _ in range(3):
+                await client.runs.start("strange")
+            assert names.count("no_worker_knows") == 1
+
+    played(story)
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def joined(request, tmp_path):
     """The address of a store, and how to connect to its database."""

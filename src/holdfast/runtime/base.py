@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .. import platform
 from ..commands import Abandon, Acquire, LockCommand, Release, Settle
@@ -276,6 +277,7 @@ class BaseClient:
             )
         self.max_bytes = checked_count(max_bytes, what="max_bytes")
         self.events = events or Events()
+        self.cache: dict[str, Any] = {}  # what the layers above remember about this client's store
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
         self._store: Store | None = None

@@ -35,7 +35,7 @@ def failed(command: Command, error: Exception) -> Failed:
     place = f" on {key!r}" if key is not None else ""
     wrapped = HoldfastError(
         f"{type(command).__name__}{place} could not be carried out ({type(error).__name__}: {error}). "
-        "Nothing was changed for it. One of its values probably has the wrong type."
+        "Nothing was changed for it. One of its values is invalid."
     )
     wrapped.__cause__ = error
     return Failed(error=wrapped)

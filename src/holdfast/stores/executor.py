@@ -64,8 +64,8 @@ class RecordSource(Protocol):
         """Read the answers in one step, with the store's time taken with or after the records, never before.
 
         `changing` are those of the questions whose rows a decision may write; none where the commands only read. Where
-        the store has locks, these rows stay locked until `write` or `undo`; a row that another transaction has locked is
-        answered with `RowLocked`. The snapshot may contain further answers that will probably be needed.
+        the store has locks, these rows stay locked until `write` or `undo`; a row that another transaction has locked
+        is answered with `RowLocked`. The snapshot may contain further answers that will probably be needed.
         """
 
     def write(self, repository: BatchRepository, hints: Sequence[str], woken: Sequence[str]) -> bool:

@@ -25,7 +25,7 @@ def runs_of(worker: str) -> Key:
 
 
 def members(group: str, *, queued: bool) -> Key:
-    """The living runs of a group that are queued, or else admitted: (rank, arrival, id)."""
+    """The runs of a group that are queued, or else admitted, and have not ended: (rank, arrival, id)."""
     return "members", group, queued
 
 

@@ -1,9 +1,9 @@
 """Questions that the rules ask a store while they decide, their answers, and the resulting changes.
 
-Reading row by row while a rule runs would cost a round trip each. So the rules run over a `Snapshot`: the answers to all
-questions that are expected, read in one step. A rule that asks another question stops with `Unanswered`, and runs again
-when its answer has been read too (`executor.py`). A store answers these questions and writes `Changes`; it contains no
-rule.
+Reading row by row while a rule runs would cost a round trip each. So the rules run over a `Snapshot`: the answers to
+all questions that are expected, read in one step. A rule that asks another question stops with `Unanswered`, and runs
+again when its answer has been read too (`executor.py`). A store answers these questions and writes `Changes`; it
+contains no rule.
 """
 
 from __future__ import annotations
@@ -373,8 +373,8 @@ class Changes:
         """None: the worker is removed."""
         self.starts: list[NotedStart] = []
         self.dangling: dict[DanglingItem, int | None] = {}
-        """None: the item is removed from its list; a time: its run is due again at that time. Where a list is an index of
-        the rows of runs there is nothing to do."""
+        """None: the item is removed from its list; a time: its run is due again then. Where a list is an index of the
+        rows of runs there is nothing to do."""
 
     def __bool__(self) -> bool:
         return any(

@@ -1,7 +1,7 @@
 """The `RunRepository` of a batch: runs, locks and limits over a snapshot, as the rules read and write them.
 
-`batch_view.py` defines how a batch reads its snapshot and keeps its changes; this module translates the reads and writes
-of the rules about runs, journals, locks, slots and limits into questions and changes.
+`batch_view.py` defines how a batch reads its snapshot and keeps its changes; this module translates the reads and
+writes of the rules about runs, journals, locks, slots and limits into questions and changes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from .clock_waiters import FOREVER
 
 T = TypeVar("T")
 
-REAL = ("_platform", "stores", "fencing", "cli", "testing")
+REAL = ("platform", "stores", "fencing", "cli", "testing")
 """Subpackages that wait for real resources, and so keep the real clock."""
 
 

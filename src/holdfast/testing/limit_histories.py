@@ -1,4 +1,4 @@
-"""Random histories of runs with limits: terms that change, starts that are over them, and places that become free."""
+"""Random histories of runs with limits: limits that change, starts that exceed them, and runs that end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("all", "customer", "pace")
 
 
 class LimitHistoryGenerator(RunHistoryGenerator):
-    """Makes up runs of which many are too many."""
+    """Generates runs, many of which exceed their limits."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         super().__init__(seed, second=second)
@@ -29,13 +29,13 @@ class LimitHistoryGenerator(RunHistoryGenerator):
         self.terms: dict[str, WorkflowLimits] = {}
 
     def batch(self) -> list[c.Command]:
-        """The next commands. In the beginning everybody comes to work, and there are limits."""
+        """The next commands. The first batch registers all workers and publishes limits."""
         first = not self.sent
         return [*super().batch(), self._publish("order")] if first else super().batch()
 
-    def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
-        """Remember what was answered."""
-        super().heard(commands, outcomes)
+    def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
+        """Store what the next commands depend on."""
+        super().observe(commands, outcomes)
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(outcome, LimitsPublished | LimitsDiffer):
                 name = command.workflow if isinstance(command, r.PublishLimits | r.ReadLimits) else "order"

@@ -1,4 +1,4 @@
-"""Random histories: the rules on a plain dictionary, and somebody who makes up commands that often make sense."""
+"""Random histories of locks and slots: a model (the rules on dictionaries) and a generator of plausible commands."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ HOUR = 3_600
 
 
 class LockModel:
-    """The rules on plain dictionaries: what every store must be equal to."""
+    """The rules on plain dictionaries. Every store must give the same outcomes and records."""
 
     def __init__(self) -> None:
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[out.Outcome]:
-        """What the rules answer to a batch at that moment."""
+        """The outcomes of a batch at that moment."""
         return [self._answer(command, now) for command in commands]
 
     def listed(self, now: int) -> dict[str, LockRecord]:
-        """The records as a listing shows them."""
+        """The records as `ListLocks` returns them."""
         return {key: lock.settle(self.records[key], now, offers=False)[0] for key in sorted(self.records)}
 
     def _answer(self, command: c.Command, now: int) -> out.Outcome:
@@ -46,7 +46,7 @@ class LockModel:
             return self._settle_due(command, now)
         if isinstance(command, c.Cleanup):
             return self._clean_up(command, now)
-        raise TypeError(f"no rule is known for {command}")
+        raise TypeError(f"the model has no rule for {command}")
 
     def _list(self, command: c.ListLocks, now: int) -> c.LockPage:
         shown = self.listed(now)
@@ -87,11 +87,11 @@ def _next(keys: list[str], limit: int) -> str | None:
 
 
 class LockHistoryGenerator:
-    """Makes up commands that often make sense: it remembers who was granted what, and which writes were made.
+    """Generates plausible random commands: it stores which attempts were granted what, and which writes were made.
 
-    `second` is how long a second is in this story, in microseconds: for a store whose clock cannot be moved it is a
-    few thousandths of a real one, so that things expire while somebody looks. With `listens` attempts often say that
-    their process receives hints.
+    `second` is the length of a second in this history, in microseconds. For a store whose clock cannot be moved it is a
+    few thousandths of a real second, so that leases expire while the history runs. With `listens`, attempts often state
+    that their process receives hints.
     """
 
     def __init__(self, seed: int, *, second: int = SECOND, listens: bool = True) -> None:
@@ -105,7 +105,7 @@ class LockHistoryGenerator:
         kinds: list[Kind] = ["mutex", "mutex", "semaphore", "lease", "rw"]
         self.kinds = {key: self.random.choice(kinds) for key in self.keys}
         self.tokens: dict[tuple[str, str], int] = {}
-        self.offers: dict[str, tuple[str, int]] = {}  # by key: whose, and its token; not known before a look
+        self.offers: dict[str, tuple[str, int]] = {}  # by key: attempt and token; ("", 0) before an Inspect
         self.addresses: list[Address] = [("global", "", "k"), ("workflow", "w", "k"), ("execution", "w", "l")]
         self.writes: dict[Address, tuple[str, int]] = {}
         self.sent: list[c.Command] = []
@@ -123,8 +123,8 @@ class LockHistoryGenerator:
             return [self._slot_command() for _ in range(self.random.choice([1, 2, 6]))]
         return [self._command() for _ in range(self.random.choice([1, 1, 1, 2, 5, 12]))]
 
-    def heard(self, commands: Sequence[c.Command], outcomes: Sequence[out.Outcome]) -> None:
-        """Remember what was answered."""
+    def observe(self, commands: Sequence[c.Command], outcomes: Sequence[out.Outcome]) -> None:
+        """Store what the next commands depend on."""
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, c.Acquire) and isinstance(outcome, out.Granted):
                 self.tokens[command.key, command.id] = outcome.token
@@ -143,15 +143,15 @@ class LockHistoryGenerator:
                 self.offers[command.key] = ("", 0)
 
     def time_passes(self) -> float:
-        """How long it is until the next batch, in seconds of the story; sometimes the clock is set back a little."""
+        """Time until the next batch, in seconds of the history; sometimes the clock is set back a little."""
         return self.random.choice([0, 0.000_001, 0.001, 0.001, 0.001, 0.999_999, 1, 2, 5, -3])
 
     def clock_jumps(self) -> float:
-        """Now and then the clock is set by an hour."""
+        """A step of the clock: rarely an hour forward or back, otherwise none."""
         return self.random.choice([0] * 30 + [HOUR, -HOUR])
 
     def _first(self, key: str) -> c.Command:
-        """Somebody holds each key at the beginning of a story about heartbeats."""
+        """Acquire a key: in a history about heartbeats, each key is held from the start."""
         permits = 3 if self.kinds[key] in {"semaphore", "rw"} else 1
         command = c.Acquire(
             key=key, id=self.attempts[0], label=ME, kind=self.kinds[key], permits=permits, ttl=30 * self.second
@@ -160,7 +160,7 @@ class LockHistoryGenerator:
         return command
 
     def _heartbeat(self) -> list[c.Command]:
-        """Renew all that is known to be held, with some noise."""
+        """Renew all grants that are known, mixed with a few other commands."""
         ttl = self.random.choice(self.ttls[-3:] if self.random.random() < 0.8 else self.ttls)
         batch: list[c.Command] = [c.Renew(key=k, id=me, token=token, ttl=ttl) for (k, me), token in self.tokens.items()]
         batch += [self._command() for _ in range(self.random.choice([0, 0, 1, 3]))]
@@ -168,7 +168,7 @@ class LockHistoryGenerator:
         return batch[:40] or [self._command()]
 
     def _after_an_offer(self) -> list[c.Command]:
-        """Look whose it is, then pass that attempt over, unless its time has come."""
+        """Read which attempt has the offer, then pass that attempt over."""
         key, (attempt, token) = self.offers.popitem()
         if not attempt:
             return [c.Inspect(key=key)]
@@ -191,7 +191,7 @@ class LockHistoryGenerator:
             reserve=pick.choice([0, 0, self.second // 20, 1_000 * self.second]),
         )
         self.sent.append(command)
-        if pick.random() < 0.5:  # so that the next one in the same batch may build on it
+        if pick.random() < 0.5:  # so that the next write in the same batch may follow it
             self.writes[address] = (command.request, version + 1)
         return command
 

@@ -113,8 +113,8 @@ def holdfast_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     try:
         if clock is not None and found.store.capabilities.server_clock:
             pytest.fail(
-                f"{redacted(url)} has a clock of its own, which holdfast_clock cannot move: run this test on memory:// "
-                "or on a sqlite:// file, or without the clock"
+                f"{redacted(url)} has its own clock, which holdfast_clock cannot move: run this test on memory:// "
+                "or on a sqlite:// file, or do not use holdfast_clock"
             )
         monkeypatch.setenv("HOLDFAST_URL", url)
         yield found

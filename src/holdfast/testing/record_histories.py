@@ -1,4 +1,4 @@
-"""Random histories of records: the rules on a plain dictionary, and commands about counts that often make sense."""
+"""Random histories of records: a model (the rules on a dictionary) and a generator of plausible commands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .tally import TALLY, AddToTally, EndTally, LeaveTally, PokeTally, SeeTally,
 
 
 class RecordModel:
-    """The rules on a plain dictionary: what every store must be equal to."""
+    """The rules on a plain dictionary. Every store must give the same outcomes and records."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, str], Any] = {}
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[Outcome]:
-        """What the rules answer to a batch at that moment."""
+        """The outcomes of a batch at that moment."""
         return [self._answer(command, now) for command in commands]
 
     def _answer(self, command: c.Command, now: int) -> Outcome:
@@ -54,7 +54,7 @@ class RecordModel:
 
 
 class RecordHistoryGenerator:
-    """Makes up commands about a few counts. `second` is how long a second is in this story, in microseconds."""
+    """Generates commands about a few counts. `second` is the length of a second in this history, in microseconds."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         self.random = random.Random(seed)
@@ -68,15 +68,15 @@ class RecordHistoryGenerator:
         """The next commands."""
         return [self._command() for _ in range(self.random.choice([1, 1, 2, 4, 12]))]
 
-    def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
-        """Nothing has to be remembered."""
+    def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
+        """Store nothing: no command depends on earlier outcomes."""
 
     def time_passes(self) -> float:
-        """How long it is until the next batch, in seconds of the story."""
+        """Time until the next batch, in seconds of the history."""
         return self.random.choice([0, 0.000_001, 0.001, 0.5, 1, 2, -1])
 
     def clock_jumps(self) -> float:
-        """Now and then the clock is set by an hour."""
+        """A step of the clock: rarely an hour forward or back, otherwise none."""
         return self.random.choice([0] * 30 + [3_600, -3_600])
 
     def _command(self) -> c.Command:

@@ -1,4 +1,4 @@
-"""Random histories of runs: the stories on a plain book, and somebody who makes up commands that often make sense."""
+"""Random histories of runs: a model (the rules on a repository in memory) and a generator of plausible commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUES = (None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"')
 
 
 class RunModel:
-    """The stories over a book in memory, with the locks beside it: what every store must be equal to."""
+    """The rules on a run repository in memory, with the locks. Every store must give the same outcomes and records."""
 
     def __init__(self) -> None:
         self.records: dict[str, LockRecord] = {}
@@ -35,7 +35,7 @@ class RunModel:
         self.repo = MemoryRunRepository(self.records.get, self.records.__setitem__, self.slots)
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[Outcome]:
-        """What the rules answer to a batch at that moment."""
+        """The outcomes of a batch at that moment."""
         return [self._answer(command, now) for command in commands]
 
     def _answer(self, command: c.Command, now: int) -> Outcome:
@@ -58,7 +58,7 @@ class RunModel:
 
 
 class RunHistoryGenerator:
-    """Makes up commands about a few runs of a few workers, and remembers what it has heard of them."""
+    """Generates commands about a few runs of a few workers, based on the outcomes so far."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         self.random = random.Random(seed)
@@ -72,7 +72,7 @@ class RunHistoryGenerator:
         self._requests = 0
 
     def batch(self) -> list[c.Command]:
-        """The next commands. In the beginning everybody comes to work."""
+        """The next commands. The first batch registers all workers."""
         if not self.sent:
             batch: list[c.Command] = []
             for worker in self.workers[:4]:
@@ -83,8 +83,8 @@ class RunHistoryGenerator:
             return [self._slot()]
         return [self._command() for _ in range(self.random.choice([1, 1, 1, 2, 3, 8]))]
 
-    def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
-        """Remember what was answered."""
+    def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
+        """Store what the next commands depend on."""
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self.leases[command.key] = outcome.token
@@ -113,11 +113,11 @@ class RunHistoryGenerator:
                     )
 
     def time_passes(self) -> float:
-        """How long it is until the next batch, in seconds of the story; sometimes the clock is set back a little."""
+        """Time until the next batch, in seconds of the history; sometimes the clock is set back a little."""
         return self.random.choice([0, 0.000_001, 0.001, 0.001, 0.5, 1, 2, 5, -3, -0.001])
 
     def clock_jumps(self) -> float:
-        """Now and then the clock is set by an hour."""
+        """A step of the clock: rarely an hour forward or back, otherwise none."""
         return self.random.choice([0] * 30 + [3_600, -3_600])
 
     def _lease(self, worker: str) -> c.Command:
@@ -187,7 +187,7 @@ class RunHistoryGenerator:
         return Swap(address, seen.last, seen.version, self.random.choice(VALUES))
 
     def _slot(self) -> c.Command:
-        """Somebody outside, who looks at a slot or writes it."""
+        """A client without a run that reads or writes a slot."""
         swap = self._swap()
         if self.random.random() < 0.5:
             return c.ReadSlot(address=swap.address)
@@ -280,11 +280,11 @@ class RunHistoryGenerator:
         return made
 
     def _more(self) -> list[tuple[int, Callable[[], c.Command]]]:
-        """What else may happen, and how often."""
+        """Further commands of subclasses, each with its weight."""
         return []
 
     def _lock_run(self, run: str) -> c.Command:
-        """Somebody who brings an engine of their own."""
+        """Lock a run by its key, as a client with another workflow engine does."""
         key = rule.run_key(self.random.choice(["order", "mail"]), run)
         ttl = self.random.choice([1, 5]) * self.second
         return c.Acquire(key=key, id=f"z.{self._requests}", label=ME, kind="run", ttl=ttl)

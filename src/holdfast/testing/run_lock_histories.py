@@ -1,4 +1,4 @@
-"""Random histories of runs that take and give back locks, beside clients that want the same ones."""
+"""Random histories of runs that acquire and release locks, beside clients that use the same locks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS: tuple[tuple[str, Kind, int], ...] = (("a é", "mutex", 1), ("b", "semaphor
 
 
 class RunLockHistoryGenerator(RunHistoryGenerator):
-    """Makes up runs that want what others have."""
+    """Generates runs that contend for a few locks."""
 
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         super().__init__(seed, second=second)
@@ -27,7 +27,7 @@ class RunLockHistoryGenerator(RunHistoryGenerator):
         self._held: dict[tuple[str, str], int] = {}
 
     def batch(self) -> list[c.Command]:
-        """The next commands. In the beginning some are hired for long, and each drives a run."""
+        """The next commands. The first batch gives some workers long leases, and each of them drives a run."""
         if self.sent:
             return super().batch()
         batch = super().batch()
@@ -38,15 +38,15 @@ class RunLockHistoryGenerator(RunHistoryGenerator):
         return batch
 
     def time_passes(self) -> float:
-        """How long it is until the next batch, in seconds of the story."""
+        """Time until the next batch, in seconds of the history."""
         return self.random.choice([0, 0, 0.001, super().time_passes()])
 
     def _then(self) -> Ending | None:
         return self.random.choice([None, None, None, None, None, None, None, super()._then()])
 
-    def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
-        """Remember what was answered."""
-        super().heard(commands, outcomes)
+    def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
+        """Store what the next commands depend on."""
+        super().observe(commands, outcomes)
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self._held[command.key, command.id] = outcome.token
@@ -82,7 +82,7 @@ class RunLockHistoryGenerator(RunHistoryGenerator):
         )
 
     def _client(self) -> c.Command:
-        """Somebody outside, who wants the same."""
+        """A client that uses the same locks."""
         pick = self.random
         (key, kind, permits), attempt = pick.choice(KEYS), f"x.{pick.randrange(3)}"
         token = self._held.get((key, attempt), 0)
@@ -110,7 +110,7 @@ class RunLockHistoryGenerator(RunHistoryGenerator):
         )
 
     def _renewal(self, key: str) -> c.Command:
-        """A run that is driven keeps what has a ttl."""
+        """The renewal of a lock with a ttl by the driver of its run."""
         attempt = attempt_of(self.random.choice(self.ids), self.random.randrange(4))
         return c.Renew(key=key, id=attempt, token=self._held.get((key, attempt), 0), ttl=2 * self.second)
 

@@ -1,4 +1,4 @@
-"""What many do at once to one store, from threads or from processes of their own."""
+"""Concurrent load on one store, from threads or processes: a counter in a slot, and turns at a mutex."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 60.0
 
 
 def count(store: Store, me: str, times: int, patience: float = PATIENCE) -> int:
-    """Add one to a number in a slot so many times; returns how often somebody else was faster."""
+    """Add one to a number in a slot so many times. Returns the number of conflicts."""
     give_up = time.monotonic() + patience
     connection = store.connect("commands")
     try:
@@ -25,9 +25,9 @@ def count(store: Store, me: str, times: int, patience: float = PATIENCE) -> int:
         done = conflicts = 0
         while done < times:
             if not isinstance(outcome, SlotSeen | Conflict):
-                raise AssertionError(f"a read or a lost race was answered {outcome}")  # noqa: TRY004
+                raise AssertionError(f"expected SlotSeen or Conflict, got {outcome}")  # noqa: TRY004
             command = swap(f"{me}.{done + conflicts}", outcome.last, outcome.version, str(int(outcome.value or 0) + 1))
-            time.sleep(PAUSE / 10)  # long enough for another to be faster
+            time.sleep(PAUSE / 10)  # long enough for another writer to be faster
             answer = _sent(connection, command, give_up)
             if isinstance(answer, Swapped):
                 done += 1
@@ -35,14 +35,14 @@ def count(store: Store, me: str, times: int, patience: float = PATIENCE) -> int:
             else:
                 conflicts += 1
                 outcome = answer
-                _check(give_up, "all the others were always faster")
+                _check(give_up, f"{done} of {times} writes within {patience:g} s; {conflicts} conflicts")
         return conflicts
     finally:
         connection.close()
 
 
 def take_turns(store: Store, me: str, times: int, ledger: Path, patience: float = PATIENCE) -> None:
-    """Take a mutex so many times, and add a line to a file inside of it that shows what was there before."""
+    """Acquire a mutex so many times. While it is held, read a file and write it back with one more line."""
     give_up = time.monotonic() + patience
     connection = store.connect("commands")
     try:
@@ -52,10 +52,10 @@ def take_turns(store: Store, me: str, times: int, ledger: Path, patience: float 
                 outcome = _sent(connection, wait("turns", attempt, ttl=60), give_up)
                 if isinstance(outcome, out.Granted):
                     break
-                _check(give_up, f"the turn of {attempt} did not come: {outcome}")
+                _check(give_up, f"{attempt} was not granted the mutex within {patience:g} s: {outcome}")
                 time.sleep(PAUSE)
             lines = ledger.read_text().splitlines()
-            time.sleep(PAUSE)  # long enough for another to come in, if the lock let it
+            time.sleep(PAUSE)  # long enough for another holder to enter, if the lock failed
             ledger.write_text("\n".join([*lines, f"{outcome.token} {attempt}"]) + "\n")
             _sent(connection, release("turns", attempt, token=outcome.token), give_up)
     finally:
@@ -63,23 +63,23 @@ def take_turns(store: Store, me: str, times: int, ledger: Path, patience: float 
 
 
 def _sent(connection: Connection, command: Command, give_up: float) -> out.Outcome:
-    """Send a command. One for which nothing was done, because others had its row all the time, is sent again."""
+    """Send a command. It is sent again after `StoreContended`: nothing was done, because its row was in use."""
     while True:
         (outcome,) = connection.execute([command])
         if not (isinstance(outcome, Failed) and isinstance(outcome.error, StoreContended)):
             return outcome
-        _check(give_up, f"the others always had its row: {outcome}")
+        _check(give_up, f"the row was in use by others for the whole time: {outcome}")
 
 
-def _check(give_up: float, complaint: str) -> None:
+def _check(give_up: float, message: str) -> None:
     if time.monotonic() >= give_up:
-        raise AssertionError(complaint)
+        raise AssertionError(message)
 
 
 def check_ledger(ledger: Path, expected: int) -> None:
-    """Every turn left its line, and the tokens rise from line to line."""
+    """Check that every turn left its line, and that tokens increase from line to line."""
     tokens = [int(line.split()[0]) for line in ledger.read_text().splitlines()]
     if len(tokens) != expected:
-        raise AssertionError(f"{expected} turns left {len(tokens)} lines: two were inside at once")
+        raise AssertionError(f"{expected} turns left {len(tokens)} lines: two holders were inside at once")
     if tokens != sorted(set(tokens)):
-        raise AssertionError(f"tokens do not rise from one holder to the next: {tokens}")
+        raise AssertionError(f"tokens do not increase from one holder to the next: {tokens}")

@@ -1,6 +1,6 @@
-"""A made-up type of record: a count to which members add, and which ends at some time.
+"""An example record type for the suite: a count to which members add, and which ends at some time.
 
-It exists so that the suite can show what every store promises for any type, and as an example of one: the struct, its
+The suite uses it to test what every store promises for any record type. It is also an example: the struct, its
 `RecordType`, and a rule for each command are all that a new type needs.
 """
 
@@ -17,11 +17,11 @@ from ..rules.record_type import RecordStruct, RecordType
 from ..rules.runs.repository import RunRepository
 
 REMEMBERED = 4
-"""How many requests of a member are remembered, so that a re-send is recognised."""
+"""How many requests of a member are stored, so that a re-send is recognised."""
 
 
 class Member(RecordStruct, frozen=True):
-    """Who has added, and how much. `requests` are its last ones."""
+    """A member, and how much it has added. `requests` are the last requests of this member."""
 
     id: str
     count: int
@@ -37,12 +37,12 @@ class Tally(RecordStruct, frozen=True):
 
     @property
     def total(self) -> int:
-        """What all members have added."""
+        """The sum over all members."""
         return sum(member.count for member in self.members)
 
 
 class Sticker(RecordStruct, frozen=True):
-    """A record of another type, which may have the same key."""
+    """A record of another type; its key may equal that of a count."""
 
     text: str
 
@@ -58,7 +58,7 @@ class Counted(Outcome, frozen=True, kw_only=True):
 
 
 class TallyEnded(Outcome, frozen=True, kw_only=True):
-    """Whether the count was ended and removed."""
+    """Whether the count has ended and was removed."""
 
     ended: bool
 
@@ -71,7 +71,7 @@ class TallySeen(Outcome, frozen=True, kw_only=True):
 
 
 class AddToTally(c.RecordCommand, frozen=True, kw_only=True):
-    """Add to a count, which is made if it is not there. The other members are woken. Again: counted once."""
+    """Add to a count, which is created if there is none. The other members are woken. Again: counted once."""
 
     record_type: ClassVar[RecordType[Any]] = TALLY
     id: str
@@ -99,7 +99,7 @@ class AddToTally(c.RecordCommand, frozen=True, kw_only=True):
 
 
 class LeaveTally(c.RecordCommand, frozen=True, kw_only=True):
-    """Take a member's part away; a count without members is removed. Again: the same."""
+    """Remove a member with what it added; a count without members is removed. Again: the same."""
 
     record_type: ClassVar[RecordType[Any]] = TALLY
     id: str
@@ -113,7 +113,7 @@ class LeaveTally(c.RecordCommand, frozen=True, kw_only=True):
 
 
 class EndTally(c.RecordCommand, frozen=True, kw_only=True):
-    """Remove a count whose time has come. Its members are hinted. Again: there is none."""
+    """Remove a count that is due. Its members are hinted. Again: there is none."""
 
     record_type: ClassVar[RecordType[Any]] = TALLY
 
@@ -135,17 +135,17 @@ class PokeTally(c.RecordCommand, frozen=True, kw_only=True):
 
 
 class SeeTally(c.RecordQuery, frozen=True, kw_only=True):
-    """Look at a count."""
+    """Read a count."""
 
     record_type: ClassVar[RecordType[Any]] = TALLY
 
     def look(self, record: Tally | None, now: int) -> Outcome:
-        """Look."""
+        """Read."""
         return TallySeen(tally=record, now=now)
 
 
 class SetSticker(c.RecordCommand, frozen=True, kw_only=True):
-    """Write a sticker. Answers what it was before, as the note of a count."""
+    """Write a sticker. Answers the text before, as the note of a count."""
 
     record_type: ClassVar[RecordType[Any]] = STICKER
     text: str
@@ -159,7 +159,7 @@ class SetSticker(c.RecordCommand, frozen=True, kw_only=True):
 class CountRun(r.RunCommand, frozen=True, kw_only=True):
     """Add one to a count for a run, and give the run the total as an attribute, in one step.
 
-    A run that is not there counts nothing, and the count is removed.
+    If there is no such run, nothing is counted, and the count is removed.
     """
 
     run: str
@@ -178,7 +178,7 @@ class CountRun(r.RunCommand, frozen=True, kw_only=True):
 
 
 class ReplaceTally(r.RunCommand, frozen=True, kw_only=True):
-    """Write a count without looking at what is there."""
+    """Write a count without reading it first."""
 
     key: str
     note: str
@@ -190,5 +190,5 @@ class ReplaceTally(r.RunCommand, frozen=True, kw_only=True):
 
 
 def add(id: str = "a.1", request: str = "q", key: str = "k", **more: Any) -> AddToTally:
-    """Add one to a count, unless more is said."""
+    """Build a command that adds one to a count, unless `by` is given."""
     return AddToTally(key=key, id=id, request=request, **more)

@@ -11,24 +11,24 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 PATIENCE = float(os.environ.get("HOLDFAST_TEST_PATIENCE", "20"))
-"""Seconds after which something that has not happened will not happen."""
-_LOOK_EVERY = 0.002
+"""Seconds after which `eventually` fails."""
+_CHECK_EVERY = 0.002
 
 
 def eventually(condition: Callable[[], T], *, within: float = PATIENCE) -> T:
-    """The first true value of the condition; fails when there is none in time."""
+    """Call the condition until it returns a true value, and return that; fail after `within` seconds."""
     until = time.monotonic() + within
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() >= until:
-            raise AssertionError(f"not within {within} s: {condition}")
-        time.sleep(_LOOK_EVERY)
+            raise AssertionError(f"the condition did not become true within {within} s: {condition}")
+        time.sleep(_CHECK_EVERY)
 
 
 async def eventually_async(condition: Callable[[], Any], *, within: float = PATIENCE) -> Any:
-    """As `eventually`, on an event loop; the condition may be asynchronous."""
+    """As `eventually`, on an event loop; the condition may be async."""
     until = time.monotonic() + within
     while True:
         value = condition()
@@ -37,5 +37,5 @@ async def eventually_async(condition: Callable[[], Any], *, within: float = PATI
         if value:
             return value
         if time.monotonic() >= until:
-            raise AssertionError(f"not within {within} s: {condition}")
-        await asyncio.sleep(_LOOK_EVERY)
+            raise AssertionError(f"the condition did not become true within {within} s: {condition}")
+        await asyncio.sleep(_CHECK_EVERY)

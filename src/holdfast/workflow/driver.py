@@ -271,8 +271,9 @@ class Driver:
 
     def _deliver_made(self, makers: Sequence[MakeEntry]) -> None:
         """Deliver the entries that these functions return, one after the other, each when it can be delivered."""
-        self._backlog += [partial(self._deliver_if_made, make) for make in makers]
-        self._advance()
+        if makers:
+            self._backlog += [partial(self._deliver_if_made, make) for make in makers]
+            self._advance()
 
     def _deliver_if_made(self, make: MakeEntry) -> None:
         if (entry := make()) is not None:

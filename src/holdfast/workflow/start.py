@@ -42,14 +42,22 @@ TERMS_CHANGE = 10
 """How often the limits of a workflow may change while a run of it is being started."""
 
 
+class _KnownWorkflows:
+    """What a client has read about workflows; kept with the client, because `client.runs` is a new object each time."""
+
+    def __init__(self) -> None:
+        self.terms: dict[str, WorkflowLimits] = {}
+        self.published: set[str] = set()  # workflows that an engine has published
+        self.looked: dict[str, float] = {}  # when the workers were last read, by type
+
+
 class RunStarter:
     """The flows that start runs, for one client."""
 
     def __init__(self, client: BaseClient, *, max_bytes: int) -> None:
         self.client, self.max_bytes = client, max_bytes
-        self._terms: dict[str, WorkflowLimits] = {}
-        self._published: set[str] = set()  # workflows that an engine has published
-        self._looked: dict[str, float] = {}  # when the workers were last read, by type
+        known = client.cache.setdefault("starts", _KnownWorkflows())
+        self._terms, self._published, self._looked = known.terms, known.published, known.looked
 
     def new_run(
         self,

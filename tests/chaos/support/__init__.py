@@ -1,4 +1,4 @@
-"""What the campaigns share. Importing it makes the helpers of all tests (`tests/support`) importable."""
+"""Shared code of the campaigns. Importing it makes the helpers of all tests (`tests/support`) importable."""
 
 from __future__ import annotations
 

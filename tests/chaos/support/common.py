@@ -1,8 +1,8 @@
-"""What the proofs share: processes that are really killed and paused, their journals, and a report that can fail.
+"""Shared by all campaigns: worker processes that are really killed and paused, their journals, and the report.
 
-A proof is a program. Without arguments it runs at its smaller size, with `--full` at full size; it starts
-copies of itself as workers. Workers are signalled by their own pid only, and none outlives the program, not
-even if it is killed. What a worker did it writes into a journal, one line at a time, which survives its death.
+A campaign is a program. Without arguments it runs at its small size, with `--full` at full size; it starts copies of
+itself as workers. Signals are sent to the pid of a worker only, and every worker ends with the program, even if the
+program is killed. Each worker records its actions in a journal, line by line, so the lines remain after a kill.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from holdfast.platform import elapsed
 
 SizeT = TypeVar("SizeT")
 WAITING_LEASE = 10.0
-"""Seconds for which a waiter's place is kept: what the documentation promises, not what the code says."""
+"""Seconds for which a waiter's position is kept, as documented; deliberately not imported from the code."""
 SLACK = 5.0
 """Seconds that a busy machine may add to a documented bound."""
 
 LONGEST_SMALL, LONGEST_FULL = 240.0, 900.0
-"""Seconds after which a proof is given up as a whole."""
+"""Seconds after which the whole campaign is aborted."""
 INCONCLUSIVE = 3
-"""The exit code of a proof that broke no promise and was too quiet, or too slow, to show all of them."""
+"""The exit code if no promise was broken, but too few events happened, or the machine was too slow, to show all."""
 MOST_BROKEN = 40
-"""More broken promises than this are not listed."""
+"""At most so many broken promises are printed."""
 
 
 class Report:
-    """What was seen, and whether that was enough and as promised."""
+    """The figures of a campaign, and whether they are sufficient and as promised."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -51,56 +51,56 @@ class Report:
         self._unclear: list[str] = []
         self._broken: Counter[str] = Counter()
 
-    def tell(self, what: str, value: object, note: str = "") -> None:
-        """A figure, for the reader."""
+    def figure(self, what: str, value: object, note: str = "") -> None:
+        """Add a figure without a condition."""
         self._lines.append((what, f"{value:.2f}" if isinstance(value, float) else str(value), note))
 
     def at_least(self, what: str, value: float, minimum: float) -> None:
-        """A figure that shows nothing below its minimum."""
-        self.tell(what, value, f"at least {minimum}")
+        """Add a figure; below the minimum the campaign is inconclusive."""
+        self.figure(what, value, f"at least {minimum}")
         if value < minimum:
-            self._unclear.append(f"{what}: {value}, and less than {minimum} shows nothing")
+            self._unclear.append(f"{what}: {value}; at least {minimum} are needed to show anything")
 
     def within(self, what: str, value: float, limit: float) -> None:
-        """A time, or a figure that follows from times: a machine that is too busy cannot show it."""
-        self.tell(what, value, f"within {limit:g}")
+        """Add a time, or a figure that depends on times; above the limit the campaign is inconclusive."""
+        self.figure(what, value, f"within {limit:g}")
         if value > limit:
-            self._unclear.append(f"{what}: {value}, and more than {limit:g} is too slow")
+            self._unclear.append(f"{what}: {value}; more than {limit:g} is too slow")
 
     def at_most(self, what: str, value: float, limit: float) -> None:
-        """A figure with a promise about it."""
-        self.tell(what, value, f"at most {limit:g}")
+        """Add a figure that is promised not to exceed the limit."""
+        self.figure(what, value, f"at most {limit:g}")
         if value > limit:
-            self.broken(f"{what}: {value}, and at most {limit:g} is promised")
+            self.broken(f"{what}: {value}; at most {limit:g} is promised")
 
     def every(self, what: str, value: float, total: float) -> None:
-        """A figure that is promised to be as large as this."""
-        self.tell(what, value, f"of {total:g}")
+        """Add a figure that is promised to reach the total."""
+        self.figure(what, value, f"of {total:g}")
         if value < total:
-            self.broken(f"{what}: {value} of {total:g}")
+            self.broken(f"{what}: only {value} of {total:g}")
 
     def broken(self, promise: str) -> None:
-        """Something happened that must not."""
+        """Record a broken promise."""
         self._broken[promise] += 1
 
     def demand(self, promise: str, *, kept: bool) -> None:
-        """The promise, unless it was kept."""
+        """Record a broken promise, unless it was kept."""
         if not kept:
             self.broken(promise)
 
     def close(self) -> int:
-        """Print everything; the exit code: 0 if it was shown, 1 if a promise was broken, 3 if nothing was shown."""
+        """Print the report. Returns the exit code: 0 passed, 1 a promise was broken, 3 inconclusive."""
         lines = [f"  {what:<56}{value:>8}{'   ' + note if note else ''}" for what, value, note in self._lines]
         lines += [f"  NOT SHOWN  {unclear}" for unclear in self._unclear]
         broken = list(self._broken.items())[:MOST_BROKEN]
         lines += [f"  BROKEN     {promise}" + (f"  ({times} times)" if times > 1 else "") for promise, times in broken]
-        code, verdict = (1, "FAILED") if broken else (INCONCLUSIVE, "INCONCLUSIVE") if self._unclear else (0, "proved")
+        code, verdict = (1, "FAILED") if broken else (INCONCLUSIVE, "INCONCLUSIVE") if self._unclear else (0, "PASSED")
         sys.stdout.write("\n".join([self._title, *lines, f"{verdict} after {elapsed() - self._started:.0f} s"]) + "\n")
         return code
 
 
 class Journal:
-    """A worker's own account, one JSON line at a time; a line that was written survives the worker."""
+    """What a worker did, one JSON line at a time; written lines remain when the worker is killed."""
 
     def __init__(self, path: str | Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -111,7 +111,7 @@ class Journal:
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal; the last one may have been cut off by a death."""
+    """The complete lines of a journal; the last line may be incomplete after a kill."""
     if not path.exists():
         return []
     *lines, _rest = path.read_bytes().split(b"\n")
@@ -119,7 +119,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 class Worker:
-    """One process of ours."""
+    """One worker process of the campaign."""
 
     def __init__(self, script: str, job: dict[str, Any], folder: Path, name: str, env: dict[str, str] | None) -> None:
         self.name = name
@@ -128,7 +128,7 @@ class Worker:
         self.resume_at: float | None = None
         self.stopped_itself = False
         self.killed_at: float | None = None
-        job = {**job, "name": name, "journal": str(self.journal), "folder": str(folder), "boss": os.getpid()}
+        job = {**job, "name": name, "journal": str(self.journal), "folder": str(folder), "parent": os.getpid()}
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, script, "--work", json.dumps(job)],
@@ -150,16 +150,16 @@ class Worker:
         return [entry for entry in entries(self.journal) if not whats or entry["what"] in whats]
 
     def kill(self) -> None:
-        """kill -9, whatever state it is in."""
+        """Send SIGKILL, also to a paused process, and wait until it has ended."""
         if self.running:
             self.killed_at = elapsed()
             self.process.kill()
             self.process.wait()
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP; `Crew.look_after` lets it go on when the time is over.
+        """Send SIGSTOP; `Crew.resume_due` continues the process after this time.
 
-        On a busy machine its threads may go on for a while after the signal was sent: that is waited for.
+        Waits until the process has stopped: on a busy machine its threads may run on for a while after the signal.
         """
         self.process.send_signal(signal.SIGSTOP)
         with suppress(ChildProcessError):
@@ -171,30 +171,30 @@ class Worker:
         self.process.send_signal(signal.SIGCONT)
 
     def stopped(self) -> bool:
-        """Whether it has stopped since the last look, by its own hand or by another's."""
+        """Whether it has stopped since the last call, by its own signal or by another one."""
         if not self.running:
             return False
         with suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is not None
         return False
 
-    def say(self, line: str) -> None:
-        """Tell the worker something on its standard input."""
+    def send_line(self, line: str) -> None:
+        """Send a line to the standard input of the worker."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
-    def complaint(self) -> str:
-        """How it ended, if that was not as it should."""
+    def failure(self) -> str:
+        """How it ended, if it failed; otherwise an empty string."""
         code = self.process.poll()
         if code in (None, 0, -signal.SIGKILL):
             return ""
         tail = self.errors.read_text(errors="replace").strip().splitlines()[-12:]
-        return f"{self.name} ended with {code}: " + " | ".join(tail)
+        return f"{self.name} ended with exit code {code}: " + " | ".join(tail)
 
 
 class Crew:
-    """All the workers of a proof. Leaving it ends every one of them."""
+    """All workers of a campaign. Leaving the block kills every one of them."""
 
     def __init__(self, script: str, folder: Path, *, env: dict[str, str] | None = None) -> None:
         self._script, self._folder, self._env = script, folder, env
@@ -209,13 +209,13 @@ class Crew:
         return [worker for worker in self.workers if worker.running]
 
     def active(self) -> list[Worker]:
-        """Those who run and are not paused."""
+        """The workers that run and are not paused."""
         return [worker for worker in self.running() if worker.resume_at is None]
 
-    def look_after(self, pause: Callable[[], float], ready: Callable[[Worker], bool] = lambda _worker: True) -> int:
-        """Let go on who has been paused for long enough; returns how many have stopped by themselves.
+    def resume_due(self, pause: Callable[[], float], ready: Callable[[Worker], bool] = lambda _worker: True) -> int:
+        """Continue workers whose pause is over. Returns how many have newly stopped themselves.
 
-        Who has stopped by itself goes on when it is `ready` as well.
+        A worker that stopped itself is continued only when it is also `ready`.
         """
         found = 0
         for worker in self.running():
@@ -223,17 +223,17 @@ class Crew:
                 worker.resume_at, worker.stopped_itself = elapsed() + pause(), True
                 found += 1
             elif worker.resume_at is not None and elapsed() >= worker.resume_at:
-                worker.stopped()  # takes the notice of our own SIGSTOP
+                worker.stopped()  # consumes the status change of our own SIGSTOP
                 if not worker.stopped_itself or ready(worker):
                     worker.resume()
         return found
 
     def notes(self, *whats: str) -> list[dict[str, Any]]:
-        """What all of them have written, in order of time."""
+        """The journal lines of all workers, in order of time."""
         return sorted((note for worker in self.workers for note in worker.notes(*whats)), key=lambda note: note["at"])
 
-    def complaints(self) -> Iterable[str]:
-        return filter(None, (worker.complaint() for worker in self.workers))
+    def failures(self) -> Iterable[str]:
+        return filter(None, (worker.failure() for worker in self.workers))
 
     def __enter__(self) -> Self:
         return self
@@ -247,7 +247,7 @@ class Crew:
 
 
 def claim(folder: str | Path, name: str) -> bool:
-    """True for the first process that asks under this name, and never again."""
+    """True for the first call with this name in any process, False for all later ones."""
     try:
         os.close(os.open(Path(folder, name), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -255,11 +255,11 @@ def claim(folder: str | Path, name: str) -> bool:
     return True
 
 
-def die_with(boss: int) -> None:
-    """Let the kernel end this worker when the proof ends, however that ends."""
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this worker when the campaign ends in any way."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != boss:
+    if os.getppid() != parent:
         os._exit(1)
 
 
@@ -274,10 +274,10 @@ def until(condition: Callable[[], Any], *, within: float, every: float = 0.01) -
 
 
 def _give_up() -> None:
-    sys.stdout.write("FAILED: it hangs; where, is told on standard error\n")
+    sys.stdout.write("FAILED: the campaign hangs; standard error shows where each thread is\n")
     sys.stdout.flush()
     faulthandler.dump_traceback(all_threads=True)
-    os._exit(1)  # the workers go with us
+    os._exit(1)  # the workers end with this process
 
 
 def main(
@@ -290,21 +290,21 @@ def main(
     parser: argparse.ArgumentParser | None = None,
     longest: float = LONGEST_FULL,
 ) -> None:
-    """Run the proof, or one of its workers, as the command line says. A parser may bring options of its own.
+    """Run the campaign, or one of its workers, as the command line requests. `parser` may have further options.
 
-    At full size it is given up after `longest` seconds.
+    At full size the campaign is aborted after `longest` seconds.
     """
     parser = parser or argparse.ArgumentParser()
-    parser.add_argument("--full", action="store_true", help="at full size")
-    parser.add_argument("--seed", type=int, help="what chance decides; printed, so that it can be given again")
+    parser.add_argument("--full", action="store_true", help="run at full size")
+    parser.add_argument("--seed", type=int, help="seed of all random choices; printed, so that a run can be repeated")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None and work is not None:
         job = json.loads(options.work)
-        die_with(job["boss"])
+        end_with_parent(job["parent"])
         work(job)
         return
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # what is lost on purpose need not be told
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # losses are intended here: no log lines about them
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
     size = full if options.full else small
@@ -312,6 +312,6 @@ def main(
     watchdog.daemon = True
     watchdog.start()
     report = Report(f"{Path(script).stem}, {'full' if options.full else 'small'} size, seed {seed}: {size}")
-    with tempfile.TemporaryDirectory(prefix="holdfast-proof-") as folder:
+    with tempfile.TemporaryDirectory(prefix="holdfast-campaign-") as folder:
         prove(size, seed, Path(folder), report)
     sys.exit(report.close())

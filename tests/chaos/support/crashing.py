@@ -1,7 +1,7 @@
-"""A process that plays the whole story on one store, and is killed with -9 when it reaches a named point.
+"""A process that executes all workflows of the campaign on one store, and is killed with -9 at a named failpoint.
 
-Whoever comes after it finishes what it left. Everything that is started has an id and an idempotency key, and what was
-asked for before is asked for again: a process that died before it could ask is replaced by one that does.
+A second process finishes the runs. It sends every request again, since the first process may have been killed before it
+sent them; all runs have an id and an idempotency key, so nothing is started twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TTL = 0.8
 
 
 def die_at(name: str, count: int, log: Log) -> None:
-    """Kill this process when it reaches the point for the n-th time. What was reached before is noted."""
+    """Kill this process when it reaches the failpoint for the n-th time. All failpoints that it reaches are noted."""
     counts: dict[str, int] = {}
 
     def reached(point: str) -> None:
@@ -45,32 +45,32 @@ async def play(job: dict[str, Any]) -> None:
         park_after=0.05,
         grace=2,
     ) as engine:
-        told = await engine.start(story, job, id="story", idempotency_key="story")
+        handle = await engine.start(story, job, id="story", idempotency_key="story")
         slept = await engine.start(sleeper, job["log"], id="sleeper", idempotency_key="sleeper")
         failed = await engine.start(fails_once, job["flag"], id="fails", idempotency_key="fails")
-        await told.signal("paid", {"sum": 5}, idempotency_key="paid")
+        await handle.signal("paid", {"sum": 5}, idempotency_key="paid")
         try:
             await slept.cancel()
         except RunEnded:
-            raise AssertionError("a run that sleeps for an hour has ended by itself") from None
+            raise AssertionError("a run that sleeps for an hour has ended without a cancellation") from None
         try:
             first = await failed.result(20)
         except WorkflowFailed:
             await engine.retry("fails")
             first = await failed.result(20)
-        outcome = await told.result(20)
+        outcome = await handle.result(20)
         try:
             await slept.result(20)
-            raise AssertionError("a cancelled run has completed")
+            raise AssertionError("a cancelled run has completed instead")
         except WorkflowFailed as error:
             assert error.status == "cancelled", error  # noqa: PT017
         assert first == 3
         assert outcome == RESULT, outcome
     async with AsyncClient(job["url"], namespace=job["namespace"]) as hf:
         counted = await hf.state.workflow("story", "stories").get()
-        assert counted == 1, f"one story was counted {counted} times"
+        assert counted == 1, f"one workflow was counted {counted} times"
         held = (await hf.locks.inspect("till")).holders
-        assert not held, f"in the end somebody holds {held}"
+        assert not held, f"locks are held at the end: {held}"
     log.note(what="finished")
 
 

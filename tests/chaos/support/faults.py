@@ -1,4 +1,4 @@
-"""The faulty connections of `tests/support/faults.py`, for campaigns."""
+"""Makes `tests/support/faults.py` importable for campaigns."""
 
 from faults import FaultyConnection, FaultyStore, Plan, planned
 

@@ -1,8 +1,8 @@
 """Sections of load.py about workflows: runs queue for one mutex, or behind a limit, and drain at a constant rate.
 
-The queue is complete before the first run of it may go: the mutex is held, or no engine runs. Two engines drain it.
-The store says when each run ended; the runs are cut into parts in this order, and the slowest part is compared with
-the fastest.
+The queue is complete before its first run may continue: the mutex is held, or no engine runs. Two engines drain the
+queue. The runs are ordered by their end times in the store and divided into parts; the rate of the slowest part is
+compared with that of the fastest.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Size:
     limit: tuple[int, ...]
     """Numbers of runs behind the limit."""
     part: int
-    """Runs whose rate is compared with that of as many others."""
+    """Runs in each part whose rate is compared."""
     steady: float
-    """The slowest part has this share of the rate of the fastest, at least."""
+    """The minimum rate of the slowest part, as a share of the rate of the fastest."""
     rate: float
-    """Runs a second behind the limit, at least."""
+    """The minimum rate behind the limit, in runs per second."""
 
 
 SMALL = Size(mutex=(30,), limit=(60,), part=15, steady=0.01, rate=0.5)
@@ -85,7 +85,7 @@ async def drive(job: dict[str, Any], journal: Journal) -> None:
 
 
 async def start(job: dict[str, Any], journal: Journal) -> None:
-    """Publish the limit by starting with the code of the workflow, and start everything."""
+    """Publish the limit, by a first start with the code of the workflow, and start all runs."""
     async with AsyncClient(job["url"], namespace=job["namespace"]) as client:
         for first in range(0, job["runs"], TOGETHER):
             numbers = range(first, min(first + TOGETHER, job["runs"]))
@@ -114,14 +114,14 @@ def mutex(stage: Stage, runs: int) -> None:
             queued = started(stage, crew, job) and until(
                 lambda: hf.locks.inspect(KEY).waiting >= runs, within=LONGEST, every=0.5
             )
-            stage.report.demand(f"{stage.name}: not all runs came to the mutex", kept=queued)
+            stage.report.demand(f"{stage.name}: not all runs queued for the mutex", kept=queued)
         if queued:
             drain(stage, job, engines)
         stage.complain(crew)
 
 
 def limit(stage: Stage, runs: int) -> None:
-    """Let the engines begin when all runs are in line."""
+    """Start the engines when all runs are queued."""
     job = job_of(stage, "limited", runs)
     with stage.crew() as crew:
         if started(stage, crew, job):
@@ -146,28 +146,28 @@ def started(stage: Stage, crew: Crew, job: dict[str, Any]) -> bool:
 
 
 def drain(stage: Stage, job: dict[str, Any], engines: list[Worker]) -> float:
-    """Wait for the end of all runs. Returns how many ended a second."""
+    """Wait for the end of all runs. Returns the rate in runs per second."""
     size, report, name = stage.size.runs, stage.report, stage.name
     with Looker(job["url"], job["namespace"]) as look:
         drained = until(lambda: not look.living(), within=LONGEST, every=1.0)
         report.demand(f"{name}: {look.living()} runs have not ended", kept=drained)
         runs = look.runs()
     for engine in engines:
-        engine.say("enough")
+        engine.send_line("enough")
     until(lambda: not any(engine.running for engine in engines), within=20)
     completed = sorted(run.ended_at for run in runs if run.status == "completed" and run.ended_at is not None)
     report.every(f"{name}: runs that completed", len(completed), job["runs"])
     if not drained or len(completed) < job["runs"]:
         return 0.0
     rate = (len(completed) - 1) / ((completed[-1] - completed[0]) / MICROSECONDS)
-    report.tell(f"{name}: runs a second, all {len(completed)} of them", rate)
+    report.figure(f"{name}: runs a second, all {len(completed)} of them", rate)
     part = size.part
     rates = [
         (part - 1) * MICROSECONDS / max(1, completed[first + part - 1] - completed[first])
         for first in range(0, len(completed) - part + 1, part)
     ]
     if len(rates) > 1:
-        report.tell(f"{name}: runs a second, of each {part}", " ".join(f"{rate:.0f}" for rate in rates))
+        report.figure(f"{name}: runs a second, of each {part}", " ".join(f"{rate:.0f}" for rate in rates))
         report.at_least(f"{name}: the slowest {part} beside the fastest", min(rates) / max(rates), size.steady)
     return rate
 

@@ -1,8 +1,8 @@
-"""The reply of each kind of command is lost once between a real server and its client: the effect stays a single one.
+"""The reply of each kind of command is lost once between a real server and its client: it still has a single effect.
 
-A client goes through the proxy, which lets one request through and swallows its answer; another client goes straight
-to the server and looks at what is there: one holder with the token that the caller has, one place in the queue, one
-change of a value. Part of the proof in network.py.
+One client connects through the proxy, which forwards one request and drops its reply. Another client connects directly
+and checks the store: one holder with the caller's token, one position in the queue, one change of a value. This is part
+of the campaign network.py.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from support.servers import Place
 
 TTL = 20.0
 SHORT = 1.5
-"""The ttl of a lease that has to be renewed meanwhile."""
+"""The ttl of a lease that must be renewed during a case."""
 PATIENCE = 15.0
-"""Nobody waits for longer than this, unless something was left that only its ttl would end."""
+"""No caller waits longer than this, unless a grant was left over that only its ttl would end."""
 SOON = 2.0
-"""Seconds within which a waiter is woken; by itself it would look for its turn every three."""
+"""Seconds within which a waiter is woken; without a hint it checks every 3 s."""
 
 
 class Taker:
-    """Somebody who takes a lock in a thread of his own."""
+    """A caller that acquires a lock in its own thread."""
 
     def __init__(self, lock: Any) -> None:
         self.lease: Any = None
@@ -53,7 +53,7 @@ class Taker:
 
 
 class Stage:
-    """A client behind the proxy, one that goes straight to the server, and a key for the scene."""
+    """A client behind the proxy, a client with a direct connection, and the key of the case."""
 
     def __init__(self, place: Place, proxy: Proxy, hf: Client, other: Client, key: str) -> None:
         self.place, self.proxy, self.hf, self.other, self.key = place, proxy, hf, other, key
@@ -69,13 +69,15 @@ class Stage:
         return hf.lock(self.key, ttl=ttl)
 
     def seen(self) -> tuple[list[int], int, int]:
-        """The holders' tokens, how many wait, and the highest token ever."""
+        """The tokens of the holders, the number of waiters, and the highest token so far."""
         info = self.other.locks.inspect(self.key)
         return [holder.token for holder in info.holders], len(info.waiters), info.fence
 
     def sole(self, lease: Any, *, waiting: int = 0) -> None:
-        """This lease holds, and no other token was ever given out since."""
-        assert self.seen() == ([lease.token], waiting, lease.token), f"{self.seen()}, and the caller has {lease.token}"
+        """Check that this lease holds the lock, and that no later token was granted."""
+        assert self.seen() == ([lease.token], waiting, lease.token), (
+            f"the store has {self.seen()}, but the caller has token {lease.token}"
+        )
 
     def queued(self, count: int = 1) -> bool:
         return until(lambda: self.seen()[1] == count, within=PATIENCE)
@@ -92,7 +94,7 @@ def acquire_queued(stage: Stage) -> None:
     stage.lose_reply_of("Queue")
     taker = Taker(stage.lock(stage.hf))
     assert until(stage.lost, within=PATIENCE)
-    until(lambda: False, within=0.5)  # it has asked again by now
+    until(lambda: False, within=0.5)  # the waiter has sent its command again by now
     stage.sole(holder, waiting=1)
     holder.release()
     stage.sole(taker.got())
@@ -103,7 +105,7 @@ def acquire_confirming(stage: Stage) -> None:
     holder = stage.lock(stage.other).acquire()
     taker = Taker(stage.lock(stage.hf))
     assert stage.queued()
-    until(lambda: False, within=0.3)  # the watch has begun, and whoever asked again has
+    until(lambda: False, within=0.3)  # the watch is active, and the command was sent again
     stage.lose_reply_of("Confirm")
     holder.release()
     stage.sole(taker.got())
@@ -122,7 +124,7 @@ def renew_asked_for(stage: Stage) -> None:
 def renew_by_the_keeper(stage: Stage) -> None:
     with stage.lock(stage.hf, SHORT) as lease:
         stage.lose_reply_of("Renew")
-        assert not lease.lost.wait(2 * SHORT), "a lease was lost with one reply to its renewals"
+        assert not lease.lost.wait(2 * SHORT), "one lost reply of a renewal cost the lease"
         stage.sole(lease)
 
 
@@ -156,28 +158,28 @@ def transfer(stage: Stage) -> None:
 
 
 def force_release(stage: Stage) -> None:
-    """The one command that is not sent again by itself: whoever holds by then would be put out as well."""
+    """The one command that is never sent again automatically: it would also remove a new holder."""
     lease = stage.lock(stage.hf).acquire()
     taker = Taker(stage.lock(stage.other))
     assert stage.queued()
     stage.lose_reply_of("ForceRelease")
-    with pytest.raises(StoreUnavailable) as told:
-        stage.hf.locks.force_release(stage.key, reason="proof")
-    assert told.value.ambiguous
-    stage.sole(taker.got())  # put out was one holder, not also the next
+    with pytest.raises(StoreUnavailable) as raised:
+        stage.hf.locks.force_release(stage.key, reason="campaign")
+    assert raised.value.ambiguous
+    stage.sole(taker.got())  # only the first holder was removed, not its successor
     taker.lease.release()
     with pytest.raises(LeaseLost):
         lease.release()
 
 
 def settle(stage: Stage) -> None:
-    """No client sends it by itself; sent again, it changes nothing."""
+    """No client sends this command on its own; sent again, it changes nothing."""
     with stage.lock(stage.other) as lease:
         stage.lose_reply_of("Settle")
         batcher = stage.hf.runtime.batchers["commands"]
-        with pytest.raises(StoreUnavailable) as told:
+        with pytest.raises(StoreUnavailable) as raised:
             batcher.run(Settle(key=stage.key))
-        assert told.value.ambiguous
+        assert raised.value.ambiguous
         batcher.run(Settle(key=stage.key))
         stage.sole(lease)
 
@@ -202,21 +204,21 @@ def read_slot(stage: Stage) -> None:
 
 
 def start_of_a_watch(stage: Stage) -> None:
-    """A client of its own, whose first watch it is. The next hand-over must not wait for a sign of life."""
+    """The first watch of a new client. The next hand-over must not wait for a sign of life."""
     with Client(stage.place.url(stage.proxy)) as fresh:
         holder = stage.lock(stage.other).acquire()
         stage.proxy.drop_next_reply(stage.place.watching)
         taker = Taker(stage.lock(fresh))
         assert stage.queued()
         assert until(stage.lost, within=PATIENCE)
-        until(lambda: False, within=1.0)  # it watches again by now
+        until(lambda: False, within=1.0)  # the watch is active again by now
         holder.release()
         stage.sole(taker.got(SOON))
         taker.lease.release()
 
 
 def start_of_a_connection(stage: Stage) -> None:
-    """Whatever a client says first, to log in or to ask who is there."""
+    """The first request of a client, such as its login or a question for the server's version."""
     with Client(stage.place.url(stage.proxy)) as fresh:
         stage.proxy.drop_next_reply()
         with stage.lock(fresh) as lease:
@@ -243,7 +245,7 @@ SCENES: tuple[Callable[[Stage], None], ...] = (
 
 
 def lose_each_once(place: Place, report: Report, rounds: int) -> None:
-    """Play all the scenes, each on a key of its own."""
+    """Run all cases, each on its own key."""
     played = 0
     with Proxy(place.server.host, place.server.port) as proxy:
         with Client(place.url(proxy)) as hf, Client(place.url()) as other:
@@ -253,7 +255,7 @@ def lose_each_once(place: Place, report: Report, rounds: int) -> None:
                     stage = Stage(place, proxy, hf, other, key)
                     try:
                         scene(stage)
-                    except Exception:  # (whatever it was, the next scene is played)
+                    except Exception:  # (reported; the next case is run anyway)
                         report.broken(f"{place.kind}: {scene.__name__}: {traceback.format_exc(limit=-3)}")
                     proxy.go_on()
                     report.demand(f"{place.kind}: the reply of {scene.__name__} was not lost", kept=stage.lost())

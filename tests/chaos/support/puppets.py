@@ -1,7 +1,7 @@
-"""Processes that do as they are told: ask for a lock, let it go, or take turns at it by themselves.
+"""Remote-controlled processes: on command they request a lock, release it, or take turns at it on their own.
 
-Each writes down when it asked, what it sent to the store and when that was answered, when it got the lock and when it
-let it go. So it can be told from outside who was woken by whom, and in which order.
+Each process notes when it requested the lock, what it sent to the store and when the outcome arrived, when it got the
+lock and when it released it. From these notes a campaign sees which process was woken, by whom, and in which order.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from support.common import Crew, Journal, Worker, until
 STARTING = 40.0
 """Seconds that processes may need to start on a busy machine."""
 MOMENT = 0.003
-"""Seconds that one who takes turns stays inside."""
+"""Seconds for which the lock is held in a turn."""
 
 
 # -- a puppet -----------------------------------------------------------------------------------------
 
 
 class Witness(FaultyConnection):
-    """A connection that writes down when an attempt was sent, and what the answer was."""
+    """A connection that notes when each `Acquire` was sent, and its outcome."""
 
     def __init__(self, connection: Any, plan: Plan, journal: Journal) -> None:
         super().__init__(connection, plan)
@@ -58,7 +58,7 @@ class WitnessedStore(FaultyStore):
 
 
 class Puppet:
-    """The process itself."""
+    """The code of a remote-controlled process."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.journal, plan = Journal(job["journal"]), Plan()
@@ -86,7 +86,7 @@ class Puppet:
         self.lease = self.hf.lock(
             key, ttl=self.ttl, on_lost=lambda _lease: self.journal.note("lost", key=key)
         ).acquire()
-        self.lease._renewal.thread = None  # it is the process that holds, not the thread that has taken it
+        self.lease._renewal.thread = None  # the lease belongs to the process, not to the thread that acquired it
         self.journal.note("acquired", key=key, token=self.lease.token)
 
     def release(self) -> None:
@@ -99,7 +99,7 @@ class Puppet:
             self.journal.note("released", token=self.lease.token)
 
     def alternate(self, key: str, turns: int) -> None:
-        """Take it, let it go, and take it again at once."""
+        """Acquire and release the lock so many times, without a pause."""
         for _ in range(turns):
             self.lease = self.hf.lock(key, ttl=self.ttl).acquire()
             self.journal.note("acquired", key=key, token=self.lease.token)
@@ -112,7 +112,7 @@ def work(job: dict[str, Any]) -> None:
     Puppet(job).obey()
 
 
-# -- who pulls the strings ------------------------------------------------------------------------------
+# -- the controlling side --------------------------------------------------------------------------------
 
 
 def start(crew: Crew, count: int, *, url: str, ttl: float, env: dict[str, str] | None = None) -> list[Worker]:
@@ -124,8 +124,8 @@ def ready(puppets: list[Worker]) -> bool:
 
 
 def ask(puppet: Worker, hf: Client, key: str, *, behind: int) -> bool:
-    """Have it ask, and see it take its place behind so many others."""
-    puppet.say(f"ask {key}")
+    """Let a process request the lock, and wait until it has its position behind so many others."""
+    puppet.send_line(f"ask {key}")
 
     def in_place() -> bool:
         info = hf.locks.inspect(key)
@@ -136,5 +136,5 @@ def ask(puppet: Worker, hf: Client, key: str, *, behind: int) -> bool:
 
 
 def acquired(puppet: Worker, times: int, *, within: float) -> bool:
-    """Whether it has the lock for the so-many-th time."""
+    """Whether the process has acquired a lock so many times."""
     return until(lambda: len(puppet.notes("acquired")) >= times, within=within)

@@ -1,9 +1,9 @@
-"""Workers that enter critical sections and count in files behind the fence, and the judge of what they wrote down.
+"""Workers that enter critical sections and count in files behind the fence, and the checks of their journals.
 
-Inside, a worker looks every few milliseconds whether its lease is still valid, and remembers the last time that it was.
-So it can be judged without any tolerance whether two were inside at once: nobody may have entered before the last
-moment at which somebody with a lower token was told that it holds. A worker that finds a baton lingers inside, and
-when its lease is lost there, it waits until it was overtaken and writes all the same: the fence must refuse that.
+Inside, a worker checks its lease every few milliseconds, and notes the last time at which it was valid. So the check
+for two holders at once needs no tolerance: no worker may have entered before the last moment at which the lease of a
+worker with a lower token was valid. A worker that finds a baton (a file) stays inside. If its lease is lost there, it
+waits until another worker has counted, and writes anyway: the fence must refuse that write.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from holdfast.platform import elapsed
 from support.common import Crew, Journal, Report, Worker, until
 
 ENOUGH = "enough"
-"""The file that tells workers to come to an end."""
-LOOK_EVERY = 0.005
+"""The file whose existence makes the workers end."""
+CHECK_EVERY = 0.005
 OVERTAKEN_WITHIN = 12.0
-"""Seconds that a stale writer waits for its successor: a waiter of a lost queue comes back within its sign of life."""
+"""Seconds that a stale writer waits for its successor: if the queue was lost, waiters return with a sign of life."""
 WAITED = 0.001
-"""Seconds from which on somebody was in the way."""
+"""Seconds above which an entry counts as having waited."""
 
 
 # -- a worker ---------------------------------------------------------------------------------------
@@ -41,8 +41,8 @@ WAITED = 0.001
 def work(job: dict[str, Any]) -> None:
     journal = Journal(job["journal"])
     with Client(job["url"], name=job["name"]) as hf:
-        visitors = [Visitor(job, hf, journal, random.Random(f"{job['seed']}{n}")) for n in range(job["threads"])]
-        threads = [threading.Thread(target=visitor.run) for visitor in visitors]
+        sections = [SectionThread(job, hf, journal, random.Random(f"{job['seed']}{n}")) for n in range(job["threads"])]
+        threads = [threading.Thread(target=section.run) for section in sections]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -51,8 +51,8 @@ def work(job: dict[str, Any]) -> None:
 
 
 @dataclass
-class Visitor:
-    """One thread of a worker, in and out."""
+class SectionThread:
+    """One thread of a worker, which enters and leaves the sections."""
 
     job: dict[str, Any]
     hf: Client
@@ -67,7 +67,7 @@ class Visitor:
             try:
                 asked = elapsed()
                 with self.hf.lock(key, ttl=self.job["ttl"]) as lease:
-                    self.visit(folder / key, lease, asked)
+                    self.enter(folder / key, lease, asked)
                 self.journal.note("left", key=key, token=lease.token)
             except StaleToken as error:
                 self.journal.note("refused", key=key, token=self.token, line=f"read with {error.offered}")
@@ -77,7 +77,7 @@ class Visitor:
                 self.journal.note("unavailable", key=key, token=self.token, error=str(error))
                 time.sleep(self.chance.uniform(0.02, 0.2))
 
-    def visit(self, path: Path, lease: Any, asked: float) -> None:
+    def enter(self, path: Path, lease: Any, asked: float) -> None:
         entered = elapsed()
         key, self.token = path.name, lease.token
         self.journal.note("entered", key=key, token=lease.token, waited=entered - asked)
@@ -85,26 +85,26 @@ class Visitor:
         linger = take_baton(path.parent)
         stay = linger or self.chance.uniform(0, 0.01)
         if self.chance.random() < 0.02:
-            stay = max(stay, self.job["ttl"] * self.chance.uniform(0.4, 1.3))  # longer than one renewal lasts
+            stay = max(stay, self.job["ttl"] * self.chance.uniform(0.4, 1.3))  # long enough to need a renewal
         valid, last_valid = True, entered
         while valid and elapsed() < entered + stay:
             now = elapsed()
             valid = lease.valid
             last_valid = now if valid else last_valid
-            time.sleep(LOOK_EVERY)
+            time.sleep(CHECK_EVERY)
         self.journal.note(
             "held",
             key=key,
             token=lease.token,
             entered=entered,
             last_valid=last_valid,
-            told=not valid,
+            lost=not valid,
             baton=bool(linger),
         )
         if not valid and linger:
             overtaken = until(lambda: path.read_bytes().count(b"\n") > len(lines), within=OVERTAKEN_WITHIN)
             self.journal.note("overtaken" if overtaken else "not overtaken", key=key, token=lease.token)
-        elif self.chance.random() < 0.5:  # (the other half trusts the fence alone)
+        elif self.chance.random() < 0.5:  # (the other half relies on the fence alone)
             lease.check()
         self.write(path, lines, lease)
 
@@ -121,7 +121,7 @@ class Visitor:
 
 
 def take_baton(folder: Path) -> float:
-    """How long to linger inside; 0 for all but the first who finds a baton."""
+    """How long to stay inside; 0 unless this is the first thread that finds the baton."""
     baton = folder / "baton"
     try:
         seconds = float(baton.read_text())
@@ -131,16 +131,16 @@ def take_baton(folder: Path) -> float:
     return seconds
 
 
-# -- those who watch them -----------------------------------------------------------------------------
+# -- the campaign -------------------------------------------------------------------------------------
 
 
 class Sections:
-    """Workers around some keys, seen from outside."""
+    """The workers and keys, from the side of the campaign."""
 
     def __init__(self, crew: Crew, folder: Path, report: Report, *, name: str, keys: tuple[str, ...]) -> None:
         self.crew, self.folder, self.report, self.name, self.keys = crew, folder, report, name, keys
         self.moments: list[float] = []
-        """When the store forgot everything: from there on only the fence protects."""
+        """When the store lost all data: across these moments only the fence protects."""
         for key in keys:
             (folder / key).write_text("")
 
@@ -148,7 +148,7 @@ class Sections:
         return self.crew.start({"url": url, "ttl": ttl, "seed": seed, "threads": threads, "keys": self.keys})
 
     def give_baton(self, linger: float, *, within: float) -> bool:
-        """Have the next who enters stay inside for so long; whether somebody does."""
+        """Make the next worker that enters stay inside for so long. Returns whether one did."""
         (self.folder / "baton.taken").unlink(missing_ok=True)
         fresh = self.folder / "baton.new"
         fresh.write_text(str(linger))
@@ -156,13 +156,13 @@ class Sections:
         return until((self.folder / "baton.taken").exists, within=within)
 
     def going_on(self, since: float, *, within: float) -> float | None:
-        """Seconds until the last of the workers has counted again; None if one of them does not."""
+        """Seconds until every worker has counted again; None if one of them has not."""
         if not until(lambda: all(last(w, "accepted") > since for w in self.crew.workers), within=within, every=0.03):
             return None
         return max(_first_after(worker, since) for worker in self.crew.workers) - since
 
     def count_on(self, more: int, *, within: float) -> bool:
-        """Let them work undisturbed until so much more has been counted."""
+        """Wait, without faults, until so many more increments were made."""
         enough = self.counted() + more
         return until(lambda: self.counted() >= enough, within=within, every=0.02)
 
@@ -170,15 +170,15 @@ class Sections:
         return sum((self.folder / key).read_bytes().count(b"\n") for key in self.keys)
 
     def close(self, *, within: float) -> None:
-        """Let all of them come to an end."""
+        """End all workers, and report those that failed."""
         (self.folder / ENOUGH).touch()
         ended = until(lambda: not self.crew.running(), within=within, every=0.05)
-        self.report.demand(f"{self.name}: workers did not come to an end within {within} s", kept=ended)
-        for complaint in self.crew.complaints():
-            self.report.broken(f"{self.name}: {complaint}")
+        self.report.demand(f"{self.name}: workers did not end within {within} s", kept=ended)
+        for failure in self.crew.failures():
+            self.report.broken(f"{self.name}: {failure}")
 
     def judge(self) -> Counter[str]:
-        """By the files and the journals alone. Returns what was seen."""
+        """Check the files and the journals. Returns counts of what happened."""
         seen: Counter[str] = Counter()
         every = self.crew.notes()
         for key in self.keys:
@@ -190,19 +190,19 @@ class Sections:
         for note in every:
             seen[note["what"]] += 1
             seen["waited"] += note["what"] == "entered" and note["waited"] > WAITED
-            seen["told inside"] += note["what"] == "held" and note["told"]
+            seen["losses noticed inside"] += note["what"] == "held" and note["lost"]
         return seen
 
     def _judge_time(self, key: str, notes: list[dict[str, Any]]) -> None:
-        """Nobody is inside twice, and nobody is put out without a word."""
+        """Check that there were never two holders, and that every lost lease was reported to its holder."""
         held = sorted((note for note in notes if note["what"] == "held"), key=lambda note: note["token"])
         leaves = {note["token"]: note["at"] for note in notes if note["what"] == "leaves"}
-        quietly = {note["token"] for note in notes if note["what"] == "left"}
+        without_error = {note["token"] for note in notes if note["what"] == "left"}
         before: list[dict[str, Any]] = []
         for later in held:
             for older in before[-8:]:
                 self.report.demand(
-                    f"{self.name}: on {key} a token fell: {older['token']} was granted after {later['token']}",
+                    f"{self.name}: a token of {key} decreased: {older['token']} was granted after {later['token']}",
                     kept=older["entered"] <= later["entered"],
                 )
                 forgot = any(older["entered"] <= moment <= later["entered"] for moment in self.moments)
@@ -213,14 +213,14 @@ class Sections:
                 )
                 inside = older["token"] in leaves and later["entered"] < leaves[older["token"]]
                 self.report.demand(
-                    f"{self.name}: a holder of {key} was overtaken, and left without a word",
-                    kept=not inside or older["token"] not in quietly,
+                    f"{self.name}: a holder of {key} lost its lease without an error",
+                    kept=not inside or older["token"] not in without_error,
                 )
             before.append(later)
 
 
 def last(worker: Worker, what: str) -> float:
-    """When the worker wrote this the last time, by the end of its journal."""
+    """When the worker last noted this, read from the end of its journal."""
     try:
         with worker.journal.open("rb") as journal:
             journal.seek(max(0, worker.journal.stat().st_size - 4_096))

@@ -1,8 +1,8 @@
-"""Real servers for proofs: which ones, how they are reached through a proxy, what their commands look like on the wire.
+"""Real servers for campaigns: which servers, their addresses through a proxy, and the bytes of their commands.
 
-`main` runs a proof on each store in turn, at the smaller size on all of them at once. `--store` chooses one; by
-default it is PostgreSQL and Valkey at the smaller size, and everything at full size. A server that is missing fails
-the proof, unless `$HOLDFAST_TEST_WITHOUT` leaves it out by name, which is said.
+`main` runs a campaign on each store in turn, at the small size on all of them at once. `--store` selects one store; the
+default is PostgreSQL and Valkey at the small size, and all stores at full size. A missing server fails the campaign,
+unless `$HOLDFAST_TEST_WITHOUT` names it; then the report states that it was left out.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ KINDS = tuple(real_servers.KINDS)
 SMALL_KINDS = ("postgres", "valkey")
 
 FAST = {"Acquire": redis_fast.ACQUIRE, "Renew": redis_fast.RENEW, "Release": redis_fast.RELEASE}
-"""Commands that a server answers by itself, in one trip; on Redis by these numbers."""
+"""Commands that have a native form, in one round trip; on Redis with these numbers."""
 WAITING = ("Queue", "Confirm")
-"""An `Acquire` that waits, or takes what it was offered: only Redis answers it by itself."""
+"""An `Acquire` that waits or confirms an offer: only Redis has a native form of it."""
 WRITTEN = (*WAITING, "Abandon", "Transfer", "ForceRelease")
-"""Commands that are decided by the client: of their trips the one that writes is meant. Others only read here."""
+"""Commands that the client decides: the reply of the round trip that writes is lost. The other trips only read."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A server, as a proof sees it."""
+    """One server of a campaign."""
 
     kind: str
     server: Server
@@ -51,7 +51,7 @@ class Place:
         return self.kind == "postgres"
 
     def url(self, proxy: Proxy | None = None, *, patience: float | None = None) -> str:
-        """The address, through a proxy or straight; with so many seconds of patience for an answer."""
+        """The address, through a proxy or direct, with a timeout in seconds for replies."""
         url = self.server.url if proxy is None else proxy.url_for(self.server.url)
         if patience is None:
             return url
@@ -60,7 +60,7 @@ class Place:
         return f"{url}?socket_timeout={patience:g}&socket_connect_timeout={patience:g}"
 
     def wire(self, command: str, key: str) -> bytes:
-        """What a request has in it when it carries this command about this key out, and no other request has."""
+        """Bytes that occur in the request that executes this command on this key, and in no other request."""
         if self.is_postgres:
             return self._in_sql(command, key).encode()
         if command in FAST or command in WAITING:
@@ -84,7 +84,7 @@ class Place:
 
     @property
     def watching(self) -> bytes:
-        """What the request has in it that begins a watch."""
+        """Bytes that occur in the request that starts a watch."""
         return b"LISTEN" if self.is_postgres else b"SUBSCRIBE"
 
     def forget_everything(self) -> None:
@@ -106,22 +106,22 @@ def main(
     longest: float = common.LONGEST_FULL,
     settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Run the proof on the stores that the command line names, or one of its workers. `here` is for a SQLite file.
+    """Run the campaign on the selected stores, or one of its workers. `here` is for a SQLite file.
 
-    `settings` are for the servers, by their kinds.
+    `settings` are the settings of the servers, by kind.
     """
     parser = parser or argparse.ArgumentParser()
     kinds = kinds if here is None else ("sqlite", *kinds)
-    parser.add_argument("--store", choices=[*kinds, "all"], help="one kind of store, or all (default at full size)")
+    parser.add_argument("--store", choices=[*kinds, "all"], help="one kind of store, or all (the default at full size)")
 
     def prove_all(size: SizeT, seed: int, folder: Path, report: Report) -> None:
         options = parser.parse_args()
         wanted = ("sqlite", *SMALL_KINDS) if options.store is None and not options.full else kinds
         wanted = wanted if options.store in (None, "all") else (options.store,)
-        proofs = []
+        campaigns = []
         for kind in [kind for kind in kinds if kind in wanted]:
             if kind in real_servers.left_out():
-                report.tell(f"NOT TRIED, {real_servers.reason(kind)}", "-")
+                report.figure(f"NOT TESTED, {real_servers.reason(kind)}", "-")
                 continue
             home = folder / kind
             home.mkdir()
@@ -130,14 +130,14 @@ def main(
                 continue
             fast = {} if options.full else real_servers.SETTINGS.get(kind, {})
             goes = partial(prove, size, seed, home, report)
-            proofs.append(threading.Thread(target=_on, args=(kind, fast | settings.get(kind, {}), report, goes)))
-            proofs[-1].start()
+            campaigns.append(threading.Thread(target=_on, args=(kind, fast | settings.get(kind, {}), report, goes)))
+            campaigns[-1].start()
             if options.full:
-                proofs[-1].join()
-        for proof in proofs:
-            proof.join()
+                campaigns[-1].join()
+        for campaign in campaigns:
+            campaign.join()
         if here is None:
-            report.at_least("kinds of server", len(proofs), 1)
+            report.at_least("kinds of server", len(campaigns), 1)
 
     common.main(script, prove_all, small=small, full=full, work=work, parser=parser, longest=longest)
 
@@ -145,9 +145,9 @@ def main(
 def _on(kind: str, settings: dict[str, str], report: Report, prove: Callable[[Place], None]) -> None:
     try:
         with real_servers.KINDS[kind](settings=settings) as server:
-            report.tell(f"{kind}: version of the server", server.version)
+            report.figure(f"{kind}: version of the server", server.version)
             prove(Place(kind, server))
     except ServerMissing as error:
-        report.broken(f"{error} To do without it: {real_servers.VARIABLE}={kind}")
-    except Exception:  # (a thread that ends must not look like a proof)
+        report.broken(f"{error} To leave it out: {real_servers.VARIABLE}={kind}")
+    except Exception:  # (reported: an exception in a thread must not look like success)
         report.broken(f"{kind}: {traceback.format_exc()}")

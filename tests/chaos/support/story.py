@@ -1,7 +1,7 @@
-"""A workflow with everything in it, and what it leaves outside: a log of bodies, a table of payments.
+"""A workflow that uses every feature, with effects outside the store: a log of step bodies, a table of payments.
 
-The log tells, for each body of a step, when it began and ended and under which idempotency key: from it one sees that
-no two bodies of a step overlapped and that the key was the same in every life.
+For each body of a step the log contains its start, its end and its idempotency key. It shows that no two bodies of a
+step overlapped, and that the key was the same in every process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast import Concurrency, Context, Retry, current_step, step, workflow
 
 
 class Log:
-    """Lines of JSON that several processes append to."""
+    """A file of JSON lines that several processes append to."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)

@@ -1,4 +1,4 @@
-"""Stores on which workflows are proved: a SQLite file, and real servers."""
+"""Stores for campaigns about workflows: a SQLite file, and real servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("sqlite", "postgres", "valkey", "redis")
 
 @dataclass(frozen=True)
 class Workplace:
-    """A store, as a proof of workflows sees it."""
+    """One store of a campaign."""
 
     kind: str
     server: str
@@ -28,7 +28,7 @@ class Workplace:
         return self.kind in ("sqlite", "postgres")
 
     def url(self, home: Path) -> str:
-        """The address for one case: a file of its own, or the server that all share."""
+        """The address for one case: its own SQLite file, or the shared server."""
         return f"sqlite:///{home}/holdfast.db" if self.kind == "sqlite" else self.server
 
     def file(self, url: str) -> str:
@@ -46,7 +46,7 @@ def main(
     longest: float = LONGEST_FULL,
     settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Run the proof on the stores that the command line names, or one of its workers."""
+    """Run the campaign on the selected stores, or one of its workers."""
 
     def on_server(size: SizeT, seed: int, folder: Path, report: Report, place: servers.Place) -> None:
         prove(size, seed, folder, report, Workplace(place.kind, place.server.url))

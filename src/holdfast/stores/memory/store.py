@@ -51,7 +51,9 @@ def open_memory(url: str, *, namespace: str, clock: Clock) -> Store:
         checked_key(name)
     except InvalidKey as error:
         raise InvalidOption(f"the name in memory://name must be a valid key: {error}") from None
-    identity = f"memory://{quote(name, safe='')}#{namespace}"  # the first # ends the name, whatever the namespace contains
+    identity = (
+        f"memory://{quote(name, safe='')}#{namespace}"  # the first # ends the name, whatever the namespace contains
+    )
     with _registry_lock:
         space = _named.get(identity)
         if space is None:

@@ -47,12 +47,12 @@ class Answers:
         self._now = 0
         self._claims: dict[str, int] = {}
         self._owned: set[Question] = set()
-        self._workers_had: set[str] = set()
+        self._locked_workers: set[str] = set()
         self._runs: dict[str, Run | RecordUnreadable] = {}
         self._claimed: list[str] = []
         self._texts: dict[str, tuple[bytes, bytes | None]] = {}
         self._due: dict[tuple[type[Question], str], list[tuple[int, str]]] = defaultdict(list)
-        self._enlisted: list[WorkerRecord] = []
+        self._registered: list[WorkerRecord] = []
         self._counted: list[tuple[int, Question, Question]] = []
         """Questions whose answers need an advisory lock: its number, the name for messages, and the question."""
         self._missed: set[int] = set()
@@ -82,8 +82,10 @@ class Answers:
             snapshot.put(question, answer)
         if self._changing:
             asked = {one.key for one in self._by[q.LockByKey]}
-            had = self._workers_had
-            snapshot.forgotten = {one.id for one in self._enlisted if one.id not in had and worker_key(one.id) in asked}
+            had = self._locked_workers
+            snapshot.forgotten = {
+                one.id for one in self._registered if one.id not in had and worker_key(one.id) in asked
+            }
         self._put_runs(snapshot)
         self._put_locks(snapshot)
         self._put_due(snapshot)
@@ -103,7 +105,7 @@ class Answers:
         self._missed.update(whole(row[0]) for row in rows)
 
     def _had_workers(self, rows: Rows) -> None:
-        self._workers_had.update(text_of(row[0]) for row in rows)
+        self._locked_workers.update(text_of(row[0]) for row in rows)
 
     # -- rows to answers ----------------------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ class Answers:
             key = worker_key(text_of(name))
             if lease is not None:
                 self._texts[key] = (lease, severed)
-        self._enlisted = workers
+        self._registered = workers
         self._answers.append((q.RegisteredWorkers(), workers))
 
     def _take_due(self, kind: type[q.RunsAtOnce | q.RunsByTime]) -> Parse:
@@ -252,7 +254,7 @@ class Answers:
 
         return take
 
-    # -- answers that rest on several statements ----------------------------------------------------------------
+    # -- answers from several statements -------------------------------------------------------------------------
 
     def _free(self, question: Question, answer: Any) -> Any:
         """The answer, unless the row exists and another transaction has locked it."""
@@ -270,13 +272,13 @@ class Answers:
             if isinstance(run, Run) and run.worker in owned and question not in self._owned:
                 free = RowLocked(question, run)
             snapshot.put(question, free)
-        enlisted = {worker.id for worker in self._enlisted}
+        registered = {worker.id for worker in self._registered}
         for one in self._by[q.RunsOf]:
-            if one in self._changing and one.worker in enlisted - self._workers_had:
+            if one in self._changing and one.worker in registered - self._locked_workers:
                 snapshot.put(one, RowLocked(one))
 
     def _put_locks(self, snapshot: Snapshot) -> None:
-        keys = {one.key for one in self._by[q.LockByKey]} | {worker_key(worker.id) for worker in self._enlisted}
+        keys = {one.key for one in self._by[q.LockByKey]} | {worker_key(worker.id) for worker in self._registered}
         for name in self._claimed:
             if isinstance(run := self._runs[name], Run):
                 keys |= {run_key(run.workflow, run.id), *(key for _, key in run.locks)}

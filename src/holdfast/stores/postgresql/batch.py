@@ -24,7 +24,7 @@ from ..common import failed, flaw
 from ..footprint import footprint
 from ..questions import GroupSize, LimitsOf, LockByKey, Question, RecordAt, RunById, SlotAt
 from .contention import kept_locked, table_locked
-from .native import Part, outcomes_of, parts_of, statement_for
+from .fast_path import Part, outcomes_of, parts_of, statement_for
 from .reading import busy_name
 from .repository import OwnTransactions, PostgresSource, Transactions
 from .session import BadData, Contended, LacksRights, NotInstalled, WriteConflict

@@ -69,7 +69,7 @@ BEGIN
 END
 $outdated$;
 """
-"""Removes the sets of clients that the tables no longer support: such a client opens the store again, and is refused."""
+"""Removes the sets of clients that the tables no longer support: such a client is refused at its next command."""
 
 
 class FunctionSet(NamedTuple):

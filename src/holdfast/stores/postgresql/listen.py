@@ -1,8 +1,8 @@
-"""How a process on PostgreSQL hears that one of its attempts was granted by another process.
+"""Hints through LISTEN/NOTIFY: which attempts may have been granted by another process.
 
 Each watch has a connection of its own that listens on one channel; the transaction that makes a grant notifies it.
-Grants by this same process are warned directly. Behind a pooler nobody can listen: there the head of a queue looks
-about once a second instead. Hints may be lost: nobody's safety rests on them.
+Grants by this same process are passed on directly. LISTEN does not work through a pooler: there the head of a queue
+polls about once a second instead. Hints may be lost: safety does not depend on them.
 """
 
 from __future__ import annotations

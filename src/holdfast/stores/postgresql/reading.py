@@ -60,9 +60,9 @@ class PostgresReader(Answers):
     ) -> None:
         """`at` replaces the clock in tests.
 
-        With `patient`, rows and groups that other transactions have are waited for; with `alone`, groups are. Else only
-        what is `awaited` is, while nothing else is held: a row, or the groups and workflows that `busy_name` names.
-        Claims pass over these runs, which cannot be read, and lock so many times what they need.
+        With `patient`, rows and groups that other transactions have locked are waited for; with `alone`, only groups.
+        Otherwise only `awaited` is waited for, while nothing else is locked: a row, or groups and workflows as named by
+        `busy_name`. Claims skip the unreadable runs in `passed_over`, and lock `wider` times what they need.
         """
         super().__init__(questions, changing)
         self._schema, self._namespace, self._at, self._patient = schema, namespace, at, patient
@@ -179,12 +179,12 @@ class PostgresReader(Answers):
 
     def _lock_workers(self) -> None:
         """Lock workers: one that gets runs cannot be removed meanwhile, and one that is being removed gets no runs."""
-        buried = {one.worker for one in self._by[q.RunsOf] if one in self._changing}
+        leaving = {one.worker for one in self._by[q.RunsOf] if one in self._changing}
         lease = worker_key("")
-        given = {one.key.removeprefix(lease) for one in self._by[q.LockByKey] if one.key.startswith(lease)} - buried
+        given = {one.key.removeprefix(lease) for one in self._by[q.LockByKey] if one.key.startswith(lease)} - leaving
         share = "FOR KEY SHARE" if self._patient else "FOR KEY SHARE SKIP LOCKED"
         self._ask_for(sql.LOCK_WORKERS.format(how=share), self._had_workers, sorted(given))
-        self._ask_for(sql.LOCK_WORKERS.format(how=SKIP), self._had_workers, sorted(buried))
+        self._ask_for(sql.LOCK_WORKERS.format(how=SKIP), self._had_workers, sorted(leaving))
 
     def _lock_due(self) -> None:
         """Lock the runs to claim, and more where a rule has asked for more; other claims skip locked runs."""

@@ -267,7 +267,7 @@ class PostgresSource:
         return asking.count_runs()
 
     def read_rows(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Send statements that only read, in a transaction of their own. A failed one is rolled back before the next."""
+        """Send statements that only read, in a transaction of their own, rolled back before the next if it fails."""
         look, end = self._transactions.look, self._transactions.commit
         rows = self._trip((*look, *statements, *end))
         return rows[len(look) : len(rows) - len(end)]

@@ -84,7 +84,7 @@ def tables_of(session: Session, schema: str) -> Tables:
         found = None
         if session.ask(_OF_DEVELOPMENT, (schema.encode(),)) == b"about.version locks.namespace locks.key locks.record":
             raise ForeignSchema(
-                f"the schema {schema!r} was made by an earlier development version of Holdfast. It was not changed. "
+                f"the schema {schema!r} was created by an earlier development version of Holdfast. It was not changed. "
                 f"Stop its clients, and drop it (DROP SCHEMA {quoted(schema)} CASCADE) or use another ?schema=. The "
                 "next client that opens the store creates the schema again."
             ) from None

@@ -1,8 +1,8 @@
 """The statements with which a PostgreSQL store reads and locks rows, so that the rules can decide in Python.
 
-`$1` is the namespace, `$2` a JSON list of keys, in the order in which rows are locked. Every row is looked up by its key
-(LATERAL): the server has no statistics for a table that is new or has just grown, and a plan that is made then stays for
-the session. The statements that write are in `writing.py`.
+`$1` is the namespace, `$2` a JSON list of keys, in the order in which rows are locked. Every row is looked up by its
+key (LATERAL): the server has no statistics for a table that is new or has just grown, and a plan that is made then
+stays for the session. The statements that write are in `writing.py`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SELECT x.key FROM jsonb_array_elements_text($2::jsonb) AS k(key)
 """
 # The time until which runs are due for a claim. It only selects them: the rules use a later time.
 TAKE_BOUND = "SELECT set_config('holdfast_step.bound', coalesce($1, holdfast.clock()::text), true)"
-# The first due runs of each type that no other transaction has locked: [type, how many of each kind]. $3: excluded runs.
+# The first due runs of each type that no other transaction has locked: [type, how many of each kind]. $3: not these.
 LOCK_DUE = f"""
 SELECT set_config('holdfast_step.mine', coalesce(jsonb_agg(y.id)::text, '[]'), true) FROM (
     SELECT x.id FROM jsonb_array_elements($2::jsonb) AS k(a) CROSS JOIN LATERAL (

@@ -139,7 +139,7 @@ class PostgresStore:
         apart: str = "",
         lender: transactions.ConnectionSource | None = None,
     ) -> None:
-        """`apart` distinguishes stores with the same address, where the settings of an engine decide about the database.
+        """`apart` distinguishes stores with the same address, if the settings of an engine select the database.
 
         `lender` provides the connections for users' transactions, if they come from a pool or an engine.
         """
@@ -163,7 +163,7 @@ class PostgresStore:
     def __repr__(self) -> str:
         return f"<PostgresStore {self.identity}>"
 
-    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (there are no turns on this store, so no role goes first)
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (no caller waits for a turn here)
         """Open a new connection; the first one creates missing tables."""
         session = self._session()
         return PostgresConnection(
@@ -205,7 +205,7 @@ class PostgresStore:
         return True
 
     def _mend_apart(self) -> None:
-        """Create functions that were missing in a user's transaction, which has failed; the next transaction finds them."""
+        """Create functions that were missing in a user's transaction, which has failed; for the next transaction."""
         self._prepared = False
         self._session().close()
 
@@ -236,7 +236,7 @@ class PostgresStore:
         )
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """A block with a connection for the user's statements: of their pool or engine, or else a psycopg connection."""
+        """A block with a connection for the user's statements: from their pool or engine, or a psycopg connection."""
         self._check_open()
         return self._lender.transaction()
 
@@ -266,7 +266,7 @@ class PostgresStore:
         )
 
     def on_severed(self, callback: Severed) -> None:
-        """Register a callback that is called, with the reason, when the grants of this store have ended with its session."""
+        """Register a callback, called with the reason when all grants of this store have ended with their session."""
         if self._advisory is not None:
             self._advisory.on_severed(callback)
 

@@ -1,10 +1,10 @@
 """Users' own statements and Holdfast's commands in one transaction of one PostgreSQL database.
 
-A `ConnectionSource` provides the connection of a block: from the user's pool or engine if the store was opened from one,
-or else a new one. A `JoinedConnection` carries commands out within a transaction that is open on such a connection, or
-on any other connection to the same database. There, rows that another transaction has locked are waited for, up to a
-time limit; a command that fails breaks neither the transaction nor other commands. Only the commit decides whether
-everything was carried out.
+A `ConnectionSource` provides the connection of a block: from the user's pool or engine if the store was opened from
+one, or else a new one. A `JoinedConnection` carries commands out within a transaction that is open on such a
+connection, or on any other connection to the same database. There, rows that another transaction has locked are waited
+for, up to a time limit; a command that fails breaks neither the transaction nor other commands. Only the commit decides
+whether everything was carried out.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PLACE = (
     "SELECT extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text || ' ' || oid::text "
     "FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
-# This setting ends with its transaction. Unlike a savepoint or a query, it still allows the user to choose the isolation
-# level afterwards.
+# This setting ends with its transaction. Unlike a savepoint or a query, it still allows the user to choose the
+# isolation level afterwards.
 RUN_PREFIX = "SET LOCAL holdfast.lent = 'yes'"
 MARKED = "SELECT pg_catalog.current_setting('holdfast.lent', true)"
 READ_ONLY, SERIALIZATION_FAILURE, UNIQUE_VIOLATION = "25006", "40001", "23505"

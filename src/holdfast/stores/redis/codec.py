@@ -1,8 +1,8 @@
 """Runs, slots and members of limits as they are stored in Redis.
 
 A run is a hash with one field for each field of `Run` that does not have its default value: texts as they are,
-everything else as JSON. So a new field needs no code here. The length of a journal and the number of events are those of
-their lists. Scores of sorted sets are whole numbers below 2^53, which a double represents exactly.
+everything else as JSON. So a new field needs no code here. The length of a journal and the number of events are those
+of their lists. Scores of sorted sets are whole numbers below 2^53, which a double represents exactly.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def check_options(terms: WorkflowLimits) -> None:
         for number in (limit.max, limit.per, limit.max_queue or 0):
             score(number)
         if limit.per and limit.max < 1:
-            raise OverflowError(f"the limit of {limit.max} starts in a span is too large to be stored")
+            raise OverflowError(f"a limit of {limit.max} starts in a span cannot be stored")
     read_terms(text(terms))
 
 

@@ -7,7 +7,7 @@ decide what a lost connection means. Nothing here is used across a fork.
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401  (otherwise the first connection imports it, and an interrupt there would leave the import lock held for ever)
+import encodings.idna  # noqa: F401  (an interrupt during its import by the first connection would lock for ever)
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -206,7 +206,7 @@ class RedisLink:
     @property
     def lost(self) -> bool:
         """Whether the connection was lost; an error reply of the server does not close it."""
-        return self.connection is None or self.connection._sock is None  # noqa: SLF001  (redis-py has no public attribute for it)
+        return self.connection is None or self.connection._sock is None  # noqa: SLF001  (redis-py has nothing public)
 
     def call(self, script: Script, *arguments: bytes) -> Any:
         """Run a script with the name of the index and these arguments, and return its answer."""
@@ -230,7 +230,7 @@ class RedisLink:
             raise self.failed(error) from error
 
     def refused(self, error: redis.exceptions.ResponseError) -> BaseException:
-        """The Holdfast error for an error reply of the server. If it is about the commands, the connection stays open."""
+        """The Holdfast error for an error reply. If it is about the commands, the connection stays open."""
         reason = store_error(error, self._name, sent=True)
         return StepRefused(reason) if isinstance(reason, StoreUnusable) else self.failed(error)
 

@@ -1,7 +1,7 @@
 """The fast path: which commands go to the script locks.lua, how they are encoded, and how its answers are decoded.
 
-Commands that cannot be encoded, and those that the script declines, are left to the rules in Python (source.py). The
-order of commands is kept: see `asked`.
+Commands that cannot be encoded, and those that the script declines, are left to the rules in Python (record_source.py).
+The order of commands is kept: see `asked`.
 """
 
 from __future__ import annotations

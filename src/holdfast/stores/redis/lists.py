@@ -1,9 +1,9 @@
 """Lists of locks and of runs in Redis, and the choice of the sorted set to read.
 
-Each set that can answer a part of the filter is counted, and the smallest one is read, from the newest run on; the other
-parts of the filter are checked for each run in it. The set of ids is ordered by id: the ids with a prefix are sorted by
-their start, unless there are very many. One call reads a bounded number of runs: the page may then be short, even empty,
-and contains the cursor at which the next page begins.
+Each set that can answer a part of the filter is counted, and the smallest one is read, from the newest run on; the
+other parts of the filter are checked for each run in it. The set of ids is ordered by id: the ids with a prefix are
+sorted by their start, unless there are very many. One call reads a bounded number of runs: the page may then be short,
+even empty, and contains the cursor at which the next page begins.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ADDITIONS = ("ZADD", "MSET", "HSET", "RPUSH", "SADD")
 NEEDED = (*READS, *REMOVALS, *ADDITIONS, "PUBLISH")
 
 _known: set[tuple[str, str]] = set()
-_SCRIPT = read_script("rights_asked.lua").decode()
+_SCRIPT = read_script("permission_check.lua").decode()
 
 
 def check_once(place: RedisAddress, link: RedisLink, index: str) -> None:

@@ -1,8 +1,8 @@
 """`redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`: the server's clock, hints by pub/sub.
 
 Frequent commands of a batch are one script and one round trip (locks.lua). All others are decided by the rules in
-Python: one script reads, another one writes if nothing has changed (source.py). Durability depends on how the server
-persists its data: health.py checks that when a server is first used, and logs a warning for each problem.
+Python: one script reads, another one writes if nothing has changed (record_source.py). Durability depends on how the
+server persists its data: health.py checks that when a server is first used, and logs a warning for each problem.
 Options in the URL: `?prefix=holdfast` (the beginning of all keys), `?cluster=true`, and those of redis-py.
 """
 
@@ -26,8 +26,8 @@ from ..urls import redacted
 from . import fast_path, health, permissions
 from .connection import RedisAddress, RedisLink, place_of_client, place_of_url, shown
 from .keys import PREFIX, Layout
+from .record_source import RedisSource
 from .scripts import FAST
-from .source import RedisSource
 from .subscribe import RedisWatch
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class RedisStore:
         durable = look is not None and look.durable
         return Capabilities(durable=durable, shared=True, server_clock=self._now is None, notifies=True, workflows=True)
 
-    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (there are no turns on this store, so no role goes first)
+    def connect(self, role: Role) -> Connection:  # noqa: ARG002  (no caller waits for a turn here)
         """Open a connection of its own."""
         return RedisConnection(self._link(), self.layout, self._now, cluster=self._place.cluster)
 
@@ -150,7 +150,7 @@ class RedisConnection:
         return outcomes  # type: ignore[return-value]  # rows are never locked here
 
     def _execute(self, commands: Sequence[Command], outcomes: list[Outcome | None]) -> None:
-        """Carry out commands that are not too much for one script; add the outcomes and the moments of the decisions."""
+        """Carry out commands that fit into one script; add their outcomes and the moments of the decisions."""
         asked, before = fast_path.asked(commands, self._source.guesses), len(outcomes)
         outcomes += [None] * len(commands)
         self.moments += [0] * len(commands)

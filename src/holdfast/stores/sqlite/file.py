@@ -32,7 +32,7 @@ APPLICATION_ID = int.from_bytes(b"Hldf", "big")
 SCHEMA = ("001_locks.sql", "002_slots.sql", "003_runs.sql")
 """The scripts that create the tables of `FIRST_VERSION`."""
 FIRST_VERSION = 4
-"""Files with a lower version come from development versions. Their tables differ although their number may be the same."""
+"""Files with a lower version are of development versions; their tables differ even where the number is the same."""
 MIGRATIONS: tuple[str, ...] = ()
 """The n-th script upgrades schema version `FIRST_VERSION` + n to the next version."""
 SCHEMA_VERSION = FIRST_VERSION + len(MIGRATIONS)
@@ -126,7 +126,7 @@ class Handle:
         self._closed = ""
         self._look_again = 0.0
         self.active = threading.Lock()
-        with _forking:  # a fork under way has listed the handles, and a new one would stay open in the child
+        with _forking:  # a fork under way has listed the handles; a new one would stay open in the child
             _handles.add(self)
 
     def tidy(self) -> None:
@@ -173,7 +173,7 @@ class Handle:
             self._drop()
 
     def rest_for_fork(self, patience: float) -> bool:
-        """Close until the next use, and block other threads until `resume`. False: the handle stayed in use too long."""
+        """Close until the next use, and block other threads until `resume`. False: it stayed in use for too long."""
         if not self.active.acquire(timeout=patience):
             return False
         self._drop()

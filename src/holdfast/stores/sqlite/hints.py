@@ -196,7 +196,7 @@ class SocketWatch(_Watch):
                 old.close()
 
     def _shows_life(self) -> bool:
-        """Update the time of the socket's file, see _sweep. Returns whether the file exists and is a socket, not a link."""
+        """Update the time of the socket's file, see _sweep. Returns whether it exists and is a socket, not a link."""
         with suppress(OSError), _opened(self._database) as folder:
             there = stat.S_ISSOCK(os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_mode)
             with suppress(OSError):

@@ -112,8 +112,8 @@ def check_may_listen(database: Path) -> None:
 def share_socket(folder: int, name: str, database: Path) -> None:
     """Allow users who may write to the database to send to this socket; `OSError` where that is not possible.
 
-    A socket is bound with a mode for its user only, reduced by the umask: the missing bits are set on the file through a
-    descriptor. Where there are no such descriptors, a shared database works without sockets.
+    A socket is bound with a mode for its user only, reduced by the umask: the missing bits are set on the file through
+    a descriptor. Where there are no such descriptors, a shared database works without sockets.
     """
     like = database.stat()
     wanted = _writers(like)
@@ -202,7 +202,7 @@ def _writers(like: os.stat_result) -> int:
 
 
 def _share(file: int, status: os.stat_result, like: os.stat_result, mode: int) -> None:
-    """Give a file the owner and the group of the database, as far as permitted; what is right already is not changed."""
+    """Give a file the owner and group of the database, as far as permitted; correct values are not written again."""
     if (status.st_uid, status.st_gid) != (like.st_uid, like.st_gid):
         try:
             os.chown(file, like.st_uid, like.st_gid)

@@ -1,8 +1,8 @@
 """`sqlite:///relative/path` and `sqlite:////absolute/path`: many processes of one machine on one file.
 
-One transaction per batch, write-ahead log, synchronous=FULL: an answered command survives a power failure.
-Writers take turns (write_turns.py) and wait up to `patience` seconds instead of failing; reads do not wait. Processes are
-notified of grants by other processes through datagrams (hints.py).
+One transaction per batch, write-ahead log, synchronous=FULL: an answered command survives a power failure. Writers take
+turns (write_turns.py) and wait up to `patience` seconds instead of failing; reads do not wait. Processes are notified
+of grants by other processes through datagrams (hints.py).
 Options in the URL: `?patience=2` (seconds), `?wakeup=poll` (no sockets).
 """
 
@@ -59,7 +59,8 @@ def open_sqlite(url: str, *, namespace: str, clock: Clock) -> Store:
     patience = seconds(options.pop("patience", str(PATIENCE_SECONDS)), what="patience")
     wakeup = options.pop("wakeup", "auto")
     if options or wakeup not in ("auto", "poll"):
-        raise InvalidOption(f"a sqlite:// URL accepts ?patience=SECONDS and ?wakeup=auto|poll, not {sorted(options)}")
+        found = ", ".join(sorted(options)) or f"wakeup={wakeup}"
+        raise InvalidOption(f"a sqlite:// URL accepts ?patience=SECONDS and ?wakeup=auto|poll, not {found}")
     _check_place(path)
     return SqliteStore(path, namespace=namespace, clock=clock, patience=patience, poll=wakeup == "poll")
 
@@ -162,7 +163,7 @@ class SqliteStore:
         return JoinedTransaction(connection, self.path, namespace=self._namespace, clock=self._clocks.now)
 
     def on_differing_clock(self, name: str, callback: Callable[[str, str, int, float], None]) -> None:
-        """Register a callback, with name, host, process and seconds ahead, for processes whose clock begins to differ."""
+        """Register a callback for differing clocks; its arguments are name, host, process and seconds ahead."""
         self._clocks.on_differing(name, lambda one: callback(one.name, one.host, one.pid, one.ahead))
 
     def diagnose(self) -> tuple[Finding, ...]:
@@ -276,7 +277,7 @@ class SqliteConnection:
             self._clocks.look(self._handle.ready())
 
     def _transact(self, commands: Sequence[Command], deadline: float) -> tuple[list[Outcome], list[str]] | None:
-        """One transaction, and further attempts to notify; None while a program that takes no turns has locked the file."""
+        """One transaction, and further attempts to notify; None while a program without turns has locked the file."""
         with self._handle.active:
             try:
                 db = self._handle.ready()

@@ -121,7 +121,7 @@ class WriteTurn:
                 queue.remove(place)
 
     def stamp(self) -> int:
-        """Let the system stamp the turn file, and return that time in microseconds; `OSError` where that is impossible."""
+        """Let the system stamp the turn file, and return the time in microseconds; `OSError` if that fails."""
         return self._file.stamp()
 
     def leave_to_parent(self) -> None:

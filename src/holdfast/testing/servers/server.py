@@ -1,8 +1,8 @@
-"""What all servers of the test kit have in common: a folder, a port, a supervisor, and the faults that tests give them.
+"""The base class of all test servers: a folder, a port, a supervisor, and methods that kill, pause and restart it.
 
-A server is started by its class and ended by `close`, which the context managers of the package call. Everything it
-stores is in a temporary folder of its own that goes with it. What is particular to a kind (how it is found, started
-and known to be ready) is in the modules beside this one.
+Creating an instance starts the server; `close`, which the context managers of the package call, ends it. All its data
+is in a temporary folder that `close` removes. How each kind of server is found, started and checked for readiness is in
+the other modules of this package.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from typing import ClassVar
 
 from ...errors import HoldfastError
 from ..ports import LOCALHOST, HeldPort
-from .remote_process import LOOK_EVERY, PATIENCE, Account, RemoteProcess, ServerFailed
+from .remote_process import CHECK_EVERY, PATIENCE, Account, RemoteProcess, ServerFailed
 from .supervisor import remove_leftovers
 
 PORTS_TO_TRY = 5
 GRACE = 20.0
-"""Seconds for an orderly end, before the server is killed."""
+"""Seconds for a regular shutdown, before the server is killed."""
 _TAIL = 12
 
 
 class ServerMissing(HoldfastError):
-    """There is no such server on this machine. The message says which command installs it."""
+    """The server is not installed on this machine. The message contains the command that installs it."""
 
 
 class Server:
-    """A real server on 127.0.0.1, with processes and data of its own."""
+    """A real server on 127.0.0.1, with its own processes and data."""
 
     kind: ClassVar[str]
-    """The name of what it is, for people."""
+    """The name of the product, for messages."""
     ending: ClassVar[int] = signal.SIGTERM
-    """The signal that asks it to end in order."""
+    """The signal for a regular shutdown."""
     host = LOCALHOST
 
     def __init__(self, *, settings: Mapping[str, str] | None, env: Mapping[str, str] | None) -> None:
         if os.name != "posix":
-            raise ServerMissing(f"the test kit can start {self.kind} on Linux and macOS only")
+            raise ServerMissing(f"holdfast.testing can start {self.kind} on Linux and macOS only")
         self.settings: dict[str, str] = {**self._defaults(), **(settings or {})}
-        """What is configured; a change is in force after the next `restart`."""
+        """The configuration; a change takes effect with the next `restart`."""
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         self._extra_env = dict(env or {})
         self._account = self._choose_account()
-        self._boss = os.getpid()
+        self._parent = os.getpid()
         self._closing = ExitStack()
         try:
             self.folder = temporary_folder(self._account)
             self._closing.callback(self._remove_data)
             self.home = self.folder / "home"
-            """Where the server's own files are."""
+            """The folder of the server's own files."""
             self.home.mkdir(mode=0o700)
             if self._account is not None:
                 os.chown(self.home, self._account.user, self._account.group)
@@ -76,17 +76,17 @@ class Server:
             self._closing.close()
             raise
 
-    # -- what differs between kinds ---------------------------------------------------------------------------
+    # -- for subclasses ---------------------------------------------------------------------------------------
 
     def _defaults(self) -> dict[str, str]:
         raise NotImplementedError
 
     def _install(self) -> Path:
-        """The program, where the account can run it."""
+        """The path of the program, at a place where the account can run it."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
-        """Make the data folder."""
+        """Create the data folder."""
 
     def _command(self) -> list[str]:
         raise NotImplementedError
@@ -105,61 +105,61 @@ class Server:
         """The address for clients."""
         raise NotImplementedError
 
-    # -- what tests use ---------------------------------------------------------------------------------------
+    # -- for tests --------------------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
-        """The port, the same for the whole life of the server."""
+        """The port; it stays the same until the server is closed."""
         return self._port.number
 
     @property
     def pid(self) -> int | None:
-        """The number of the server's first process; None while it is not running."""
+        """The process id of the server's first process; None while it is not running."""
         return self._remote.look().pid
 
     @property
     def processes(self) -> list[int]:
-        """The numbers of all its processes, the first one first."""
+        """The ids of all its processes, the first process first."""
         return self._remote.look().processes
 
     @property
     def running(self) -> bool:
-        """Whether there is any process of it, paused or not."""
+        """Whether any of its processes exists, paused or not."""
         return bool(self.processes)
 
     def stop(self) -> None:
-        """End it in order, as an operator would; it is gone when this returns. `restart` brings it back."""
+        """Shut the server down regularly, and wait until it has ended. `restart` starts it again."""
         self._remote.resume()
         self._remote.signal(self.ending)
         if self._remote.wait_until(lambda state: not state.processes, within=GRACE) is None:
             self.kill()
 
     def kill(self) -> None:
-        """Kill -9 for all its processes at once; they are gone when this returns. `restart` brings it back."""
+        """Send SIGKILL to all its processes, and wait until they have ended. `restart` starts it again."""
         self._remote.kill()
 
     def restart(self) -> None:
-        """Start it again, on the same port and with the same data. A running one is stopped before."""
+        """Start the server again, on the same port and with the same data. If it is running, it is stopped first."""
         if self.running:
             self.stop()
         self._start()
 
     def pause(self) -> None:
-        """SIGSTOP for all its processes: connections stay open, and nobody answers."""
+        """Send SIGSTOP to all its processes: connections stay open, but the server does not respond."""
         self._remote.pause()
 
     def resume(self) -> None:
-        """SIGCONT for all its processes."""
+        """Send SIGCONT to all its processes."""
         self._remote.resume()
 
     def log(self) -> str:
-        """What the server has written about itself."""
+        """The output of the server so far."""
         path = self.folder / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def close(self) -> None:
-        """End it and remove its data. A forked child leaves that to the process that started it."""
-        if os.getpid() == self._boss:
+        """End the server and remove its data. In a forked child this does nothing."""
+        if os.getpid() == self._parent:
             self._closing.close()
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ class Server:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def _remove_data(self) -> None:
-        """The supervisor has done this, unless somebody has killed it."""
+        """Remove the data, in case the supervisor was killed before it could."""
         remove_leftovers(self._pid_file())
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -176,7 +176,7 @@ class Server:
         self._port.close()
 
     def _start_somewhere(self) -> None:
-        """Start on a port; on another one where somebody was quicker."""
+        """Start the server; if its port is in use by another process, on another port."""
         for left in reversed(range(PORTS_TO_TRY)):
             try:
                 self._start()
@@ -202,41 +202,41 @@ class Server:
             state = self._remote.look()
             if state.pid is None:
                 self.kill()
-                raise ServerFailed(self._complaint(f"ended with {state.code} instead of starting"))
+                raise ServerFailed(self._message(f"ended with exit code {state.code} instead of starting"))
             if self._ready(state.pid):
                 return
             if time.monotonic() >= give_up:
                 self.kill()
-                raise ServerFailed(self._complaint(f"was not ready within {PATIENCE:g} s"))
-            time.sleep(LOOK_EVERY)
+                raise ServerFailed(self._message(f"was not ready within {PATIENCE:g} s"))
+            time.sleep(CHECK_EVERY)
 
     def _run(self, command: list[str]) -> None:
-        """Run a program of the server's to its end."""
+        """Run a program of the server, such as initdb, and wait for its end."""
         self._remote.start(
             command, env=self._env, log=self.folder / "server.log", folder=self.home, account=self._account
         )
         state = self._remote.wait_until(lambda state: not state.processes)
         if state is None or state.code != 0:
             self.kill()
-            ended = "did not end" if state is None else f"ended with {state.code}"
-            raise ServerFailed(self._complaint(f"could not be prepared: {shlex.join(command)} {ended}"))
+            ended = "did not end" if state is None else f"ended with exit code {state.code}"
+            raise ServerFailed(self._message(f"could not be prepared: {shlex.join(command)} {ended}"))
 
-    def _complaint(self, what: str) -> str:
+    def _message(self, what: str) -> str:
         tail = "\n".join(self.log().splitlines()[-_TAIL:])
         return f"{self.kind} {what}. The end of its log:\n{tail or '(nothing)'}"
 
 
 def missing(kind: str, packages: str, otherwise: str, *, reason: str = "") -> ServerMissing:
-    """The error that tells how to get a server."""
+    """The error that states how to install a server."""
     return ServerMissing(
-        f"{reason or f'{kind} is not installed. '}Install one with\n"
+        f"{reason or f'{kind} is not installed. '}Install it with\n"
         f"    {shlex.quote(sys.executable)} -m pip install {packages}\n"
         f"or {otherwise}"
     )
 
 
 def reachable(path: Path) -> bool:
-    """Whether everybody may pass through all the folders that lead there."""
+    """Whether every user may pass through all parent folders of this path."""
     folders = {*path.absolute().parents, *path.resolve().parents}
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
 
@@ -254,12 +254,12 @@ def temporary_folder(account: Account | None) -> Path:
             return folder
     raise ServerFailed(
         f"started by root, the server runs as {account.name!r}, and that user can reach none of {', '.join(bases)}: "
-        "set TMPDIR to a folder that everybody may pass through"
+        "set TMPDIR to a folder that every user may pass through"
     )
 
 
 def _version(program: Path, account: Account | None, folder: Path) -> str:
-    done = subprocess.run(  # noqa: S603  (a server that was asked for)
+    done = subprocess.run(  # noqa: S603  (the server that the test requested)
         [str(program), "--version"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,9 +1,9 @@
-"""The process between a test and its server: it starts the server, and ends it when the test is gone, however it went.
+"""The process between a test and its server: it starts the server, and ends it when the test ends in any way.
 
-It is run as a program, by `watched.py`, with nothing but the interpreter's own library. It takes one JSON object a line
-and answers each with one. When its boss dies, also by kill -9, or when the pipe is closed, it kills every process of
-the server and removes the folder that it was given. It adopts what the server leaves behind, so that none escapes; and
-should the supervisor itself be killed, the kernel ends the server.
+`remote_process.py` runs it as a program; it uses only the standard library. It reads one JSON object per line and
+replies to each with one. When its parent ends, even by kill -9, or when the pipe is closed, it kills every process of
+the server and removes the server's folder. It adopts orphaned processes of the server, so that none is left running. If
+the supervisor itself is killed, the kernel kills the server.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LOOK_EVERY = 0.2
-"""Seconds between two looks at who our parent is, for systems that do not tell of a death."""
-STANDSTILL = 10.0
-"""Seconds that a process which waits for the disk may take to stop."""
+CHECK_EVERY = 0.2
+"""Seconds between two checks of the parent process, on systems without pidfd."""
+STOP_TIMEOUT = 10.0
+"""Seconds to wait for a process to stop; one that waits for the disk stops late."""
 SOON = 0.002
 _PARENT_DEATH, _ADOPT_ORPHANS, _REMOVE = 1, 36, 0
-_OBJECTS = Path("/dev/shm")  # noqa: S108  (where libfaketime keeps one object a process)
-_DEAD, _STANDING = set("ZX"), set("TtZX")
+_OBJECTS = Path("/dev/shm")  # noqa: S108  (libfaketime keeps objects of each process there)
+_DEAD, _STOPPED = set("ZX"), set("TtZX")
 _LINUX = sys.platform.startswith("linux")
 
 
 class Supervisor:
-    """One server at a time, and all the processes that come of it."""
+    """Controls one server at a time, with all its descendant processes."""
 
-    def __init__(self, boss: int, folder: Path) -> None:
-        self.boss, self.folder = boss, folder
+    def __init__(self, parent: int, folder: Path) -> None:
+        self.parent, self.folder = parent, folder
         self.libc: Any = ctypes.CDLL(None, use_errno=True)
         self.server: subprocess.Popen[bytes] | None = None
         self.code: int | None = None
@@ -45,7 +45,7 @@ class Supervisor:
         if _LINUX:
             self.libc.prctl(_ADOPT_ORPHANS, 1)
 
-    # -- what it is asked -------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -62,13 +62,13 @@ class Supervisor:
         self.pid_file = None if pid_file is None else Path(pid_file)
         self.server, self.code, me = None, None, os.getpid()
 
-        def go_with_the_watcher() -> None:
+        def end_with_the_supervisor() -> None:
             self.libc.prctl(_PARENT_DEATH, signal.SIGKILL)
             if os.getppid() != me:
                 os._exit(1)
 
         with Path(log).open("ab") as output:
-            self.server = subprocess.Popen(  # noqa: S603  (what our own boss asks for)
+            self.server = subprocess.Popen(  # noqa: S603  (the command of the parent)
                 command,
                 env=env,
                 cwd=folder,
@@ -79,16 +79,16 @@ class Supervisor:
                 user=user,
                 group=group,
                 extra_groups=None if user is None else [],
-                preexec_fn=go_with_the_watcher if _LINUX else None,  # noqa: PLW1509  (there is but one thread)
+                preexec_fn=end_with_the_supervisor if _LINUX else None,  # noqa: PLW1509  (this process has only one thread)
             )
         return self.look()
 
     def look(self) -> dict[str, Any]:
-        """Which processes there are, and how the server has ended if it has."""
+        """The processes that are running, and the exit code of the server if it has ended."""
         processes = self._processes()
-        self._reap()  # after the look: where none was alive, it is known how the server has ended
+        self._reap()  # after listing: if no process was left, the exit code is known
         pid = None if self.server is None or self.code is not None else self.server.pid
-        if pid is not None and pid not in processes:  # its first thread has ended, others not yet
+        if pid is not None and pid not in processes:  # its first thread has ended, but other threads have not
             processes.insert(0, pid)
         return {"pid": pid, "code": self.code, "processes": processes}
 
@@ -100,25 +100,25 @@ class Supervisor:
         return self.look()
 
     def pause(self) -> dict[str, Any]:
-        """Stop all of them, the first one first, so that it makes no more, and wait until they stand."""
+        """Stop all processes and wait until they have stopped; the first process first, so that it starts no more."""
         stopped: set[int] = set()
-        give_up = time.monotonic() + STANDSTILL
+        give_up = time.monotonic() + STOP_TIMEOUT
         while fresh := [pid for pid in self._processes() if pid not in stopped]:
             for pid in fresh:
                 _send(pid, signal.SIGSTOP)
-            while not all(map(_stands, fresh)) and time.monotonic() < give_up:
+            while not all(map(_has_stopped, fresh)) and time.monotonic() < give_up:
                 time.sleep(SOON)
             stopped.update(fresh)
         return self.look()
 
     def resume(self) -> dict[str, Any]:
-        """Let all of them go on, the first one last, so that it finds the others at work."""
+        """Continue all processes; the first process last, so that the others are running by then."""
         for pid in reversed(self._processes()):
             _send(pid, signal.SIGCONT)
         return self.look()
 
     def kill(self) -> dict[str, Any]:
-        """Kill all of them, and wait until they are gone."""
+        """Kill all processes, and wait until they have ended."""
         self.pause()
         while found := self.look()["processes"]:
             for pid in found:
@@ -127,10 +127,10 @@ class Supervisor:
         remove_leftovers(self.pid_file)
         return self.look()
 
-    # -- what is behind it ------------------------------------------------------------------------------------
+    # -- implementation ---------------------------------------------------------------------------------------
 
     def _processes(self) -> list[int]:
-        """The living ones, parents before their children."""
+        """All running descendants, parents before their children."""
         found: list[int] = []
         queue, children_of = [os.getpid()], _families()
         while queue:
@@ -141,7 +141,7 @@ class Supervisor:
         return sorted(found, key=lambda pid: pid != first)
 
     def _reap(self) -> None:
-        """Take note of those that have ended, adopted ones too."""
+        """Reap all processes that have ended, also adopted ones."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -156,31 +156,31 @@ class Supervisor:
                     (_OBJECTS / name).unlink()
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill all processes and remove the folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def watch(self) -> None:
-        """Do what the boss asks, until he is gone."""
-        asked: dict[str, Callable[..., dict[str, Any]]] = {
+        """Execute the requests of the parent until it ends."""
+        requests: dict[str, Callable[..., dict[str, Any]]] = {
             name: getattr(self, name) for name in ("start", "look", "signal", "pause", "resume", "kill")
         }
-        bell, ring = os.pipe()
-        os.set_blocking(ring, False)
-        signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+        wakeup_read, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_write, False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
-        sources = [0, bell]
-        patience: float | None = LOOK_EVERY
+        sources = [0, wakeup_read]
+        patience: float | None = CHECK_EVERY
         if hasattr(os, "pidfd_open"):
             with suppress(OSError):  # an old kernel
-                sources.append(os.pidfd_open(self.boss))
+                sources.append(os.pidfd_open(self.parent))
                 patience = None
         text = b""
-        while os.getppid() == self.boss:
+        while os.getppid() == self.parent:
             ready, _, _ = select.select(sources, [], [], patience)
-            if bell in ready:
-                if signal.SIGTERM in os.read(bell, 4096):
+            if wakeup_read in ready:
+                if signal.SIGTERM in os.read(wakeup_read, 4096):
                     return
                 self._reap()
             if 0 not in ready:
@@ -192,14 +192,14 @@ class Supervisor:
             for line in lines:
                 request = json.loads(line)
                 try:
-                    answer = asked[request.pop("do")](**request)
+                    answer = requests[request.pop("do")](**request)
                 except (OSError, subprocess.SubprocessError) as error:
                     answer = {"error": f"{type(error).__name__}: {error}"}
                 os.write(1, json.dumps(answer).encode() + b"\n")
 
 
 def remove_leftovers(pid_file: Path | None) -> None:
-    """Remove what a killed PostgreSQL leaves behind: a segment of shared memory, and the file that names it."""
+    """Remove what a killed PostgreSQL leaves: a segment of shared memory, and the file that names it."""
     if pid_file is None or not pid_file.exists():
         return
     for line in pid_file.read_text(errors="replace").splitlines()[6:7]:
@@ -214,39 +214,39 @@ def _send(pid: int, number: int) -> None:
 
 
 def _families() -> Callable[[int], list[int]]:
-    """Tells the living children of a process."""
+    """Return a function that lists the running children of a process."""
     if Path(f"/proc/self/task/{os.getpid()}/children").exists():
         return _children
-    offspring: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     with subprocess.Popen(["/bin/ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
         rows = [line.split() for line in ps.communicate()[0].splitlines()]
     for pid, parent, state in rows:
         if int(pid) != ps.pid and not state.startswith("Z"):
-            offspring.setdefault(int(parent), []).append(int(pid))
-    return lambda pid: offspring.get(pid, [])
+            children.setdefault(int(parent), []).append(int(pid))
+    return lambda pid: children.get(pid, [])
 
 
 def _children(parent: int) -> list[int]:
-    """From the kernel's own list, a part of which each thread has."""
+    """The children of a process, from the lists that the kernel keeps for each of its threads."""
     found = []
     with suppress(OSError):
         for task in Path(f"/proc/{parent}/task").iterdir():
             for pid in (task / "children").read_text().split():
                 if _state(f"/proc/{pid}") not in _DEAD:
-                    found.append(int(pid))  # noqa: PERF401  (what was found counts, also when the rest is gone)
+                    found.append(int(pid))  # noqa: PERF401  (keep what was found, even if the rest raises)
     return sorted(found)
 
 
-def _stands(pid: int) -> bool:
-    """Whether all threads of a process have stopped; where the system does not tell, it is taken for granted."""
+def _has_stopped(pid: int) -> bool:
+    """Whether all threads of a process have stopped; True where the system does not report it."""
     try:
-        return all(_state(str(task)) in _STANDING for task in Path(f"/proc/{pid}/task").iterdir())
+        return all(_state(str(task)) in _STOPPED for task in Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return True
 
 
 def _state(task: str) -> str:
-    """One letter for what a process or thread does; X when there is none."""
+    """The state of a process or thread, as one letter; X if there is none."""
     try:
         return Path(task, "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

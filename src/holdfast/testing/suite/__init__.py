@@ -1,1 +1,1 @@
-"""The parts of the conformance suite, one subject a file. `conformance.py` puts them together."""
+"""The parts of the conformance suite, one subject per file. `conformance.py` combines them."""

@@ -1,9 +1,9 @@
-"""What a store tells the suite about itself, and what the parts of the suite work with.
+"""The hooks that a store implements for the suite, and the tools that all parts of the suite use.
 
-Time is the one thing in which stores differ. A store on the host's clock is given a clock that stands still until
-`advance` moves it. A store with a clock of its own is looked at by *its* clock: what the rules would have said is
-computed for the moment that the store itself names. Such a store may override `advance` where its clock can be
-set for tests; otherwise the suite really waits for the short spans, and skips the long ones with a reason.
+Stores differ in their clocks. A store on the host's clock is opened with a clock that stands still until `advance`
+moves it. A store with its own clock is tested with that clock: the expected outcomes are computed for the moment at
+which the store decided. Such a store may override `advance` if its clock can be set for tests. Otherwise the suite
+waits in real time for short spans, and skips the tests with long ones, with a reason.
 """
 
 from __future__ import annotations
@@ -30,59 +30,61 @@ from ..waiting import PATIENCE, eventually
 T = TypeVar("T", bound=Outcome)
 
 LONGEST_REAL_WAIT = 3.0
-"""Seconds that the suite really waits for a store whose clock it cannot move."""
+"""The longest real wait, in seconds, on a store whose clock cannot be moved."""
 NOBODYS_KEY = "nobody-ever-uses-this-key"
 
 ANY_NAMES = ["now", "(now", "snow", "knowledge"]
-"""Names like any other: a store must not take one for a word of its own."""
+"""Ordinary names: a store must not confuse them with its own keywords."""
 
 
 class SuiteBase:
-    """The hooks of a store, and the tools of the parts. A new instance for every test."""
+    """Hooks of a store, and tools of the suite. Each test has a new instance."""
 
     histories: ClassVar[int] = int(os.environ.get("HOLDFAST_HISTORIES", "60"))
     """How many random histories are compared with the rules."""
     story_length: ClassVar[int] = 100
-    """How many commands each of them has, at least."""
+    """The minimum number of commands in each random history."""
     patience: ClassVar[float] = PATIENCE
-    """Seconds after which something that has not happened will not happen."""
+    """Seconds after which an expected event counts as missing."""
     processes: ClassVar[bool | None] = None
-    """Whether other processes reach the store by its URL. None: if its capabilities say that it is shared."""
+    """Whether other processes can open the store by its URL. None: as its capability `shared` states."""
     workers: ClassVar[int] = 4
-    """How many hammer on the store at once."""
+    """How many threads or processes use the store at once."""
     real_second: ClassVar[int] = 4_000
-    """Microseconds that a second of a story takes on a store whose clock cannot be moved."""
+    """The length of a second of a history, in microseconds, on a store whose clock cannot be moved."""
     notices: ClassVar[bool] = False
-    """Whether the store notices that nobody receives a hint, and passes an offer over then."""
+    """Whether the store detects that a hint reached no receiver, and then passes the waiter over."""
     blows: ClassVar[int] = 25
-    """How often each of them does so."""
+    """How many operations each of the `workers` executes."""
 
     # -- the hooks --------------------------------------------------------------------------------------------
 
     def url(self, folder: Path) -> str:
-        """The address of an empty store, shared by all who open it. The folder is empty, and this test's alone."""
-        raise NotImplementedError(f"{type(self).__name__} must say where its store is: def url(self, folder)")
+        """The address of an empty store, the same for every caller. The folder is empty and belongs to this test."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must override url(self, folder) and return the address of its store"
+        )
 
     def open(self, url: str, *, namespace: str, clock: Clock) -> Store:
         """Open the store. Override it for a store that is not registered under its scheme."""
         return open_store(url, namespace=namespace, clock=clock)
 
     def dump(self, url: str, namespace: str) -> dict[str, LockRecord] | None:
-        """The lock records of a namespace as they are stored, settled by nobody. None: they cannot be had."""
+        """The lock records of a namespace as they are stored, not settled. None: they cannot be read."""
         return None
 
     def plant(self, url: str, namespace: str, key: str, text: str) -> bool:
-        """Put any text in the place of a record. False: this store keeps no text that could be unreadable."""
+        """Replace a record by any text. False: this store keeps no text that could be unreadable."""
         return False
 
     def plant_record(self, url: str, namespace: str, kind: str, key: str, text: str) -> bool:
-        """Put any text in the place of a record of a type, due long ago. False: the store keeps no text."""
+        """Replace a record of a type by any text, due long ago. False: the store keeps no text."""
         return False
 
     def advance(self, seconds: float) -> None:
         """Let time pass for the store, or set its clock back.
 
-        A store with a clock of its own overrides this where that clock can be set for tests.
+        A store with its own clock overrides this if that clock can be set for tests.
         """
         if not self.server_clock:
             self.clock.pass_by(seconds)
@@ -90,14 +92,14 @@ class SuiteBase:
             time.sleep(seconds)
         else:
             pytest.skip(
-                f"{type(self).__name__} has a clock of its own, and its advance() does not move it by {seconds} s"
+                f"{type(self).__name__}: the store has its own clock, which advance() does not move by {seconds} s"
             )
 
     def decided_at(self, connection: Connection, commands: Sequence[c.Command]) -> tuple[list[Outcome], list[int]]:
-        """Execute a batch, and tell at which moment of the store's clock each command was decided.
+        """Execute a batch. Returns the outcomes, and the time of the store's clock at which each command was decided.
 
-        A store with a clock of its own is asked by looks before and after, in the same batch, and must give one
-        answer; or its connections have `moments`, which tell it.
+        For a store with its own clock, the batch also reads the clock before and after the commands, and both times
+        must be equal; or the store's connections have `moments`, the times of the last batch.
         """
         if not self.server_clock:
             return connection.execute(commands), [self.clock.now] * len(commands)
@@ -107,7 +109,7 @@ class SuiteBase:
         before, *outcomes, after = connection.execute([look, *commands, look])
         assert isinstance(before, out.LockSeen)
         assert isinstance(after, out.LockSeen)
-        assert before.now == after.now, "the clock was read more than once within a batch: override decided_at()"
+        assert before.now == after.now, "the store read its clock more than once within a batch: override decided_at()"
         return outcomes, [before.now] * len(commands)
 
     # -- the tools --------------------------------------------------------------------------------------------
@@ -126,12 +128,12 @@ class SuiteBase:
 
     @cached_property
     def server_clock(self) -> bool:
-        """Whether the store has a clock of its own."""
+        """Whether the store has its own clock."""
         return self.store.capabilities.server_clock
 
     @property
     def steers(self) -> bool:
-        """Whether `advance` moves the clock by any span, also backwards."""
+        """Whether `advance` can move the clock by any span, also backwards."""
         return not self.server_clock or type(self).advance is not SuiteBase.advance
 
     @cached_property
@@ -157,7 +159,7 @@ class SuiteBase:
         return connection
 
     def pass_time(self, seconds: float, second: int) -> None:
-        """Let so many seconds of a story pass, in which a second is so many microseconds long."""
+        """Let so many seconds of a history pass; `second` is the length of one of them in microseconds."""
         span = seconds * second / SECOND
         if self.steers or 0 < span <= 1:
             self.advance(span)
@@ -167,22 +169,22 @@ class SuiteBase:
         return self.connection.execute(commands)
 
     def ask(self, command: c.Command, kind: type[T], connection: Connection | None = None) -> T:
-        """Execute one command, which must be answered so."""
+        """Execute one command, whose outcome must be of this type."""
         (outcome,) = (connection or self.connection).execute([command])
-        assert isinstance(outcome, kind), f"{command} was answered {outcome}"
+        assert isinstance(outcome, kind), f"expected {kind.__name__} for {command}, got {outcome}"
         return outcome
 
     def seen(self, key: str = "k", connection: Connection | None = None) -> LockRecord:
-        """The record of a key, settled for the eye; the empty one where there is none."""
+        """The record of a key as `Inspect` returns it, settled; an empty record if there is none."""
         return self.ask(c.Inspect(key=key), out.LockSeen, connection).record or LockRecord()
 
     def stored(self, namespace: str = "default") -> dict[str, LockRecord]:
-        """The records as they are stored; where those cannot be had, as they are listed."""
+        """The records as they are stored; if these cannot be read, as they are listed."""
         records = self.dump(self.address, namespace)
         return self.listed() if records is None else records
 
     def listed(self, connection: Connection | None = None) -> dict[str, LockRecord]:
-        """All records, by listing page after page."""
+        """All records, from all pages of the listing."""
         found: dict[str, LockRecord] = {}
         after: str | None = ""
         while after is not None:
@@ -192,22 +194,22 @@ class SuiteBase:
         return found
 
     def eventually(self, condition: object) -> None:
-        """Wait until the condition holds."""
+        """Wait until the condition is true."""
         assert callable(condition)
         eventually(condition, within=self.patience)
 
     def need_processes(self) -> None:
-        """Skip where no other process reaches the store."""
+        """Skip the test if other processes cannot open the store."""
         reached = self.store.capabilities.shared if self.processes is None else self.processes
         if not reached:
-            pytest.skip("no other process reaches this store")
+            pytest.skip("other processes cannot open this store")
 
 
 def names(outcomes: Sequence[Outcome]) -> list[str]:
-    """What a batch was answered, in short."""
+    """The type names of the outcomes of a batch."""
     return [type(outcome).__name__ for outcome in outcomes]
 
 
 def about(length: int | None, seconds: float) -> bool:
-    """Whether a length in microseconds is this, or a little less where a clock runs on."""
+    """Whether a length in microseconds is this many seconds, or up to a second less, since a clock may be running."""
     return length is not None and seconds - 1 < length / SECOND <= seconds

@@ -1,4 +1,4 @@
-"""The store beneath real clients, in real time: lost replies, callers that give up, holders that die."""
+"""The store with real clients, in real time: lost replies, callers that give up, holders that are killed."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ sys.stdin.readline()
 
 
 class ClientTests(SuiteBase):
-    """What a client leaves behind in the store, whatever happens to its callers."""
+    """A client leaves nothing in the store, whatever happens to its callers."""
 
     def opening(self, url: str, *, namespace: str, clock: Clock = host_clock, options: object = None) -> Store:
-        """As clients open it, and by the suite's own way; what a client would add to the URL is nothing here."""
+        """Open the store as a client does, by the `open` hook of the suite. A client passes no options here."""
         assert not options
         return self.open(url, namespace=namespace, clock=clock)
 
     @contextmanager
     def clients(self) -> Iterator[None]:
-        """Clients that are made inside open the store by the suite's own way."""
+        """Clients that are created in the block open the store by the `open` hook of the suite."""
         with clients_open(self.opening):
             yield
 
     @contextmanager
     def client(self) -> Iterator[tuple[Client, Plan]]:
-        """A client that loses replies when it is told to."""
+        """A client, and the plan that loses its replies."""
         with planned(self.opening) as plan, Client(self.address) as hf:
             yield hf, plan
 
@@ -162,6 +162,6 @@ class ClientTests(SuiteBase):
             self.nothing_is_left(hf, "k")
 
     def nothing_is_left(self, hf: Client, *keys: str) -> None:
-        """Nobody holds and nobody waits, soon."""
+        """Wait until these keys have no holder and no waiter."""
         for key in keys:
             self.eventually(lambda key=key: not (hf.locks.inspect(key).held or hf.locks.inspect(key).waiters))

@@ -1,4 +1,4 @@
-"""Every answer of every command, and that each is decided alone."""
+"""Every outcome of every command, and that each command of a batch is decided independently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import SuiteBase, about, names
 
 
 def unchecked(value: object) -> Any:
-    """A value of a kind that it should not be."""
+    """A value of the wrong type, hidden from the type checker."""
     return value
 
 
@@ -104,7 +104,7 @@ class CommandTests(SuiteBase):
         assert granted.expires_at == granted.since + 30 * SECOND
 
     def missed_offer(self) -> Holder:
-        """An offer to b.1 that has just run out, with b.2 behind it."""
+        """An offer to b.1 that has just expired, with b.2 next in the queue."""
         held = self.ask(acquire(), out.Granted)
         self.ask(wait(id="b.1", waiter_ttl=60 * SECOND), out.Queued)
         self.ask(wait(id="b.2", waiter_ttl=60 * SECOND), out.Queued)
@@ -130,9 +130,9 @@ class CommandTests(SuiteBase):
         assert self.ask(c.Settle(key="k"), out.Settled).hinted == ()
         left = self.ask(c.Settle(key="k", leaving=True), out.Settled)
         assert (left.woken, left.hinted) == ((), ("b.2", "b.3"))
-        told = self.ask(wait(id="b.3"), out.Queued)
-        assert told.recheck_in is not None
-        assert told.recheck_in <= OFFER_LIFE, "it looks again when the offer has run out"
+        queued = self.ask(wait(id="b.3"), out.Queued)
+        assert queued.recheck_in is not None
+        assert queued.recheck_in <= OFFER_LIFE, "the waiter checks again when the offer has expired"
 
     def test_an_offer_that_ran_out_is_never_revived(self) -> None:
         missed = self.missed_offer()

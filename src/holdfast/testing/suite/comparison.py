@@ -1,4 +1,4 @@
-"""Telling a random history to a store and to the rules, and comparing what both say."""
+"""Executes random histories on a store and on the rules, and compares the outcomes."""
 
 from __future__ import annotations
 
@@ -15,70 +15,72 @@ from .base import SuiteBase, names
 
 CHUNKS = 5
 ENOUGH = 32
-"""From so many histories on, every kind of answer has been seen."""
+"""With so many histories in a chunk, every type of outcome must occur."""
 
 
 class Rules(Protocol):
-    """The rules on plain dictionaries."""
+    """A model: the rules on plain dictionaries."""
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[Outcome]:
-        """What they answer to a batch at that moment."""
+        """The outcomes of a batch at that moment."""
 
 
-class Teller(Protocol):
-    """Somebody who makes up commands."""
+class HistoryGenerator(Protocol):
+    """Generates random commands."""
 
     random: random.Random
 
     def batch(self) -> list[c.Command]:
         """The next commands."""
 
-    def heard(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
-        """Remember what was answered."""
+    def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
+        """Store what the next commands depend on."""
 
     def time_passes(self) -> float:
-        """How long it is until the next batch, in seconds of the story."""
+        """Time until the next batch, in seconds of the history."""
 
     def clock_jumps(self) -> float:
-        """Now and then the clock is set."""
+        """A step of the clock, in seconds; mostly 0."""
 
 
-class Telling(SuiteBase):
-    """The telling, for all kinds of histories."""
+class HistoryComparison(SuiteBase):
+    """The comparison, for all kinds of histories."""
 
     @property
     def second(self) -> int:
-        """How many microseconds a second of a story takes."""
+        """The length of a second of a history, in microseconds."""
         return SECOND if self.steers else self.real_second
 
     def chunk_of_seeds(self, chunk: int) -> range:
-        """The histories of one chunk."""
+        """The seeds of the histories of one chunk."""
         return range(chunk, self.histories, CHUNKS)
 
     def seen_all(self, kinds: set[str], wanted: set[str]) -> None:
-        """So many histories must have led to every kind of answer."""
+        """Check that every wanted type of outcome occurred, if there were enough histories."""
         if self.histories // CHUNKS >= ENOUGH:
             assert kinds >= wanted
 
-    def told(self, name: str, model: Rules, teller: Teller, looks: Callable[[], list[c.Command]]) -> set[str]:
-        """One history, in a namespace of its own, and a look at everything in the end. Returns the kinds of answers."""
+    def compare_history(
+        self, name: str, model: Rules, generator: HistoryGenerator, final_reads: Callable[[], list[c.Command]]
+    ) -> set[str]:
+        """Execute one history in its own namespace, and read everything at the end. Returns the types of outcomes."""
         self.clock.now = START
         length, kinds = 0, set()
         store = self.open(self.address, namespace=name, clock=self.clock)
         connections = [store.connect("commands"), store.connect("heartbeats")]
         try:
             while length < self.story_length:
-                self.pass_time(teller.time_passes() + teller.clock_jumps(), self.second)
-                commands = teller.batch()
-                outcomes, moments = self.decided_at(teller.random.choice(connections), commands)
+                self.pass_time(generator.time_passes() + generator.clock_jumps(), self.second)
+                commands = generator.batch()
+                outcomes, moments = self.decided_at(generator.random.choice(connections), commands)
                 expected = _by_the_rules(model, commands, moments)
                 assert list(map(unversioned, outcomes)) == list(map(unversioned, expected)), (
-                    f"{name}, after {length}: {_difference(commands, outcomes, expected)}"
+                    f"{name}, after {length} commands: {_difference(commands, outcomes, expected)}"
                 )
-                teller.heard(commands, expected)
+                generator.observe(commands, expected)
                 length += len(commands)
                 kinds.update(names(outcomes))
-            commands = looks()
+            commands = final_reads()
             outcomes, moments = self.decided_at(connections[0], commands)
             expected = _by_the_rules(model, commands, moments)
             assert list(map(unversioned, outcomes)) == list(map(unversioned, expected)), f"{name}, at the end"
@@ -90,7 +92,7 @@ class Telling(SuiteBase):
 
 
 def unversioned(outcome: Outcome) -> Outcome:
-    """An answer without the versions of the records in it: of a batch they rise once, or with each command."""
+    """An outcome without the versions of its records: a store may increase them once per batch or per command."""
     if isinstance(outcome, LockSeen) and outcome.record is not None:
         return replace(outcome, record=replace(outcome.record, version=0))
     if isinstance(outcome, c.LockPage):
@@ -103,16 +105,16 @@ def unversioned(outcome: Outcome) -> Outcome:
 
 
 def _by_the_rules(model: Rules, commands: list[c.Command], moments: list[int]) -> list[Outcome]:
-    """What the rules say to a batch, each of whose commands was decided at a moment of its own."""
+    """The outcomes of the rules, each command decided at its own moment."""
     pairs = zip(commands, moments, strict=True)
     return [model.execute([command], moment)[0] for command, moment in pairs]
 
 
 def _difference(commands: list[c.Command], outcomes: list[Outcome], expected: list[Outcome]) -> str:
-    """The first command that was answered otherwise, and how."""
+    """The first command whose outcome differs from the rules, and both outcomes."""
     if not isinstance(outcomes, list) or len(outcomes) != len(expected):
-        return f"{commands} was answered {outcomes}"
+        return f"{len(commands)} commands {commands} have the outcomes {outcomes}"
     for command, outcome, wanted in zip(commands, outcomes, expected, strict=True):
         if unversioned(outcome) != unversioned(wanted):
-            return f"{command} was answered {outcome}, and the rules say {wanted}"
+            return f"the outcome of {command} is {outcome}, but the rules require {wanted}"
     return ""

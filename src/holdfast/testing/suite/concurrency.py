@@ -1,4 +1,4 @@
-"""Many at once: no update is lost, nobody is inside with another, and everybody's turn comes in order."""
+"""Concurrent use: no update is lost, a mutex has one holder at a time, and waiters are served in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ say("done")
 
 
 class ConcurrencyTests(SuiteBase):
-    """Threads with connections of their own, and real processes where the store is shared."""
+    """Threads with their own connections, and real processes if the store is shared."""
 
     def test_threads_that_count_in_a_slot_lose_no_update(self) -> None:
         self.together(lambda me: count(self.store, me, self.blows, self.endurance))
@@ -81,7 +81,7 @@ class ConcurrencyTests(SuiteBase):
             connection = self.store.connect("commands")
             try:
                 commands = [acquire(f"key:{n}", f"{me}.{n}") for n in range(self.blows)]
-                while commands:  # one whose record is in use at this moment may be asked to come again
+                while commands:  # a command whose record is in use may fail with a retryable error
                     outcomes = connection.execute(commands)
                     again = [isinstance(got, c.Failed) and got.error.retryable for got in outcomes]
                     answers.extend(got for got, once_more in zip(outcomes, again, strict=True) if not once_more)
@@ -95,7 +95,7 @@ class ConcurrencyTests(SuiteBase):
         assert sum(isinstance(answer, out.Busy) for answer in answers) == (self.workers - 1) * self.blows
 
     def test_a_holder_that_was_killed_is_replaced_when_its_time_is_over(self) -> None:
-        """Not before: the successor's time begins where the dead one's ended."""
+        """Not before: the successor's grant begins when the lease of the killed holder has expired."""
         self.need_processes()
         script = """
 store = open_store(sys.argv[1], namespace="real time")
@@ -123,14 +123,14 @@ sys.stdin.readline()
 
     @property
     def endurance(self) -> float:
-        """Seconds that all of it may take."""
+        """Seconds that a whole test may take."""
         return 3 * self.patience
 
     def together(self, work: Callable[[str], object]) -> None:
-        """Do this in several threads at once; what one of them raises is raised here."""
+        """Run a function in several threads at once; an exception of a thread is raised here."""
         errors: list[BaseException] = []
         begin = threading.Barrier(self.workers)
-        self.connect()  # what is made at the first opening is made now
+        self.connect()  # so that the schema is created before the threads start
 
         def run(me: str) -> None:
             try:

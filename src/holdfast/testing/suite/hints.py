@@ -1,4 +1,4 @@
-"""A grant is told to whoever waits for it. A hint may be late, doubled or too general; it must come."""
+"""Hints: a waiter is notified of its grant. A hint may be late, duplicated or too general, but it must arrive."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ sys.stdin.readline()
 
 
 class HintTests(SuiteBase):
-    """What `Store.watch` promises, where the store says that it notifies."""
+    """What `Store.watch` promises, if the store has the capability `notifies`."""
 
     def watching(self, channel: str = "b") -> tuple[Watch, list[list[str] | None]]:
-        """Watch a channel; returns the watch and what it has heard so far."""
+        """Watch a channel. Returns the watch, and a list to which received hints are appended."""
         if not self.store.capabilities.notifies:
-            pytest.skip("this store does not notify: those who wait ask again from time to time")
-        heard: list[list[str] | None] = []
-        watch = self.store.watch(channel, lambda ids: heard.append(None if ids is None else list(ids)))
+            pytest.skip("this store sends no notifications: its waiters poll")
+        received: list[list[str] | None] = []
+        watch = self.store.watch(channel, lambda ids: received.append(None if ids is None else list(ids)))
         self._things.callback(watch.close)
-        return watch, heard
+        return watch, received
 
     def hand_over(self, id: str = "b.1") -> None:
-        """Let an attempt wait for a key, and offer it the key."""
+        """Let an attempt wait for a key, hand the key over to it, and release it."""
         held = self.ask(acquire(), out.Granted)
         self.ask(wait(id=id), out.Queued)
         self.ask(release(token=held.token), out.Released)
@@ -45,18 +45,18 @@ class HintTests(SuiteBase):
         self.ask(release(id=id, token=granted.token), out.Released)
 
     def test_a_release_is_heard_by_the_one_who_is_next(self) -> None:
-        watch, heard = self.watching()
+        watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.hand_over("b.1")
-        self.eventually(_told(heard, "b.1"))
+        self.eventually(_was_hinted(received, "b.1"))
 
     def test_whatever_makes_a_grant_is_heard(self) -> None:
-        watch, heard = self.watching()
+        watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.send(acquire(ttl=1), wait(id="b.1"))
         self.advance(1)
-        self.send(acquire(id="c.1"))  # a stranger finds that the holder's time is over
-        self.eventually(_told(heard, "b.1"))
+        self.send(acquire(id="c.1"))  # the command of another client finds that the lease has expired
+        self.eventually(_was_hinted(received, "b.1"))
 
     def test_each_channel_hears_of_its_own_attempts_only(self) -> None:
         _, near = self.watching("b")
@@ -64,8 +64,8 @@ class HintTests(SuiteBase):
         self.hand_over("b.1")
         self.hand_over("bb.1")
         self.hand_over("x.1")
-        self.eventually(_told(near, "b.1"))
-        self.eventually(_told(far, "bb.1"))
+        self.eventually(_was_hinted(near, "b.1"))
+        self.eventually(_was_hinted(far, "bb.1"))
         assert {attempt for ids in near for attempt in ids or ()} <= {"b.1"}
         assert {attempt for ids in far for attempt in ids or ()} <= {"bb.1"}
 
@@ -73,18 +73,18 @@ class HintTests(SuiteBase):
         _, first = self.watching()
         _, second = self.watching()
         self.hand_over()
-        self.eventually(_told(first, "b.1"))
-        self.eventually(_told(second, "b.1"))
+        self.eventually(_was_hinted(first, "b.1"))
+        self.eventually(_was_hinted(second, "b.1"))
 
     def test_a_closed_watch_hears_nothing(self) -> None:
-        watch, heard = self.watching()
+        watch, received = self.watching()
         watch.close()
         watch.close()
         _, other = self.watching()
-        before = len(heard)
+        before = len(received)
         self.hand_over()
-        self.eventually(_told(other, "b.1"))
-        assert len(heard) == before
+        self.eventually(_was_hinted(other, "b.1"))
+        assert len(received) == before
 
     def test_expecting_and_forgetting_is_always_allowed(self) -> None:
         watch, _ = self.watching()
@@ -95,15 +95,15 @@ class HintTests(SuiteBase):
 
     def test_another_process_is_heard(self) -> None:
         self.need_processes()
-        watch, heard = self.watching()
+        watch, received = self.watching()
         with running(RELEASER, self.address) as other:
             assert other.hear()
             self.ask(wait(waiter_ttl=None), out.Queued)
             watch.expect("b.1", eager=True)
             other.tell()
-            self.eventually(_told(heard, "b.1"))
+            self.eventually(_was_hinted(received, "b.1"))
             assert other.hear() == "released"
 
 
-def _told(heard: list[list[str] | None], id: str) -> Callable[[], bool]:
-    return lambda: any(ids is None or id in ids for ids in heard)
+def _was_hinted(received: list[list[str] | None], id: str) -> Callable[[], bool]:
+    return lambda: any(ids is None or id in ids for ids in received)

@@ -1,4 +1,4 @@
-"""Random histories: the store answers and stores exactly what the pure rules say."""
+"""Random histories: the outcomes and the stored records are exactly those of the pure rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ... import commands as c
 from ...rules.lock_record import LockRecord
 from ..builders import read
 from ..lock_histories import LockHistoryGenerator, LockModel
-from .comparison import CHUNKS, Telling
+from .comparison import CHUNKS, HistoryComparison
 
 EVERY_ANSWER = {
     "Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "Transferred", "NotHolder", "TargetHolds",
@@ -20,16 +20,16 @@ EVERY_ANSWER = {
 }  # fmt: skip
 
 
-class HistoryTests(Telling):
-    """The comparison with the rules, over commands, re-sent commands, slots, and clocks that are set."""
+class HistoryTests(HistoryComparison):
+    """Comparison with the rules: commands, re-sent commands, slots, and steps of the clock."""
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     def test_a_random_history_has_the_answers_and_the_records_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
             name, model = f"history-{seed}", LockModel()
-            teller = LockHistoryGenerator(seed, second=self.second, listens=not self.notices)
-            kinds |= self.told(name, model, teller, partial(_looks, model))
+            generator = LockHistoryGenerator(seed, second=self.second, listens=not self.notices)
+            kinds |= self.compare_history(name, model, generator, partial(_final_reads, model))
             stored = self.dump(self.address, name)
             assert stored is None or _unversioned(stored) == _unversioned(model.records), f"{name}, as stored"
         self.seen_all(kinds, EVERY_ANSWER)
@@ -39,5 +39,5 @@ def _unversioned(records: dict[str, LockRecord]) -> dict[str, LockRecord]:
     return {key: replace(record, version=0) for key, record in records.items()}
 
 
-def _looks(model: LockModel) -> list[c.Command]:
+def _final_reads(model: LockModel) -> list[c.Command]:
     return [c.ListLocks(limit=1000), *(read(address) for address in model.slots)]

@@ -1,4 +1,4 @@
-"""Limits: how many runs may be admitted at a time, or start within a span, and what happens to one that is too many."""
+"""Limits: how many runs may be admitted at a time, or start within a span, and what happens to a run beyond them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from ..limit_histories import LimitHistoryGenerator
 from ..run_histories import RunModel
 from .base import ANY_NAMES
 from .comparison import CHUNKS
-from .runs import TYPES, RunTests, looks, record, signal, start
+from .runs import TYPES, RunTests, final_reads, record, signal, start
 
 EVERY_ANSWER = {"Limited", "LimitsDiffer", "LimitsPublished", "Started", "Recorded", "Posted", "RunRefused", "Claimed"}
 FEWER = 2
-"""Every so manieth history is one of limits too."""
+"""One in so many seeds also has a history of limits."""
 
 
 class LimitTests(RunTests):
     """What a store with workflows promises about their limits."""
 
     def publish(self, *limits: Limit, version: int = 0) -> WorkflowLimits:
-        """Make the limits of `order` known."""
+        """Publish limits of the workflow `order`."""
         terms = WorkflowLimits(limits=limits, version=version)
         return self.ask(r.PublishLimits(workflow="order", terms=terms), LimitsPublished).terms
 
@@ -47,23 +47,23 @@ class LimitTests(RunTests):
         return self.publish(Limit(name="all", max=max, on_excess=on_excess, **more))
 
     def begin(self, run: str, terms: WorkflowLimits, *, key: str = "", worker: str = "w.1", **more: Any) -> Started:
-        """A start by these terms that is not kept out; each limit with a path has this key."""
+        """Start a run with these limits, which must not be rejected; each limit with a path has this key."""
         return self.ask(self.asked(run, terms, key=key, worker=worker, **more), Started)
 
     def asked(self, run: str, terms: WorkflowLimits, *, key: str = "", worker: str = "w.1", **more: Any) -> r.StartRun:
-        """The start of a run by these terms."""
+        """The command that starts a run with these limits."""
         places = tuple(LimitKey(limit.name, key if limit.path else "") for limit in terms.limits)
         return start(run, worker=worker, places=places, terms=terms.digest, **more)
 
     def end(self, run: Run) -> Recorded:
-        """The end of a run that is driven."""
+        """End a run that is being driven."""
         return self.ask(record(run, then=Finish("completed", "1")), Recorded)
 
     def status(self, *runs: str) -> list[str]:
-        """How these runs are."""
+        """The statuses of these runs."""
         return [self.run_seen(run).status for run in runs]
 
-    # -- too many ---------------------------------------------------------------------------------------------
+    # -- more runs than the limit -----------------------------------------------------------------------------
 
     def test_over_the_limit_a_start_is_rejected_and_leaves_nothing(self) -> None:
         self.hire()
@@ -203,7 +203,7 @@ class LimitTests(RunTests):
         self.end(cid)
         assert self.status("ann again", "bob") == ["queued", "pending"]
 
-    # -- so many in a span ------------------------------------------------------------------------------------
+    # -- rate limits ------------------------------------------------------------------------------------------
 
     def test_more_starts_than_a_span_allows_are_rejected_with_the_time_to_wait(self) -> None:
         terms = self.publish(Limit(name="pace", max=2, per=2 * SECOND))
@@ -244,7 +244,7 @@ class LimitTests(RunTests):
         self.advance(1.1)
         assert [run.id for run in self.claim()] == ["run 2", "run 3"]
 
-    # -- the terms --------------------------------------------------------------------------------------------
+    # -- published limits -------------------------------------------------------------------------------------
 
     def test_a_start_by_other_terms_than_the_latest_is_told_them(self) -> None:
         assert self.ask(r.ReadLimits(workflow="order"), LimitsDiffer).terms is None
@@ -280,7 +280,7 @@ class LimitTests(RunTests):
         self.publish()
         assert self.status(*"abc") == ["running", "pending", "pending"]
 
-    # -- the place --------------------------------------------------------------------------------------------
+    # -- limit keys -------------------------------------------------------------------------------------------
 
     def test_a_place_is_kept_through_a_death_and_free_after_poison(self) -> None:
         terms = self.limited(1, "reject")
@@ -345,10 +345,10 @@ class LimitTests(RunTests):
     def test_a_random_history_of_limits_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk)[::FEWER]:
-            teller = LimitHistoryGenerator(seed, second=self.second)
-            kinds |= self.told(f"limits-{seed}", RunModel(), teller, partial(_looks, teller))
+            generator = LimitHistoryGenerator(seed, second=self.second)
+            kinds |= self.compare_history(f"limits-{seed}", RunModel(), generator, partial(_final_reads, generator))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def _looks(teller: LimitHistoryGenerator) -> list[c.Command]:
-    return [*looks(teller), r.ReadLimits(workflow="order"), r.ReadLimits(workflow="mail")]
+def _final_reads(generator: LimitHistoryGenerator) -> list[c.Command]:
+    return [*final_reads(generator), r.ReadLimits(workflow="order"), r.ReadLimits(workflow="mail")]

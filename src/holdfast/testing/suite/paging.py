@@ -1,4 +1,4 @@
-"""Commands about many keys: listings, what is due, what may be forgotten."""
+"""Commands about many keys: listings, due records, cleanup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import ANY_NAMES, SuiteBase, names
 UNREADABLE = ["", "{", "[]", '{"kind":"thing"}', '{"fence":"x"}', '{"holders":[{"id":1}]}', "\x00"]
 IN_ORDER = ["%", "A", "_", "a", "a%", "a_b", "ab", "b", "é", "\ud7ffx", "\ue000", "😀", "\U0010ffff", "\U0010ffffz"]
 CANNOT_PLANT = (
-    "plant() puts nothing into this store: where it keeps its records as text, override plant() and return True"
+    "plant() is not implemented for this store: if it keeps records as text, override plant() and return True"
 )
 
 

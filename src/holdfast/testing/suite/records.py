@@ -1,8 +1,9 @@
-"""Records of any type, shown on a made-up one: read, changed, removed, listed, due, and woken by."""
+"""Records of any type, tested with an example type: read, change, remove, list, due times, and wake-ups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -34,7 +35,7 @@ from ..tally import (
 )
 from .base import names
 from .commands import unchecked
-from .comparison import CHUNKS, Telling
+from .comparison import CHUNKS, HistoryComparison
 from .concurrency import ConcurrencyTests
 from .hints import HintTests
 from .paging import CANNOT_PLANT, IN_ORDER
@@ -44,7 +45,7 @@ UNREADABLE = ["", "{", "[]", "null", '{"members":7}', '{"members":[{"id":1}]}', 
 EVERY_ANSWER = {"Counted", "TallyEnded", "TallySeen", "RecordPage", "RecordsDue"}
 
 
-class RecordTests(Telling, HintTests, ConcurrencyTests):
+class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
     """What `RecordCommand`, `ListRecords` and `ListDueRecords` promise for every type."""
 
     def tally(self, key: str = "k") -> Tally | None:
@@ -199,23 +200,23 @@ class RecordTests(Telling, HintTests, ConcurrencyTests):
     # -- waking -----------------------------------------------------------------------------------------------
 
     def test_those_that_a_record_wakes_are_told_by_their_channel(self) -> None:
-        watch, heard = self.watching()
+        watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.ask(add("b.1"), Counted)
         assert self.ask(add("a.1"), Counted).woken == ("b.1",)
-        self.eventually(_told(heard, "b.1"))
-        assert {attempt for ids in heard for attempt in ids or ()} <= {"b.1"}
+        self.eventually(_was_hinted(received, "b.1"))
+        assert {attempt for ids in received for attempt in ids or ()} <= {"b.1"}
 
     def test_those_that_a_command_hints_at_are_told_also_where_nothing_changes(self) -> None:
-        watch, heard = self.watching()
+        watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.send(add("b.1"))
 
-        def told() -> bool:  # what is sent before a subscription has begun is not heard
+        def hinted() -> bool:  # a hint that is sent before the subscription is active is not received
             self.send(PokeTally(key="k"), PokeTally(key="nothing"))
-            return any("b.1" in ids if ids is not None else watch.polls for ids in heard)
+            return any("b.1" in ids if ids is not None else watch.polls for ids in received)
 
-        self.eventually(told)
+        self.eventually(hinted)
 
     # -- what cannot be read ----------------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class RecordTests(Telling, HintTests, ConcurrencyTests):
         mine = Member(id="a.1", count=1, requests=("q",))
         assert self.tally() == Tally(members=(newer, mine), unknown={"shape": {"round": [1]}})
 
-    # -- runs, and many at once ---------------------------------------------------------------------------------
+    # -- runs, and many at once -------------------------------------------------------------------------------
 
     def test_a_command_about_runs_changes_a_run_and_a_record_in_one_step(self) -> None:
         if not self.store.capabilities.workflows:
@@ -310,11 +311,11 @@ class RecordTests(Telling, HintTests, ConcurrencyTests):
     def test_a_random_history_of_records_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
-            looks: list[c.Command] = [c.ListRecords(kind=kind, limit=1000) for kind in (TALLY.name, STICKER.name)]
-            teller = RecordHistoryGenerator(seed, second=self.second)
-            kinds |= self.told(f"records-{seed}", RecordModel(), teller, lambda looks=looks: looks)  # type: ignore[misc]
+            reads: list[c.Command] = [c.ListRecords(kind=kind, limit=1000) for kind in (TALLY.name, STICKER.name)]
+            generator = RecordHistoryGenerator(seed, second=self.second)
+            kinds |= self.compare_history(f"records-{seed}", RecordModel(), generator, partial(list, reads))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def _told(heard: list[list[str] | None], id: str) -> Callable[[], bool]:
-    return lambda: any(ids is None or id in ids for ids in heard)
+def _was_hinted(received: list[list[str] | None], id: str) -> Callable[[], bool]:
+    return lambda: any(ids is None or id in ids for ids in received)

@@ -1,4 +1,4 @@
-"""A reply was lost and the command is sent again: what each command's docstring says under "ResendTests"."""
+"""A command that is sent again after a lost reply: what its docstring states after "Again:"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import SuiteBase, names
 
 
 class ResendTests(SuiteBase):
-    """Nothing that is sent twice has two effects."""
+    """A command that is sent twice has one effect."""
 
     def test_an_acquire_gets_the_one_grant_and_not_a_second(self) -> None:
         (lost,) = self.send(acquire(kind="semaphore", permits=3))

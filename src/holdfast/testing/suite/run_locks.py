@@ -1,4 +1,4 @@
-"""Locks that belong to runs: asked for with a record, offered by an event, given back with the end."""
+"""Locks of runs: requested with a record, offered by an event, released at the end of the run."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from ..run_lock_histories import KEYS, RunLockHistoryGenerator
 from .base import names
 from .comparison import CHUNKS
 from .limits import FEWER, LimitTests
-from .runs import TYPES, looks, record, signal, start
+from .runs import TYPES, final_reads, record, signal, start
 
 EVERY_ANSWER = {"Recorded", "Granted", "Posted", "RunRefused", "Claimed", "ForceReleased"}
 
 
 def take(number: int = 1, key: str = "k", **more: Any) -> LockRequest:
-    """A run asks for a lock."""
+    """A request of a run for a lock."""
     return LockRequest(number=number, key=key, **more)
 
 
 def give(number: int = 1, key: str = "k") -> LockRequest:
-    """A run gives a lock back."""
+    """A request of a run to release a lock."""
     return LockRequest(number=number, key=key, give=True)
 
 
 class RunLockTests(LimitTests):
-    """What a store with workflows promises about the locks that belong to runs."""
+    """What a store with workflows promises about locks of runs."""
 
     def begun(self, *runs: str, worker: str = "w.1") -> list[Run]:
-        """Runs that a living worker drives."""
+        """Runs that are driven by a worker with a valid lease."""
         return [self.ask(start(run, worker=worker), Started).run for run in runs]
 
     def wants(self, run: Run, *lock_requests: LockRequest, **more: Any) -> Recorded:
-        """A record with asks, after however many there were before."""
+        """Record lock requests of a run, at the current end of its journal."""
         now = self.run_seen(run.id)
         more = {"at": now.length, "seen": now.posted, "request": f"{lock_requests} {more} {now.last}"} | more
         return self.ask(record(run, lock_requests=lock_requests, **more), Recorded)
 
     def lock(self, key: str = "k") -> LockRecord:
-        """The record of a lock as it is seen."""
+        """The record of a lock as `Inspect` returns it."""
         seen = self.ask(c.Inspect(key=key), out.LockSeen)
         assert seen.record is not None
         return seen.record
 
     def holders(self, key: str = "k") -> list[str]:
-        """Who holds or is offered a key."""
+        """The holders of a key, including offers."""
         return [holder.id for holder in self.lock(key).holders]
 
     def inbox(self, run: str) -> list[tuple[str, str]]:
@@ -66,7 +66,7 @@ class RunLockTests(LimitTests):
         assert seen.claim is not None
         return [(event.kind, event.name) for event in seen.claim.events]
 
-    # -- taking -----------------------------------------------------------------------------------------------
+    # -- acquiring --------------------------------------------------------------------------------------------
 
     def test_a_run_takes_a_free_lock_in_the_step_of_its_record(self) -> None:
         self.hire()
@@ -227,7 +227,7 @@ class RunLockTests(LimitTests):
         assert self.holders() == ["run:1:b"]
         assert self.ask(again, Posted).run.locks == ()
 
-    # -- what a driver is told --------------------------------------------------------------------------------
+    # -- what a driver receives -------------------------------------------------------------------------------
 
     def test_a_claim_tells_what_the_run_still_holds(self) -> None:
         self.hire()
@@ -242,7 +242,7 @@ class RunLockTests(LimitTests):
         assert claim.held == ((1, answers[0].token),)
         self.ask(release("other", token=held.token), out.Released)
         again = self.ask(r.ClaimRuns(worker="w.1", types=TYPES, runs=("a",)), Claimed)
-        assert again.claims[0].held == ((1, answers[0].token),), "what is only offered is not held"
+        assert again.claims[0].held == ((1, answers[0].token),), "an offer does not count as held"
 
     def test_a_lock_with_a_ttl_is_renewed_by_its_token_and_ends_by_itself(self) -> None:
         self.hire()
@@ -291,7 +291,7 @@ class RunLockTests(LimitTests):
         (claim,) = self.claim(runs=("b",))
         self.wants(claim, then=Finish("completed", "1"))
         seen = self.run_seen("a")
-        assert (seen.stuck, seen.posted) == (Stuck(0, ("b", "c/ä")), 1), "that it is not stuck is told by its events"
+        assert (seen.stuck, seen.posted) == (Stuck(0, ("b", "c/ä")), 1), "its events show that the run is not stuck"
         assert self.wants(run, stuck=("c/ä",), then=Park(None)).done
         assert self.run_seen("a").stuck == Stuck(1, ("c/ä",))
 
@@ -313,7 +313,7 @@ class RunLockTests(LimitTests):
         self.wants(b, take(1, "bad"))
         self.wants(d, then=Park(0))
         if not self.plant(self.address, "default", "bad", '{"fence":"many"}'):
-            pytest.skip("plant() puts nothing into this store: where it keeps its records as text, override plant()")
+            pytest.skip("plant() is not implemented for this store: if it keeps records as text, override plant()")
         claimed = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed)
         assert {claim.run.id: claim.held for claim in claimed.claims} == {"a": ((1, held),), "d": ()}
         assert self.wants(b, then=Finish("completed", "1")).done
@@ -324,10 +324,10 @@ class RunLockTests(LimitTests):
     def test_a_random_history_of_belongings_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk)[::FEWER]:
-            teller = RunLockHistoryGenerator(seed, second=self.second)
-            kinds |= self.told(f"belongings-{seed}", RunModel(), teller, partial(_looks, teller))
+            generator = RunLockHistoryGenerator(seed, second=self.second)
+            kinds |= self.compare_history(f"run-locks-{seed}", RunModel(), generator, partial(_final_reads, generator))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def _looks(teller: RunLockHistoryGenerator) -> list[c.Command]:
-    return [*looks(teller), *(c.Inspect(key=key) for key, _, _ in KEYS)]
+def _final_reads(generator: RunLockHistoryGenerator) -> list[c.Command]:
+    return [*final_reads(generator), *(c.Inspect(key=key) for key, _, _ in KEYS)]

@@ -1,4 +1,4 @@
-"""Long queues of runs behind one lock: a lock's record lists the first ones, and an index has the others."""
+"""Long queues of runs for one lock: the record of the lock lists the first runs, and an index lists the others."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .base import names
 from .comparison import CHUNKS
 from .limits import FEWER
 from .run_locks import RunLockTests, give, take
-from .runs import TYPES, looks
+from .runs import TYPES, final_reads
 
 LISTED = 2
 
 
 class RunQueueTests(RunLockTests):
-    """What a store with workflows promises about the order of many runs that wait for one lock."""
+    """What a store with workflows promises about the order in which many runs get one lock."""
 
     @pytest.fixture
     def short_list(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Few runs are listed in a lock's record, so that a few more are already an overflow."""
+        """List few runs in a lock's record, so that a few more are already an overflow."""
         monkeypatch.setattr(lock_queue, "LISTED", LISTED)
 
     def queued(self, *runs: str, key: str = "k") -> list[Run]:
-        """Runs that wait for a key which a client holds, in this order, and are parked."""
+        """Runs that wait in this order for a key that a client holds, and are parked."""
         self.hire()
         self.token = self.ask(acquire(key), out.Granted).token
         begun = self.begun(*runs)
@@ -44,12 +44,12 @@ class RunQueueTests(RunLockTests):
         return begun
 
     def claimed(self) -> list[Run]:
-        """The runs that are due, each claimed."""
+        """Claim all runs that are due."""
         found = self.ask(r.ClaimRuns(worker="w.1", types=TYPES, limit=100), Claimed)
         return [claim.run for claim in found.claims]
 
     def served(self, key: str = "k") -> list[str]:
-        """Let each run that is offered the key take it and end, until nobody is left. Returns the order."""
+        """Let each run that is offered the key acquire it and end, until no run is left. Returns the order."""
         order = []
         while runs := self.claimed():
             for run in runs:
@@ -216,18 +216,18 @@ class RunQueueTests(RunLockTests):
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     @pytest.mark.usefixtures("short_list")
     def test_a_random_history_of_long_queues_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
-        lock_queue.LISTED = 1  # the fixture sets it back
+        lock_queue.LISTED = 1  # the fixture restores it
         seeds = self.chunk_of_seeds(chunk)[::FEWER]
         long = 0
         for seed in seeds:
-            teller, model = _Crowding(seed, second=self.second), _Model()
-            self.told(f"queues-{seed}", model, teller, partial(_looks, teller))
+            generator, model = _ContendedHistoryGenerator(seed, second=self.second), _OverflowModel()
+            self.compare_history(f"queues-{seed}", model, generator, partial(_final_reads, generator))
             long += model.long
-        assert long >= len(seeds) // 2, "hardly any queue was ever longer than its list"
+        assert long >= len(seeds) // 2, "too few histories had an overflow, so this test shows nothing"
 
 
-class _Crowding(RunLockHistoryGenerator):
-    """Most of its runs want the same lock."""
+class _ContendedHistoryGenerator(RunLockHistoryGenerator):
+    """Generates runs that mostly request the same lock."""
 
     def _ask(self) -> LockRequest:
         ask, (key, kind, permits) = super()._ask(), KEYS[0]
@@ -236,8 +236,8 @@ class _Crowding(RunLockHistoryGenerator):
         )
 
 
-class _Model(RunModel):
-    """Also notices whether a queue was longer than its list."""
+class _OverflowModel(RunModel):
+    """Also records whether any queue had an overflow."""
 
     long = False
 
@@ -247,5 +247,5 @@ class _Model(RunModel):
         return outcomes
 
 
-def _looks(teller: RunLockHistoryGenerator) -> list[c.Command]:
-    return [*looks(teller), *(c.Inspect(key=key) for key, _, _ in KEYS)]
+def _final_reads(generator: RunLockHistoryGenerator) -> list[c.Command]:
+    return [*final_reads(generator), *(c.Inspect(key=key) for key, _, _ in KEYS)]

@@ -1,4 +1,4 @@
-"""Runs: a start, a claim, a fenced journal, an inbox; and random histories of all of them."""
+"""Runs: start, claim, fenced journal, inbox; and random histories of all of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
 from ..builders import ME, SECOND, SLOT, read, swap
 from ..run_histories import SLOTS, RunHistoryGenerator, RunModel
 from .base import ANY_NAMES, names
-from .comparison import CHUNKS, Telling
+from .comparison import CHUNKS, HistoryComparison
 
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "RunRefused", "Posted", "RunSeen", "RunPage",
@@ -43,13 +43,13 @@ TYPES = (("order", "order"),)
 
 
 def start(run: str = "r", worker: str = "", **more: Any) -> r.StartRun:
-    """A start of a run of the workflow `order`, unless another type is given."""
+    """The command that starts a run of the workflow `order`, unless another type is given."""
     new = {"id": run, "type": "order", "input": "1", "request": f"start {run}"} | more
     return r.StartRun(new=NewRun(**new), worker=worker)
 
 
 def record(run: rule.Run, *entries: str, **more: Any) -> r.RecordRun:
-    """A record by the driver of this run, as it was when it was claimed."""
+    """The command that records entries of this run, as its driver sends it after the claim."""
     asked: dict[str, Any] = {"at": run.length, "seen": run.posted, "request": f"record {entries} {more}"} | more
     return r.RecordRun(run=run.id, fence=run.fence, entries=entries, **asked)
 
@@ -59,24 +59,26 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
     return r.PostEvent(run=run, event=RunEvent(kind="signal", name=name, payload="7", key=key))
 
 
-class RunTests(Telling):
-    """What the commands about runs promise, on a store that has workflows."""
+NEED_WORKFLOWS = ("RunTests", "LimitTests", "RunLockTests", "RunQueueTests")
+"""Classes whose tests are skipped on a store that cannot run workflows."""
+
+
+class RunTests(HistoryComparison):
+    """What the commands about runs promise, on a store with workflows."""
 
     @pytest.fixture(autouse=True)
     def _only_with_workflows(self, request: pytest.FixtureRequest, _one_store_a_test: None) -> None:
-        if (
-            request.function.__qualname__.startswith(("Runs.", "Limits.", "Belongings."))
-            and not self.store.capabilities.workflows
-        ):
+        needed = request.function.__qualname__.partition(".")[0] in NEED_WORKFLOWS
+        if needed and not self.store.capabilities.workflows:
             pytest.skip("this store has no workflows")
 
     def hire(self, worker: str = "w.1", *types: str, seconds: float = 60) -> str:
-        """A living worker."""
+        """Register a worker whose lease is valid for so long."""
         self.hire_and(worker, *types, seconds=seconds)
         return worker
 
     def hire_and(self, worker: str, *types: str, seconds: float, then: Sequence[c.Command] = ()) -> list[Outcome]:
-        """A worker that lives so long, and what is asked in the same batch: that far it lives on any clock."""
+        """Register a worker, and send more commands in the same batch: its lease is valid for them on any clock."""
         lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
         register_worker = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
         granted, enlisted, *rest = self.send(lease, register_worker, *then)
@@ -84,19 +86,19 @@ class RunTests(Telling):
         return rest
 
     def claim_and_die(self, worker: str, **more: Any) -> list[rule.Run]:
-        """What a new worker claimed, which has died by now."""
+        """The runs that a new worker claimed, whose lease has expired by now."""
         (claimed,) = self.hire_and(worker, seconds=0.5, then=[r.ClaimRuns(worker=worker, types=TYPES, **more)])
         assert isinstance(claimed, Claimed)
         self.advance(0.6)
         return [claim.run for claim in claimed.claims]
 
     def claim(self, worker: str = "w.1", **more: Any) -> list[rule.Run]:
-        """Claim what is due."""
+        """Claim the runs that are due."""
         claimed = self.ask(r.ClaimRuns(worker=worker, types=TYPES, **more), Claimed)
         return [claim.run for claim in claimed.claims]
 
     def run_seen(self, run: str = "r") -> rule.Run:
-        """A run as it is."""
+        """The current record of a run."""
         seen = self.ask(r.ReadRun(run=run), RunSeen)
         assert seen.claim is not None
         return seen.claim.run
@@ -441,7 +443,7 @@ class RunTests(Telling):
         self.ask(record(run, "a", request="q.1", swap=Swap(SLOT, "a.1", 1, "2")), Recorded)
         assert self.ask(swap("a.2", "r:q.1", 2), Swapped).version == 3
 
-    # -- again ------------------------------------------------------------------------------------------------
+    # -- re-sends ---------------------------------------------------------------------------------------------
 
     def test_a_run_begins_again_after_the_entries_that_are_kept(self) -> None:
         run = self.ask(start(worker=self.hire()), Started).run
@@ -457,7 +459,7 @@ class RunTests(Telling):
         assert claim.run.fence > run.fence
         self.ask(r.ReviveRun(run="r", fence=claim.run.fence, keep=1, request="no"), RunRefused)
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------------
 
     def test_runs_are_listed_the_newest_first_page_by_page_by_what_is_asked_for(self) -> None:
         self.hire()
@@ -512,12 +514,12 @@ class RunTests(Telling):
     def test_a_random_history_of_runs_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
-            teller = RunHistoryGenerator(seed, second=self.second)
-            kinds |= self.told(f"runs-{seed}", RunModel(), teller, partial(looks, teller))
+            generator = RunHistoryGenerator(seed, second=self.second)
+            kinds |= self.compare_history(f"runs-{seed}", RunModel(), generator, partial(final_reads, generator))
         self.seen_all(kinds, EVERY_ANSWER)
 
 
-def looks(teller: RunHistoryGenerator) -> list[c.Command]:
-    """What a history is compared by in the end."""
-    runs = [r.ReadRun(run=run, history=True) for run in teller.ids]
+def final_reads(generator: RunHistoryGenerator) -> list[c.Command]:
+    """The reads at the end of a history, whose outcomes are compared."""
+    runs = [r.ReadRun(run=run, history=True) for run in generator.ids]
     return [r.ListRuns(limit=1000), *runs, *(c.ReadSlot(address=address) for address in SLOTS)]

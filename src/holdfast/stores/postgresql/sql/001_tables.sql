@@ -1,34 +1,33 @@
 -- Holdfast on PostgreSQL: the tables, version 1.
 --
--- A row of `locks` is what is known of one key in one namespace: who holds it, who waits for it in which order, and
--- the highest token that was ever given out for it (the fence). A row of `slots` is one value that changes only by
--- compare-and-swap. A row of `records` is one record of any other sort, whose rules are the library's too. A row of
--- `runs` is a run; its history is its rows in `journal`, in order, the first of which
--- (number 0) is its input; what came to it from outside are its rows in `events`. A row of `workers` is a process
--- that drives runs; it lives while the lock 'worker/<id>' is held. A row of `terms` holds the limits of a workflow. A
--- row of `places` is a living run that a limit counts, or that waits there: the runs of one `party` are counted
--- together; or one that waits for a lock and is not listed in the lock's record (party '#lock/<key>'). A row of
--- `starts` is a start that a limit on starts counts.
+-- A row of `locks` is the record of one key in one namespace: its holders, its waiters in order, and the highest token
+-- that was ever issued for it (the fence). A row of `slots` is one value that changes only by compare-and-swap. A row
+-- of `records` is one record of any other type, whose rules are in the library too. A row of `runs` is a run; its
+-- history is its rows in `journal`, in order, the first of which (number 0) is its input; its inbox is its rows in
+-- `events`. A row of `workers` is a process that drives runs; it counts as running while the lock 'worker/<id>' is
+-- held. A row of `terms` holds the limits of a workflow. A row of `places` is a run that a limit has admitted or queued
+-- and that has not ended: the runs of one `party` are counted together; or a run that waits for a lock and is not
+-- listed in the lock's record (party '#lock/<key>'). A row of `starts` is a start that a limit on starts counts.
 --
--- The rules are the library's own, in Python: a client locks the rows that a decision may write, reads them, decides
--- and writes, in one transaction (repository.py); what is sent all the time is one statement
--- (forms.sql). Functions are no part of this version: each release of Holdfast brings a set of its own
--- (functions.py), and a row of `functions` is one such set.
+-- The rules are in the library, in Python: a client locks the rows that a decision may write, reads them, decides and
+-- writes, in one transaction (repository.py); a frequent command is one statement (fast_path.sql). Functions are not part
+-- of this version: each release of Holdfast has a set of its own (functions.py), and a row of `functions` is one such
+-- set.
 --
--- All times are microseconds since 1970 by this server's clock, all lengths microseconds. In a record, what has its
--- default value is left out, and fields that this version does not know are kept. What users gave (entries, payloads,
--- results, attributes) is JSON as text or `json`: jsonb would refuse the escape of a NUL. A record of a driven run
--- changes nothing that is indexed, so that a row has its versions on one page, and none of the indexes is touched.
+-- All times are microseconds since 1970 by this server's clock, all durations microseconds. In a record, fields with
+-- their default value are left out, and fields that this version does not know are kept. Values of users (entries,
+-- payloads, results, attributes) are JSON as text or `json`: jsonb would refuse the escape of a NUL. A new entry of a
+-- run changes no indexed column, so that the versions of its row stay on one page and no index is updated.
 --
--- To look at it: SELECT * FROM holdfast.holders;  SELECT * FROM holdfast.waiters;
+-- To read it:    SELECT * FROM holdfast.holders;  SELECT * FROM holdfast.waiters;
 --                SELECT * FROM holdfast.run_list WHERE status = 'failed';
 --                SELECT number, entry FROM holdfast.journal WHERE run = '...' ORDER BY number;
--- Do not delete or change rows by hand: with a row of `locks` its fence is lost, and who drives a run relies on its
--- fence. Use the library's force_release.
+-- Do not delete or change rows by hand: the fence of a deleted row of `locks` is lost, and the worker of a run relies
+-- on the fence of its row. Use the library's force_release.
 
 CREATE TABLE holdfast.about (
     version       integer NOT NULL,  -- of these tables
-    oldest_client integer NOT NULL   -- clients that know at least this version may use the tables as they are now
+    oldest_client integer NOT NULL   -- clients of at least this version may use the tables as they are now
 );
 INSERT INTO holdfast.about VALUES (1, 1);
 
@@ -37,17 +36,17 @@ CREATE TABLE holdfast.functions (
     version integer NOT NULL,              -- of the tables that they were written for
     release text NOT NULL,                 -- of the Holdfast that made them
     made_at timestamptz NOT NULL DEFAULT now(),
-    used_at timestamptz NOT NULL DEFAULT now()  -- when a client last told that it uses them, to the hour
+    used_at timestamptz NOT NULL DEFAULT now()  -- when a client last reported that it uses them, to the hour
 );
 
 -- Rows of the tables below change all the time. By the server's defaults a table of a million rows would be vacuumed
--- when 200,000 of them are dead, and analysed when 100,000 have changed; and slowly, while more of them die.
+-- when it has 200,000 dead rows, and analysed when 100,000 have changed; and slowly, while more rows become dead.
 
 CREATE TABLE holdfast.locks (
-    namespace text COLLATE "C" NOT NULL,  -- keeps applications apart
+    namespace text COLLATE "C" NOT NULL,  -- separates applications
     key       text COLLATE "C" NOT NULL,  -- what is locked, as the caller names it
     record    jsonb NOT NULL,             -- kind, permits, fence, version, holders, waiters, overflow, tombstones, ...
-    due_at    bigint,                     -- when time alone changes a record that has waiters; NULL where nobody waits
+    due_at    bigint,                     -- when something in a record with waiters expires; NULL without waiters
     PRIMARY KEY (namespace, key)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
         autovacuum_vacuum_cost_limit = 1000);
@@ -59,19 +58,19 @@ CREATE TABLE holdfast.slots (
     scope     text COLLATE "C" NOT NULL,  -- 'global', 'workflow' or 'execution'
     owner     text COLLATE "C" NOT NULL,  -- the workflow's name or the run's id; empty in the shared scope
     key       text COLLATE "C" NOT NULL,
-    version   bigint NOT NULL,            -- how often it was written
+    version   bigint NOT NULL,            -- how many times it was written
     value     text,                       -- JSON; NULL after a deletion
-    past      jsonb NOT NULL,             -- the last write's id, who wrote what, who has reserved the next write
+    past      jsonb NOT NULL,             -- the last write's id, the last write of each writer, a reservation
     PRIMARY KEY (namespace, scope, owner, key)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
         autovacuum_vacuum_cost_limit = 1000);
 
 CREATE TABLE holdfast.records (
     namespace text COLLATE "C" NOT NULL,
-    kind      text COLLATE "C" NOT NULL,  -- the name of its sort
+    kind      text COLLATE "C" NOT NULL,  -- the name of its type
     key       text COLLATE "C" NOT NULL,
     record    text NOT NULL,              -- JSON
-    due_at    bigint,                     -- when time alone changes it; NULL: never
+    due_at    bigint,                     -- when something in it expires or is due; NULL: never
     PRIMARY KEY (namespace, kind, key)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
         autovacuum_vacuum_cost_limit = 1000);
@@ -81,27 +80,27 @@ CREATE INDEX records_due ON holdfast.records (namespace, kind, due_at, key) WHER
 CREATE TABLE holdfast.runs (
     namespace  text COLLATE "C" NOT NULL,
     id         text COLLATE "C" NOT NULL,
-    type       text COLLATE "C" NOT NULL,  -- the workflow's name, with @version if it has one; @*: its driver decides
+    type       text COLLATE "C" NOT NULL,  -- the workflow's name, with @version if any; @*: its first worker sets it
     workflow   text COLLATE "C" NOT NULL,  -- the type without the version
     status     text COLLATE "C" NOT NULL,  -- queued, pending, running, suspended,
                                            -- completed, failed, cancelled, timed_out
     created_at bigint NOT NULL,
-    due_at     bigint,                     -- from when on a run that nobody drives may be claimed; below 0: at once
-    worker     text COLLATE "C" NOT NULL,  -- who drives it; '': nobody
-    fence      bigint NOT NULL,            -- of the one who drives it: all others' writes are refused
+    due_at     bigint,                     -- from when on it may be claimed; below 0: at once; NULL: not now
+    worker     text COLLATE "C" NOT NULL,  -- the worker that drives it; '': none
+    fence      bigint NOT NULL,            -- of its current claim: writes with another fence are refused
     length     bigint NOT NULL,            -- of its journal
     posted     bigint NOT NULL,            -- the number of its last event
-    claims     bigint NOT NULL,            -- how often it was claimed
-    crashes    bigint NOT NULL,            -- how many workers died in a row while they drove it
+    claims     bigint NOT NULL,            -- how many times it was claimed
+    crashes    bigint NOT NULL,            -- how many workers crashed in a row while they drove it
     last       text COLLATE "C" NOT NULL,  -- the id of the last record that was made
     key        text COLLATE "C" NOT NULL,  -- its idempotency key within its workflow; '': none
     parent     text COLLATE "C" NOT NULL,
     started_at bigint,
     ended_at   bigint,
-    result     text,                       -- JSON: the value, or what went wrong
+    result     text,                       -- JSON: the value, or the error
     attributes json NOT NULL,
-    watchers   text[] NOT NULL,            -- who wants to be told of its end
-    plain      boolean NOT NULL,           -- whether nothing in `rest` matters for a record of it
+    watchers   text[] NOT NULL,            -- the attempts to notify of its end
+    plain      boolean NOT NULL,           -- whether nothing in `rest` matters for a new entry
     rest       json NOT NULL,              -- its other fields: request, root, places, priority, arrival, cancelling,
                                            -- locks ([number, key], ...), stuck ([events, children]), ...
     PRIMARY KEY (namespace, id)
@@ -111,16 +110,16 @@ CREATE TABLE holdfast.runs (
 CREATE INDEX runs_living ON holdfast.runs (namespace, type, due_at, id)
  WHERE status IN ('queued', 'pending', 'running', 'suspended');
 CREATE INDEX runs_worker ON holdfast.runs (namespace, worker, id) WHERE worker <> '';
--- For lists of runs. Written so that each is used by the one statement that asks in the same words, and by no other.
--- Of a table that is new the server thinks that any index is as good as another: it would look for one run among all
--- of a namespace, until ANALYZE tells it more. Each gives the newest runs of one status first.
+-- For lists of runs. Each index has expressions that only the one statement for it contains, so no other statement uses
+-- it. For a new table the planner considers all indexes equal: it would search for one run among all of a namespace,
+-- until ANALYZE has run. Each index gives the newest runs of one status first.
 CREATE INDEX runs_status ON holdfast.runs ((namespace || ''), (status || ''), created_at, (id || ''));
 CREATE INDEX runs_workflow
     ON holdfast.runs ((namespace || '/'), (workflow || ''), (status || ''), created_at, (id || ''));
 CREATE UNIQUE INDEX runs_key ON holdfast.runs (namespace, workflow, key) WHERE key <> '';
 
--- What an attribute of a run is found by: a number, because its value may be too long for an index. These two belong
--- to the tables, because an index is made of what they say: who changes them makes a new version of the tables.
+-- The index term of an attribute of a run: a number, because its value may be too long for an index. These two
+-- functions belong to the tables, because an index uses them: changing them requires a new version of the tables.
 CREATE FUNCTION holdfast.attribute_term(ns text, name text, value text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT hashtextextended((ns || chr(31) || name || ':' || value) COLLATE "C", 0)
@@ -150,7 +149,7 @@ CREATE TABLE holdfast.events (
     namespace text COLLATE "C" NOT NULL,
     run       text COLLATE "C" NOT NULL,
     number    bigint NOT NULL,
-    key       text COLLATE "C" NOT NULL,  -- of several with the same key only the first is kept; '': no key
+    key       text COLLATE "C" NOT NULL,  -- of several events with the same key only the first is kept; '': no key
     event     json NOT NULL,              -- kind (signal, cancel, child, lock, deadlock), name, payload (text), at, ...
     PRIMARY KEY (namespace, run, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
@@ -169,7 +168,7 @@ CREATE TABLE holdfast.workers (
 CREATE TABLE holdfast.terms (
     namespace text COLLATE "C" NOT NULL,
     workflow  text COLLATE "C" NOT NULL,
-    digest    text COLLATE "C" NOT NULL,  -- tells terms apart; the library makes it. '': there is no limit
+    digest    text COLLATE "C" NOT NULL,  -- identifies the limits; made by the library. '': there is no limit
     terms     json NOT NULL,              -- version, limits, ...
     PRIMARY KEY (namespace, workflow)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
@@ -177,9 +176,9 @@ CREATE TABLE holdfast.terms (
 
 CREATE TABLE holdfast.places (
     namespace text COLLATE "C" NOT NULL,
-    party     text COLLATE "C" NOT NULL,  -- workflow/limit/key: those who are counted together
-    queued    boolean NOT NULL,           -- whether it waits there, or was let in
-    rank      bigint NOT NULL,            -- the order of those who wait: the lowest first, and then the first who came
+    party     text COLLATE "C" NOT NULL,  -- workflow/limit/key: the runs that are counted together
+    queued    boolean NOT NULL,           -- whether the run is queued, or else admitted
+    rank      bigint NOT NULL,            -- the order of queued runs: the lowest rank first, then the first arrival
     arrival   bigint NOT NULL,
     run       text COLLATE "C" NOT NULL,
     workflow  text COLLATE "C" NOT NULL,
@@ -193,14 +192,14 @@ CREATE INDEX places_queued ON holdfast.places (namespace, workflow) WHERE queued
 CREATE TABLE holdfast.starts (
     namespace text COLLATE "C" NOT NULL,
     party     text COLLATE "C" NOT NULL,
-    at        bigint NOT NULL,            -- when it was made, or will be allowed
+    at        bigint NOT NULL,            -- when the run started, or will be allowed to start
     run       text COLLATE "C" NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
         autovacuum_vacuum_cost_limit = 1000);
 
 CREATE INDEX starts_at ON holdfast.starts (namespace, party, at, run);
 
--- For people at night -----------------------------------------------------------------------------------------------
+-- Views for operators -----------------------------------------------------------------------------------------------
 
 CREATE VIEW holdfast.holders AS
 SELECT l.namespace, l.key, coalesce(l.record->>'kind', 'mutex') AS kind,

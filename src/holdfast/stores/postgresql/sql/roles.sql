@@ -1,8 +1,8 @@
--- Holdfast on PostgreSQL: two roles with the least rights that they need. Run it as an owner of the schema, after the
--- schema was made; give the roles to your own (GRANT holdfast_app TO my_service), or let them log in.
+-- Holdfast on PostgreSQL: two roles with the minimal privileges. Run this as an owner of the schema, after the
+-- schema was created; grant the roles to your own (GRANT holdfast_app TO my_service), or let them log in.
 --
---   holdfast_app     for applications: takes locks, writes states, drives runs. It can make and change no table.
---   holdfast_reader  for dashboards and people: sees everything and changes nothing.
+--   holdfast_app     for applications: acquires locks, writes states, drives runs. It cannot create or change tables.
+--   holdfast_reader  for dashboards and people: reads everything and changes nothing.
 
 DO $$
 BEGIN
@@ -24,6 +24,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.runs, holdfast.journal, holdfas
 GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.terms, holdfast.places, holdfast.starts TO holdfast_app;
 GRANT SELECT ON holdfast.about, holdfast.functions, holdfast.holders, holdfast.waiters, holdfast.run_list
    TO holdfast_app;
--- Functions that a later release brings are granted to those who may see the locks by the client that makes them.
+-- The client that creates the functions of a later release grants them to all roles that may read the locks.
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA holdfast TO holdfast_app, holdfast_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO holdfast_reader;

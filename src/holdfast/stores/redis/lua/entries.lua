@@ -1,8 +1,8 @@
--- The short way of a record: what the driver of a run adds to its journal, where nothing else is to happen. Put into
--- locks.lua, whose names it uses.
+-- The fast path of `RecordRun`: entries that the driver of a run adds to its journal, and nothing else. Included in
+-- locks.lua, whose variables it uses.
 --
--- It is made here if the fence is that of the run, the driver knows the whole journal and all that came, and this
--- is not a record that was made already. Everything else, also every refusal, is declined.
+-- The entries are written here if the fence is that of the run, the driver knows the whole journal and all events, and
+-- the command is not a re-send. Everything else, also every refusal, is declined.
 
 if operation == RECORD and not any then
   -- {RECORD, run, fence, at, request, entries, seen}
@@ -26,7 +26,7 @@ if operation == RECORD and not any then
         reply = redis.pcall("HSET", run, "last", command[5])
         if type(reply) ~= "table" and #entries > 0 then
           reply = redis.pcall("RPUSH", journal, unpack(entries))
-          if type(reply) == "table" then -- refused: the record was not made. What was allowed just now is allowed again
+          if type(reply) == "table" then -- refused: nothing was written; what was allowed before is still allowed
             redis.pcall("HSET", run, "last", found[3] or "")
           end
         end

@@ -1,40 +1,39 @@
--- The fast path: the commands that matter for speed, a whole batch in one step and one trip.
+-- The fast path: the commands that matter for speed, a whole batch in one step and one round trip.
 --
--- Acquire where nobody holds, renew and release by the only holder, the three commands of a hand-over
--- (queue.lua), the entries that the driver of a run adds to its journal (entries.lua), each decided by
--- looking at the text of the record alone; and a plain start and a plain end of a run (runs.lua). Every answer
--- and every stored record is equal to what the Python rules say, which random histories check. Anything else is
--- declined: the client decides it by the rules (source.py). A declined command is followed by the later commands
--- about the same lock; and after a declined one no run is written here, and after a declined run nothing at all, so
--- that the order of commands is kept.
+-- It decides: acquire of a free lock, renew and release by the only holder, the three commands of a hand-over
+-- (queue.lua), entries that the driver of a run adds to its journal (entries.lua), each from the text of the record
+-- alone; and a plain start and a plain end of a run (runs.lua). Every answer and every stored record equals that of the
+-- Python rules, which random histories check. Anything else is declined: the client decides it by the rules
+-- (record_source.py). After a declined command, later commands about the same lock are declined too, and no command about runs
+-- is carried out; after a declined command about a run nothing at all is, so that the order of commands is kept.
 --
 -- Without it these rows of bench/run.py would miss their goals: redis_pairs (one caller, 100 tasks), redis_waiting
 -- (hand-over, a thousand leases), runs (a step, a hundred runs at once).
 --
 -- KEYS[1] is the index of all keys of the namespace, `holdfast:{namespace}:keys`; every other name begins like it: see
--- keys.py. ARGV[1] is the batch (MessagePack), ARGV[2] the time for tests; without it, it is the server's TIME.
--- The answer is the MessagePack of {now, outcomes, hints that nobody received}; texts that are stored somewhere follow
--- it as strings of their own, because nobody knows what is in them. An outcome is a number where the command itself
--- tells the rest.
+-- keys.py. ARGV[1] is the batch (MessagePack), ARGV[2] the time in tests; without it the server's TIME is used.
+-- The answer is the MessagePack of {now, outcomes, hints that no process received}; stored texts follow it as separate
+-- strings, because they may contain any bytes. An outcome is a number where the client can derive the rest from the
+-- command itself.
 --
 -- No lock is written before all commands have been decided. Nothing is half done: where several writes belong together,
--- the rights to all of them are checked before the first, see rights.lua.
+-- the permissions for all of them are checked before the first, see permissions.lua.
 -- Numbers are written by %.0f: tostring, `..` and cjson keep 14 digits, and tokens have 16.
 
 --@constants MAX LONG_AGO
 --@constants ACQUIRE RENEW RELEASE RECORD FINISH START
 --@constants DECLINED GRANTED RENEWED RELEASED QUEUED RECORDED STARTED
-local MANY = 1000 -- how many values unpack can take is limited
-local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON writes as it is
+local MANY = 1000 -- unpack accepts a limited number of values
+local PLAIN = '^[^%c"\\\128-\255]*$' -- text that JSON does not escape
 local SOLE = '^({.-"fence":[1-9]%d*,)"version":([1-9]%d*),"holders":%[({"id":"([^%c"\\\128-\255]*)","label":{"name":"'
   .. '[^%c"\\\128-\255]*"([^{}]*)},"token":([1-9]%d*),"since":([1-9]%d*),)"ttl":([1-9]%d*),"expires_at":([1-9]%d*)}%]}$'
 local ENLISTED = '^{"id":"([^%c"\\\128-\255]*)","name":"[^%c"\\\128-\255]*","types":%[[^%[%]{}]*%],"since":[1-9]%d*}$'
-local HOST = '^,"host":"[^%c"\\\128-\255]+"$' -- what may come in a label after the name
+local HOST = '^,"host":"[^%c"\\\128-\255]+"$' -- what may follow the name in a label
 local HOST_AND_PID = '^,"host":"[^%c"\\\128-\255]+","pid":[1-9]%d*$'
 local format, find, match, sub = string.format, string.find, string.match, string.sub
 
 if redis.replicate_commands then
-  redis.replicate_commands() -- up to Redis 6 a script that has read the clock may otherwise not be allowed to write
+  redis.replicate_commands() -- otherwise, up to Redis 6, a script that has read the clock may not write
 end
 local now = tonumber(ARGV[2])
 if not now then
@@ -48,15 +47,15 @@ end
 local BASE = sub(KEYS[1], 1, -5)
 local LOCK, DUE = BASE .. "lock:", BASE .. "due"
 local batch = cmsgpack.unpack(ARGV[1])
-local texts = {} -- key -> the text of its record as this batch leaves it; false: there is none
+local texts = {} -- key -> the text of its record after this batch; false: there is none
 local fresh = {} -- key -> whether it had no record when it was read
-local changed, changes = {}, {} -- the keys that have to be written, in order, and key -> true
+local changed, changes = {}, {} -- the keys to write, in order, and key -> true
 local outcomes, wrote = {}, false
-local kinds, may_write = {}, nil -- what stands in the place of names, and whether runs may be written (nil: unknown)
-local declined, any, all = {}, false, false -- the keys that were declined, whether any was, and whether all are now
--- Made where somebody waits:
-local was_due, dues -- key -> its place in the index of what is due as it is stored, and as it has to be; false: none
-local stored, woken -- texts that go with the answer; the attempts that were granted something
+local kinds, may_write = {}, nil -- types of stored keys; whether runs may be written (nil: unknown)
+local declined, any, all = {}, false, false -- declined keys; whether any was; whether all are from now on
+-- Used only if there are waiters:
+local was_due, dues -- key -> its due_at in the index as it is stored, and as it must become; false: none
+local stored, woken -- texts that follow the answer; the attempts that were granted something
 
 for place = 1, #batch do
   local command = batch[place]
@@ -77,7 +76,7 @@ for place = 1, #batch do
 
   if operation == ACQUIRE and text ~= nil then
     -- {ACQUIRE, key, id, label, kind, permits, weight, ttl, queue, waiter_ttl, delay}
-    -- Granted where there is no record yet, or an idle one of the shape that is asked for.
+    -- Granted if there is no record yet, or one without holders and waiters that has the requested kind and permits.
     local permits, weight, ttl, delay = command[6], command[7], command[8], command[11]
     sane = type(permits) == "number" and type(weight) == "number" and type(delay) == "number"
       and (ttl == nil or (type(ttl) == "number" and ttl % 1 == 0 and ttl > 0 and ttl <= MAX - now))
@@ -128,7 +127,7 @@ for place = 1, #batch do
 
   elseif text and operation <= RELEASE then
     -- {RENEW, key, id, token, ttl} and {RELEASE, key, id, token}
-    -- By the one holder, which is confirmed and whose time runs, where there is nothing else in the record.
+    -- By the only holder, which is confirmed and has not expired, if nothing else is in the record.
     local head, version, holder, owner, label, token, since, ttl, ends = match(text, SOLE)
     if owner == id then
       token, version, ttl, ends = tonumber(token), tonumber(version), tonumber(ttl), tonumber(ends)
@@ -182,7 +181,7 @@ for place = 1, #batch do
   outcomes[place] = outcome
 end
 
--- Indexes first: a name in an index without a record is passed over, a record without a name would never be listed.
+-- Indexes first: a name in an index without a record is skipped, a record without a name would never be listed.
 local index, values = {}, {}
 for _, key in ipairs(changed) do
   if fresh[key] then
@@ -193,7 +192,7 @@ for _, key in ipairs(changed) do
   values[#values + 1] = texts[key]
 end
 if dues and next(dues) then
-  --@include rights.lua
+  --@include permissions.lua
   local refused = first_refused({ "ZADD", "MSET", "ZREM" }, {})
   if refused then
     return redis.error_reply((wrote and "HALFWAY " or "") .. refused)
@@ -221,8 +220,8 @@ for start = 1, #values, MANY do
   wrote = true
 end
 if not wrote then
-  -- A replica would answer what may be long past. It refuses to remove even what is not there. Up to Redis 6 a primary
-  -- would make a note of having removed nothing, and sync its disk for it.
+  -- A replica would answer with outdated records. It refuses to remove even a missing key. Up to Redis 6 a primary
+  -- would log the removal of nothing, and sync its disk for it.
   redis.set_repl(redis.REPL_NONE)
   local reply = redis.pcall("DEL", BASE .. "nothing")
   if type(reply) == "table" and find(reply.err, "READONLY", 1, true) then
@@ -233,12 +232,12 @@ if not woken then
   return cmsgpack.pack({ now, outcomes })
 end
 
-local messages = {} -- channel -> the attempts that are told there
+local messages = {} -- channel -> the attempts to notify there
 for _, told in ipairs(woken) do
   local channel = match(told, "^[^.]*")
   messages[channel] = messages[channel] and messages[channel] .. "\n" .. told or told
 end
-local unheard = {} -- the messages that nobody received
+local unheard = {} -- the messages that no process received
 for channel, message in pairs(messages) do
   if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0 then -- only a hint
     unheard[#unheard + 1] = message

@@ -1,15 +1,14 @@
--- The fast path of a hand-over: one lock, one holder, and those who wait for it. Put into locks.lua, whose names it
--- uses. Without it the hand-over row of redis_waiting in bench/run.py would miss its goal.
+-- The fast path of a hand-over: one lock, one holder, and its waiters. Included in locks.lua, whose variables it uses.
+-- Without it the hand-over row of redis_waiting in bench/run.py would miss its goal.
 --
--- Three commands come with every hand-over: somebody begins to wait, the holder gives it to the first who waits, and
--- that one confirms what it was offered. Here they are answered, like those of locks.lua, by looking at the text of the
--- record alone: it must be a lock with one permit, all of it as this version writes it, and nothing in it may have been
--- ended by time, so that no settle would find anything to do before. What a run is offered is declined: it hears of it
--- by an event.
+-- Every hand-over has three commands: an attempt begins to wait, the holder releases the lock, which offers it to the
+-- first waiter, and that waiter confirms the offer. They are answered from the text of the record alone: it must be a
+-- lock with one permit, written exactly as this version writes it, and nothing in it may have expired, so that settling
+-- would change nothing. An offer to a run is declined, because a run is notified by an event.
 
 if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)) then
   --@constants OFFER_LIFE
-  local MOST = 256 -- waiters that are looked at here
+  local MOST = 256 -- the most waiters that are read here
   local HELD = '^{"fence":([1-9]%d*),"version":([1-9]%d*),"holders":%[(){"id":"([^%c"\\\128-\255]*)","label":({"name":"'
     .. '[^%c"\\\128-\255]*"([^{}]*)}),"token":([1-9]%d*),"since":([1-9]%d*),"ttl":([1-9]%d*),"expires_at":([1-9]%d*)()'
   local WAITER = '^{"id":"([^%c"\\\128-\255]*)","label":({"name":"[^%c"\\\128-\255]*"([^{}]*)}),"since":([1-9]%d*),'
@@ -51,7 +50,7 @@ if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)
       and ends > now and ends <= now + ttl and now + ttl <= MAX
       and (host == "" or find(host, HOST_AND_PID) or find(host, HOST))
 
-    -- Who waits: the first that may be offered something, and when the first of their times is over.
+    -- The waiters: the first that may get an offer, and the earliest expiry.
     local line, ahead, soonest, found, before_it, head = {}, 0, MAX, false, 0, nil
     local was_due_at = false
     if simple then
@@ -127,7 +126,7 @@ if text and not outcome and (operation == RELEASE or (sane and command[11] == 0)
       stored[#stored + 1] = "[" .. holders .. "]"
       outcome = { QUEUED, {}, before_it, #stored, due_at - now, false }
       if due_at == was_due_at and me.text == line.as_it_was then
-        holders = nil -- asked again soon: nothing changes
+        holders = nil -- sent again soon: nothing changes
       end
     elseif simple and operation == ACQUIRE and owner ~= id and not found and command[5] == "mutex" and command[6] == 1
       and command[9] and patience and patience % 1 == 0 and patience > 0 and patience <= MAX - now

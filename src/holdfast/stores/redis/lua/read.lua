@@ -1,10 +1,11 @@
--- Read some things in one step. KEYS[1] is the index of the namespace, as in locks.lua.
+-- Send several reading commands in one step. KEYS[1] is the index of the namespace, as in locks.lua.
 --
--- ARGV[1] is the MessagePack of a list of commands, none of which writes; ARGV[2] the time for tests; without it, it is
--- the server's TIME. Two commands have the time put in here: {DUE, sorted set, more...} and {LATER, sorted set}. It is
--- known by the first word alone, because a later argument may be any name. With ARGV[3] nothing will be written after
--- this read, so a replica is found out here: it would answer what may be long past. The answer is {now, replies}, as
--- MessagePack; what is no text in UTF-8 is seen by the client, which asks again with ARGV[4] for plain replies.
+-- ARGV[1] is the MessagePack of a list of commands, none of which writes; ARGV[2] the time in tests; without it the
+-- server's TIME is used. The time is inserted into two commands: {DUE, sorted set, more...} and {LATER, sorted set}.
+-- They are recognised by the first argument alone, because a later one may be any name. With ARGV[3] nothing will be
+-- written after this read, so a replica must be detected here: it would answer with outdated records. The answer is
+-- {now, replies}, as MessagePack; if a reply is not valid UTF-8, the client sends the request again with ARGV[4], for
+-- plain replies.
 
 if redis.replicate_commands then
   redis.replicate_commands()

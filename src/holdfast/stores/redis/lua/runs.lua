@@ -1,22 +1,22 @@
--- The short way of a plain start and of a plain end. Put into locks.lua, whose names it uses.
+-- The fast path of a plain start and of a plain end of a run. Included in locks.lua, whose variables it uses.
 --
 -- Without it "100 runs at once, 10 steps each" of bench/runs.py takes 1.4 times as long on Redis: by the rules each is
--- two trips, and the thread that makes them has to wait for its turn in a busy process after each.
+-- two round trips, and in a busy process the thread that makes them must wait for the GIL after each.
 --
--- A start is made here for a worker that is enlisted and lives, of a run that is not there yet and has no parent, key
--- or limits. An end is made here by the driver that knows the whole journal and all that came, where it concerns nobody
--- else: no parent, no limits, no locks, nobody who watches, and no field that is not named here. What the client has
--- worked out by the rules is written with the time put in. Everything else is declined, also what the user has no right
--- to, and what has something else in its place: then the rules say what is wrong.
+-- A start is carried out here for a registered worker whose lease has not expired, of a run that does not exist yet and
+-- has no parent, key or limits. An end is carried out here if the driver knows the whole journal and all events, and
+-- the end affects nothing else: no parent, no limits, no locks, no watchers, and no field that is not named here. The
+-- script writes what the client has computed by the rules, with the time inserted. Everything else is declined, also
+-- commands for which the user lacks a permission, and keys that hold another type: then the rules report the error.
 
 if (operation == START or operation == FINISH) and not any then
-  --@include rights.lua
+  --@include permissions.lua
   if may_write == nil then
     local names = { "ZADD", "DEL", "HSET", "RPUSH", "SADD", "HDEL", "ZREM", "SREM" }
     may_write = not first_refused(names, { DEL = 1 })
   end
 
-  -- Whether each name is of its kind, or is not there; what was found out is kept for the other commands.
+  -- Whether each key has the right type, or does not exist; the types are kept for the other commands.
   local function fit(kind, names)
     for _, name in ipairs(names) do
       if kinds[name] == nil then
@@ -70,7 +70,7 @@ if (operation == START or operation == FINISH) and not any then
     -- {FINISH, run, fence, at, request, entries, seen, status, result}
     local entries, status = command[6], command[8]
     local run, journal = BASE .. "run:" .. key, BASE .. "journal:" .. key
-    local PLAIN = { -- any other field of a run may matter for its end
+    local PLAIN = { -- any other field of a run may affect its end
       status = true, fence = true, last = true, worker = true, type = true, created_at = true, request = true,
       root = true, key = true, started_at = true, attributes = true, claims = true, crashes = true, stuck = true,
       priority = true, arrival = true, cancelling = true,
@@ -109,7 +109,7 @@ if (operation == START or operation == FINISH) and not any then
     for place, one in ipairs(additions) do
       local reply = redis.pcall(unpack(one))
       refused = type(reply) == "table" and reply.err
-      if refused and place > 1 then -- the first is refused where the memory is full, and then nothing has been done
+      if refused and place > 1 then -- the first is refused if the memory is full, and then nothing has been written
         return redis.error_reply("HALFWAY " .. refused)
       elseif refused then
         break

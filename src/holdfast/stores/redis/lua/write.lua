@@ -1,27 +1,26 @@
--- Write what the rules have decided in the client, if everything that was decided on is still as it was read.
+-- Write what the rules have decided in the client, if everything that the decision depends on is still as it was read.
 -- KEYS[1] is the index of the namespace, as in locks.lua.
 --
--- ARGV[1] is the MessagePack of {checks, names, writes, messages}; ARGV[2] the time for tests, ARGV[3] the time by
--- which it was decided. A check is {command, reply}: what the command answered when it was read. `names` are the
--- commands that are written with: the rights to all of them are checked before the first write, and so is what stands
--- in the place of each name and how long each command is, because a server that refuses in the middle leaves a command
--- half done. A write is a command; one that begins with UNLESS is {UNLESS, name, command...}: it is only for the case
--- that the name is not there. A message is {channel, text}. The answer is the MessagePack of {0, how many heard each
--- message}, or of {n}: the n-th check failed, and nothing was written. A decision that is half a minute old is not
--- written either: its time has passed.
+-- ARGV[1] is the MessagePack of {checks, names, writes, messages}; ARGV[2] the time in tests, ARGV[3] the time of the
+-- decision. A check is {command, reply}: the reply to the command when it was read. `names` are the commands that
+-- write: the permissions for all of them are checked before the first write, and so are the type of each key and the
+-- length of each command, because a server that refuses in the middle leaves a change half done. A write is a command;
+-- {UNLESS, name, command...} is carried out only if the name does not exist. A message is {channel, text}. The answer
+-- is the MessagePack of {0, the number of receivers of each message}, or of {n}: the n-th check failed, and nothing was
+-- written. A decision that is half a minute old is not written either: its time has passed.
 
 local BASE, find = string.sub(KEYS[1], 1, -5), string.find
 local STALE = 30000000
-local MOST = 4000 -- words of one command: unpack takes less than 8000
+local MOST = 4000 -- arguments of one command: unpack accepts less than 8000
 local COUNTS = { DEL = 1, PEXPIRE = 2 }
 local ADDS = { ZADD = true, HSET = true, SADD = true, RPUSH = true }
-local KINDS = { -- what must be there, or nothing, for a command to be carried out
+local KINDS = { -- the type that the key of a command must have, if it exists
   ZADD = "zset", ZREM = "zset", ZREMRANGEBYRANK = "zset", HSET = "hash", HDEL = "hash", SADD = "set", SREM = "set",
   RPUSH = "list", LSET = "list", LTRIM = "list",
 }
---@include rights.lua
+--@include permissions.lua
 
--- Whether two lists of names and values, by turns, are the same hash: a server may tell its fields in any order.
+-- Whether two lists of alternating names and values are the same hash: a server may return its fields in any order.
 local function same_hash(one, other)
   local values = {}
   for place = 1, #other, 2 do
@@ -70,7 +69,7 @@ for place, check in ipairs(checks) do
   end
 end
 for _, name in ipairs(redis.acl_check_cmd and {} or names) do
-  if ADDS[name] then -- see rights.lua: it is tried with a sorted set, which has to be removed again
+  if ADDS[name] then -- see permissions.lua: it is tried with a sorted set, which must be removed again
     table.insert(names, 1, "DEL")
     table.insert(names, 1, "ZADD")
     break

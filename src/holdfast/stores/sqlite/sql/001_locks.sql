@@ -1,28 +1,28 @@
--- Holdfast on SQLite: locks, records of other sorts, and clocks.
+-- Holdfast on SQLite: locks, records of other types, and clocks.
 --
--- A row of `locks` is what is known of one key in one namespace: who holds it,
--- who waits for it in which order, and the highest token that was ever given out for it (the fence).
+-- A row of `locks` is the record of one key in one namespace: its holders, its waiters in order, and the highest token
+-- that was ever issued for it (the fence).
 --
---   namespace  keeps applications apart that share a file.
+--   namespace  separates applications that share a file.
 --   key        what is locked, as the caller names it.
 --   record     the lock record as JSON: kind, permits, fence, version, holders, waiters, tombstones, ... All
 --              times in it are microseconds since 1970, all lengths microseconds. A field that has its default
 --              value is left out. Fields that a version does not know are kept.
---   due_at     the record's own due_at once more, so that it can be indexed: the earliest moment at which time
---              alone changes a record that has waiters. NULL where nobody waits.
+--   due_at     a copy of the record's due_at, so that it can be indexed: the earliest time at which something in a
+--              record with waiters expires. NULL without waiters.
 --
--- To look at it: SELECT key, json_extract(record, '$.holders[0].label.name') FROM locks;
--- Do not delete rows by hand: with a row its fence is lost. Use the library's force_release.
+-- To read it: SELECT key, json_extract(record, '$.holders[0].label.name') FROM locks;
+-- Do not delete rows by hand: the fence of a deleted row is lost. Use the library's force_release.
 --
--- A row of `clocks` is a process whose clock is `ahead` seconds ahead of that of the host, or behind it with a minus;
--- `at` is when it said so last. Processes whose clocks are right are not in it.
+-- A row of `clocks` is a process whose clock is `ahead` seconds ahead of the clock of the host (negative: behind it);
+-- `at` is the time of its last report. Processes whose clocks are right have no row.
 --
--- A row of `records` is one record of any other sort: `kind` is the name of its sort, `record` the record as JSON, and
--- `due_at` the moment at which time alone changes it, NULL where there is none. To look at it:
+-- A row of `records` is one record of any other type: `kind` is the name of the type, `record` the record as JSON, and
+-- `due_at` the time at which something in it expires or is due, NULL where there is none. To read it:
 -- SELECT kind, key, record FROM records;
 --
--- The file says whose it is by `PRAGMA application_id`, and which version of this schema it has by
--- `PRAGMA user_version`. Both are written in the same transaction as what follows.
+-- `PRAGMA application_id` identifies a file of Holdfast, and `PRAGMA user_version` is the version of this schema. Both
+-- are written in the same transaction as the tables below.
 
 CREATE TABLE locks (
     namespace TEXT NOT NULL,

@@ -1,17 +1,17 @@
 -- Holdfast on SQLite: state slots.
 --
 -- A row of `slots` is one value that changes only by compare-and-swap. A slot that was deleted keeps its row, so that
--- a writer that has not heard of the deletion cannot bring the value back.
+-- a writer that does not know of the deletion cannot restore the value.
 --
 --   scope       'global', 'workflow' or 'execution'.
 --   owner       the workflow's name or the run's id; empty in the shared scope.
 --   key         the slot's name, as the caller gives it.
---   version     how often it was written.
+--   version     how many times it was written.
 --   value       the value as JSON; NULL after a deletion.
---   past        what else is remembered, as JSON: the id of the last write, who wrote what (a re-send is recognised by
---               it), and who has the next write to itself for some milliseconds.
+--   past        the history of writes, as JSON: the id of the last write, the last write of each writer (to recognise a
+--               re-send), and the writer that has reserved the next write for some milliseconds.
 --
--- To look at it: SELECT scope, owner, key, version, value FROM slots;
+-- To read it: SELECT scope, owner, key, version, value FROM slots;
 
 CREATE TABLE slots (
     namespace TEXT NOT NULL,

@@ -1,23 +1,23 @@
 -- Holdfast on SQLite: runs of workflows.
 --
 -- A row of `runs` is a run; its history is its rows in `journal`, in order, the first of which (number 0) is its input;
--- what came to it from outside are its rows in `events`. A row of `workers` is a process that drives runs; it lives
--- while the lock 'worker/<id>' is held.
+-- its inbox is its rows in `events`. A row of `workers` is a process that drives runs; it counts as running while the
+-- lock 'worker/<id>' is held.
 --
---   type        the workflow's name, with @version if it has one; @* if whoever drives it first decides that.
+--   type        the workflow's name, with @version if it has one; @*: the first worker that drives it sets the version.
 --   status      queued, pending, running, suspended, completed, failed, cancelled, timed_out.
---   due_at      microseconds since 1970: when a run that nobody drives may be claimed. NULL: driven, ended, or not
---               before an event comes.
---   worker      who drives it; NULL: nobody.
+--   due_at      microseconds since 1970: from when on the run may be claimed. NULL: driven, ended, or waiting for an
+--               event.
+--   worker      the worker that drives it; NULL: none.
 --   key         its idempotency key within its workflow; NULL: none.
---   record      everything about it as JSON; the columns before it are parts of this, for the indexes.
+--   record      the whole run as JSON; the columns before it are copies of its fields, for the indexes.
 --
--- A row of `run_attributes` is an attribute of a run once more, its value as JSON, so that runs can be listed by it.
--- A row of `terms` holds the limits of a workflow as JSON. A row of `places` is a living run that a limit counts, or
--- that waits there: the runs of one `party` are counted together; or one that waits for a lock and is not listed in the
--- lock's record (party '#lock/<key>'). A row of `starts` is a start that a limit on starts counts.
+-- A row of `run_attributes` is a copy of an attribute of a run, its value as JSON, so that runs can be listed by it.
+-- A row of `terms` holds the limits of a workflow as JSON. A row of `places` is a run that a limit has admitted
+-- or queued and that has not ended: the runs of one `party` are counted together; or a run that waits for a lock and is
+-- not listed in the lock's record (party '#lock/<key>'). A row of `starts` is a start that a limit on starts counts.
 --
--- To look at it: SELECT id, type, status, datetime(due_at / 1000000, 'unixepoch') FROM runs;
+-- To read it:    SELECT id, type, status, datetime(due_at / 1000000, 'unixepoch') FROM runs;
 --                SELECT number, entry FROM journal WHERE run = '...' ORDER BY number;
 
 CREATE TABLE runs (

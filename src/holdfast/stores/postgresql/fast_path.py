@@ -1,8 +1,8 @@
-"""Native forms: which commands are sent to a statement of forms.sql, and how its answers are decoded.
+"""Native forms: which commands are sent to a statement of fast_path.sql, and how its answers are decoded.
 
-A form accepts commands of exactly the type that it was written for, without fields that it does not know; it may decline
-any of them, and then the rules decide. If several commands are about one key or run, none uses a form: the rules keep
-their order.
+A form accepts commands of exactly the type that it was written for, without fields that it does not know; it may
+decline any of them, and then the rules decide. If several commands are about one key or run, none uses a form: the
+rules keep their order.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ _FORMS: dict[type[Command], Form] = {
 def _texts_of_forms() -> dict[str, str]:
     """The statements by their names. Comments are not sent."""
     found: dict[str, str] = {}
-    for part in source("forms.sql").split("-- form: ")[1:]:
+    for part in source("fast_path.sql").split("-- form: ")[1:]:
         name, _, text = part.partition("\n")
         lines = (line for line in text.splitlines() if not line.startswith("--"))
         found[name] = "\n".join(lines).strip().removesuffix(";")

@@ -1,7 +1,7 @@
--- Which of the commands in ARGV this user may not send. KEYS[1] is the index of the namespace, as in locks.lua.
+-- Returns the commands in ARGV that this user may not send. KEYS[1] is the index of the namespace, as in locks.lua.
 
 local BASE, find = string.sub(KEYS[1], 1, -5), string.find
---@include rights.lua
+--@include permissions.lua
 
 if redis.replicate_commands then
   redis.replicate_commands()
@@ -14,7 +14,7 @@ local COUNTS = {
 local removes = not first_refused({ "DEL" }, COUNTS)
 local refused = {}
 for _, name in ipairs(ARGV) do
-  -- On an old server some leave something behind that has to be removed.
+  -- On an old server some commands create a key that must be removed.
   if (redis.acl_check_cmd or removes or not CREATES[name]) and first_refused({ name }, COUNTS) then
     refused[#refused + 1] = name
   end

@@ -1,26 +1,26 @@
--- Holdfast on PostgreSQL: the commands that are sent all the time, each as one statement.
+-- Holdfast on PostgreSQL: native forms of frequent commands, each one statement.
 --
--- The rules are the library's own, in Python; they need a trip to lock and read, and one to write. A form here is one
--- trip for one command and for a hundred. It answers what is as it usually is; about everything else it returns no
--- row, having changed nothing, and then the rules decide. It refuses nothing by itself. The library's tests compare
--- the two on random histories, by their answers and by what they store.
+-- The rules are in the library, in Python; they need a round trip to lock and read, and one to write. A form is one
+-- round trip for one command and for a hundred. It answers the usual case; in any other case it changes nothing and
+-- returns no row, and then the rules decide. It refuses nothing by itself. The library's tests compare forms and rules
+-- on random histories, by their answers and by the stored records.
 --
--- $1 is the namespace, $2 a JSON list of commands, $3 the time where a test sets the clock, else NULL. Each row is an
--- answer: the place of its command (from 1 on), and what is described there. Rows that somebody else has locked are
--- left alone (SKIP LOCKED). The clock is read when a row is locked, so that none is judged by a time before its own:
--- it is a part of what is read from the locked rows (OFFSET 0 keeps it there). Each row is looked up by its key and
--- written where it was found (ctid).
+-- $1 is the namespace, $2 a JSON list of commands, $3 the time if a test sets the clock, else NULL. Each result row is
+-- an answer: the index of its command (from 1 on), and the values described below. Rows that another transaction has
+-- locked are skipped (SKIP LOCKED). The clock is read after a row is locked, so that no record is later than the time
+-- of its decision: it is selected together with the locked rows (OFFSET 0 keeps it there). Each row is looked up by its
+-- key and written where it was found (ctid).
 
 -- form: hold
 --
--- Taking a key that nobody has, prolonging and ending the one grant of a key; each command of another key.
+-- Acquiring a free key, renewing and releasing the only grant of a key; each command is about a different key.
 --
 -- Benchmark rows: "sync, one caller: acquire + release" and "100 async tasks on distinct keys" (bench/postgres.py).
--- By the rules a pair is four trips instead of two.
+-- By the rules a pair takes four round trips instead of two.
 --
 -- A command is [op, key, id, token, ttl, kind, permits, label]. The answer to "Acquire" is [token, since,
--- expires_at], to "Renew" [floor, expires_at], to "Release" []. Left to the rules are a key that is not there, a
--- record with more in it than one grant, and a grant with any field that is not named here.
+-- expires_at], to "Renew" [floor, expires_at], to "Release" []. Left to the rules are a key without a
+-- record, a record with more than one grant in it, and a grant with any field that is not named here.
 UPDATE holdfast.locks AS l
    SET record = CASE s.op
            WHEN 'Acquire' THEN s.record || jsonb_build_object(
@@ -58,17 +58,17 @@ RETURNING s.place, CASE s.op
 
 -- form: record
 --
--- Records of runs that are driven, each of another run: entries for the journal, and then the run may park or end.
+-- `RecordRun` for runs that are driven, each a different run: entries for the journal, then the run may park or end.
 --
 -- Benchmark rows: "one run after another: a step" and "100 runs at once, 10 steps each" (bench/runs.py), "one entry
 -- of a run's journal" (bench/postgres_runs.py).
 --
--- A command is [run, fence, at, request, seen, entries], with a seventh, ["park", due_at] or ["finish", status,
--- result], where something is to happen then; $4 are the channels whose waiters the caller tells itself. The answer
--- is the time and who watched the end. Left to the rules are a re-send, a wrong fence, news that the driver has not
--- seen, a time to park until that has passed, and a run with something in `rest` that matters. Where the end of one
--- may concern others (its parent, a limit, locks), all are left to the rules: what it tells the others comes in its
--- turn. What stands between /*end*/ and /**/ is sent only where a run is to end, and $4 with it.
+-- A command is [run, fence, at, request, seen, entries], with a seventh value, ["park", due_at] or ["finish", status,
+-- result], if the run parks or ends; $4 are the channels to which the caller itself sends hints. The answer is the time
+-- and the attempts that watch the end. Left to the rules are a re-send, a wrong fence, events that the driver has not
+-- seen, a park time that has passed, and a run with something in `rest` that matters. If the end of one run may affect
+-- others (its parent, a limit, locks), all commands are left to the rules: the others must be notified in order. The
+-- text between /*end*/ and /**/ is sent only if a run ends, together with $4.
 WITH changed AS (
     UPDATE holdfast.runs AS o
        SET length = s.known + s.many, last = s.request,
@@ -112,15 +112,15 @@ SELECT d.place, json_build_array(d.at, d.woken)::text FROM changed AS d
 
 -- form: start
 --
--- Starts of runs for a worker that drives them at once, each of another run: the worker lives and is enlisted,
--- nothing limits the workflow, and neither the id nor the key is known.
+-- Starts of runs for a worker that drives them at once, each a different run: the worker is registered and its lease
+-- has not expired, the workflow has no limits, and neither the id nor the key exists.
 --
 -- Benchmark rows: "one run after another: a step", "100 runs at once, 10 steps each" and "from start() to the first
 -- line of the first step" (bench/runs.py).
 --
 -- A command is [id, type, workflow, worker, key, parent, attributes, rest], in the order of the ids; $4 has for each
--- id the place of its command and its input. The answer is the time. The worker's row is kept, so that nobody forgets
--- the worker meanwhile.
+-- id the index of its command and its input. The answer is the time. The worker's row is locked, so that the worker
+-- is not removed meanwhile.
 WITH born AS (
     INSERT INTO holdfast.runs (
         namespace, id, type, workflow, status, created_at, due_at, worker, fence, length, posted, claims, crashes, last,

@@ -1,12 +1,14 @@
--- Rights are checked before the first of several writes: what the server refuses in the middle would be half done.
--- Neither the rights of a user nor whether the memory is full change while a script runs.
+-- Permissions are checked before the first of several writes: a command that the server refuses in the middle would
+-- leave the change half done. Neither the permissions of a user nor the state of a full memory change while a script
+-- runs.
 --
--- Since Redis 7 a script can ask for its rights. An older server is tried on a name that is not there, without a trace
--- for replicas and the disk: ZADD comes first and makes a sorted set of it, so that the other commands fail or change
--- nothing, and DEL or ZREM removes it. ZADD is also refused where the memory is full; after any write nothing would be.
+-- Since Redis 7 a script can read its permissions. On an older server the commands are tried on a key that does not
+-- exist, without effects on replicas and the disk: ZADD comes first and creates a sorted set, so that the other
+-- commands fail or change nothing, and DEL or ZREM removes it. ZADD is also refused if the memory is full; after a
+-- write of the script nothing would be refused.
 
--- What the server says to the first of these commands that it refuses; nil: it refuses none. `counts` says how many
--- arguments a command is tried with, where it is not three.
+-- The error of the first of these commands that the server refuses; nil: it refuses none. `counts` has the number of
+-- arguments that a command is tried with, if it is not three.
 local function first_refused(names, counts)
   local nothing = BASE .. "nothing"
   local arguments, may = { nothing, "0", nothing }, redis.acl_check_cmd
