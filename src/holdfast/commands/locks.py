@@ -59,9 +59,10 @@ class Acquire(LockCommand, frozen=True, kw_only=True):
     Answers `Granted`; with `queue`, `Queued` while it must wait, otherwise `Busy`; `Mismatch` when the
     key is in use as another kind; `TooHeavy` when it can never fit; `Gone` when the attempt was abandoned;
     `TooManyWaiters` when the queue is full. Again: the same attempt (`id`) gets the same grant and token
-    with its full ttl, or keeps its position. A waiter must send it again within three fifths of `waiter_ttl`, which
-    also confirms an offer. Within two fifths of it that changes nothing, so a waiter may poll often. It `listens` if a
-    process receives hints for its id.
+    with its full ttl, or keeps its position. A waiter must send the command again within three fifths of `waiter_ttl`,
+    or it may lose its position. Sending it also confirms an offer. In the first two fifths of `waiter_ttl` after its
+    position was last extended, sending it extends nothing, so polling often writes nothing. It `listens` if a process
+    receives hints for its id.
     """
 
     id: str

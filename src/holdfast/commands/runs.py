@@ -71,10 +71,10 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
 
     Only a registered worker with a valid lease gets runs.
 
-    `types` are the types that the worker can drive, each with the type that such a run has from then on. Runs of
-    crashed workers are released first. A run whose workers crashed again and again fails. Of runs that may be crashing
-    their workers at most `suspects` are claimed. A named run that the worker has already is returned again, under the
-    same fence. Again: claims more.
+    `types`: pairs of (type of a run that the worker can claim, type that the run gets by the claim: a run started by
+    name gets its version here). Runs of crashed workers are released first. A run whose workers crashed repeatedly
+    fails. Of runs that may be crashing their workers at most `suspects` are claimed. A named run that the worker has
+    already is returned again, under the same claim token. Again: claims more.
     """
 
     worker: str

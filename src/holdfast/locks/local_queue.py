@@ -28,7 +28,8 @@ A_FEW = 4
 MANY = 64
 """The same limit while callers of this process hold the lock and further callers would fit beside them."""
 PASS_OVER = 1.0
-"""Seconds after which a caller is not counted any more that was admitted and did not go, or whose loop is blocked."""
+"""A caller that was admitted but sent no command for this many seconds, or whose event loop was blocked for this long,
+is no longer counted."""
 
 Address = tuple[str, str, Kind]
 """The store's identity, the key and the kind. The store refuses callers of another kind, so they do not wait here."""
@@ -76,7 +77,9 @@ class Turn:
         self.permits = permits
         self.since = elapsed()
         self.open = Notifier()
-        self.before = 0  # its position on arrival: the waiting callers, and one for those that do not wait here
+        # Its position on arrival: the number of callers waiting in this queue, plus 1 for all callers that have already
+        # left it.
+        self.before = 0
         self.admitted_at = 0.0
         self.sent = False  # whether its command was sent to the store
         self.held: LocalGrant | None = None  # the grant whose end ends the turn

@@ -150,9 +150,10 @@ def swap(
 
 
 def written(slot: Slot, change: Swap, id: str) -> Slot | None:
-    """The slot after a write that needs no answer of its own to be remembered; None if another write came first.
+    """The slot after a write that is made together with a run's record. None if another write came first.
 
-    A reservation does not stop it, and ends with it.
+    The record identifies the write, so the slot does not list it among the writes of a client. A reservation does not
+    stop the write, and ends with it.
     """
     if slot.last != change.expected or slot.version != change.version:
         return None

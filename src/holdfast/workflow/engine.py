@@ -1,8 +1,10 @@
 """The engine: starts, drives and queries runs. Any number of engines work on one store.
 
-async with Engine("postgresql://...", workflows=[order]) as engine:
-handle = await engine.start(order, Order(id=42))
-receipt = await handle.result()
+Example:
+
+    async with Engine("postgresql://...", workflows=[order]) as engine:
+        handle = await engine.start(order, Order(id=42))
+        receipt = await handle.result()
 """
 
 from __future__ import annotations
@@ -184,7 +186,11 @@ class Engine(AsyncRunQueries, AsyncOnly):
             client.events.emit("types_unknown", worker=client.label(None).name, types=unknown)
 
     async def _publish(self, client: BaseClient) -> None:
-        """Publish the limits of the workflows; of several versions of one workflow, those of the newest."""
+        """Publish the limits of the workflows.
+
+        Of several versions of one workflow, the limits with the highest `version=` are published; if equal, those of
+        the last in the list.
+        """
         latest: dict[str, Workflow[Any, Any]] = {}
         for workflow in self._workflows.values():
             known = latest.get(workflow.name)

@@ -68,8 +68,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `due_at` is when a run without a worker may be claimed: a time, `at_once`, or None (not before an event).
     `last` is the id of the last record that was made. `places` are the limit keys that count it until it ends; of runs
     `queued` under one, the highest `priority` comes first, then the lowest `arrival`. `locks` are those that it holds
-    or waits for, `waits` those whose record does not list it; `stuck` is set where its last record said that only locks
-    and children can continue it, unless that record was answered at once.
+    or waits for, `waits` those whose record does not list it. `stuck` is set if the last record reported that only a
+    lock or the end of a child can let the run continue, and that record itself granted or refused nothing.
     """
 
     id: str

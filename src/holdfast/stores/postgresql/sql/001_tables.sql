@@ -10,9 +10,9 @@
 -- listed in the lock's record (party '#lock/<key>'). A row of `starts` is a start that a limit on starts counts.
 --
 -- The rules are in the library, in Python: a client locks the rows that a decision may write, reads them, decides and
--- writes, in one transaction (repository.py); a frequent command is one statement (fast_path.sql). Functions are not part
--- of this version: each release of Holdfast has a set of its own (functions.py), and a row of `functions` is one such
--- set.
+-- writes, in one transaction (repository.py); a frequent command is one statement (fast_path.sql). Functions are not
+-- part of this version: each release of Holdfast has a set of its own (functions.py), and a row of `functions` is one
+-- such set.
 --
 -- All times are microseconds since 1970 by this server's clock, all durations microseconds. In a record, fields with
 -- their default value are left out, and fields that this version does not know are kept. Values of users (entries,

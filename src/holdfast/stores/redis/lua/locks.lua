@@ -4,8 +4,9 @@
 -- (queue.lua), entries that the driver of a run adds to its journal (entries.lua), each from the text of the record
 -- alone; and a plain start and a plain end of a run (runs.lua). Every answer and every stored record equals that of the
 -- Python rules, which random histories check. Anything else is declined: the client decides it by the rules
--- (record_source.py). After a declined command, later commands about the same lock are declined too, and no command about runs
--- is carried out; after a declined command about a run nothing at all is, so that the order of commands is kept.
+-- (record_source.py). After a declined command, later commands about the same lock are declined too, and no command
+-- about runs is carried out; after a declined command about a run nothing at all is, so that the order of commands is
+-- kept.
 --
 -- Without it these rows of bench/run.py would miss their goals: redis_pairs (one caller, 100 tasks), redis_waiting
 -- (hand-over, a thousand leases), runs (a step, a hundred runs at once).
