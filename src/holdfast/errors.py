@@ -120,8 +120,8 @@ class WouldDeadlock(HoldfastError):
 class DeadlockDetected(HoldfastError):
     """Deadlock: this run waits for runs that wait for it.
 
-    Of the runs in the cycle that wait for a lock, this one is the youngest, so its wait was refused. The run still holds
-    its other locks. Release them and acquire all of them again, in the same order in every run.
+    Of the runs in the cycle that wait for a lock, this one is the youngest, so its wait was refused. The run still
+    holds its other locks. Release them and acquire all of them again, in the same order in every run.
     """
 
     def __init__(self, message: str | None = None, *, key: str = "") -> None:

@@ -381,7 +381,7 @@ def suite_for(name: str, way: Way) -> type:
     class Suite(StoreConformance):
         histories = 10
         patience = 0.3
-        blows = 8
+        rounds = 8
 
         def url(self, folder):
             return f"memory://{folder}"

@@ -107,7 +107,7 @@ def test_a_run_that_kills_its_worker_is_stopped_with_the_reason_and_can_be_retri
         with pytest.raises(WorkflowFailed) as caught:
             hf.runs.result("poison", PATIENCE)
         assert (caught.value.status, caught.value.kind) == ("failed", "RunPoisoned")
-        assert caught.value.detail == "its worker died 5 times in a row while it drove this run"
+        assert caught.value.detail == "5 workers in a row crashed while they drove this run"
         assert (noted("deadly"), noted("before")) == (5, 1)
         assert workers.codes == [-9] * 5
         assert [hf.runs.result(run, PATIENCE) for run in beside] == [f"well {n}" for n in range(4)]

@@ -1,10 +1,10 @@
-"""The engine: starts, drives and queries runs. Any number of engines work on one store.
-
-Example:
+"""The engine: starts, drives and queries runs.
 
     async with Engine("postgresql://...", workflows=[order]) as engine:
         handle = await engine.start(order, Order(id=42))
         receipt = await handle.result()
+
+Any number of engines work on one store; each run is driven by one of them at a time.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from .record import Finish, Run, RunEvent
 from .repository import RunRepository
 
 CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
-NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"it was over the limit %s when it came"}'
+NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"the limit %s was full when the run was started"}'
 FIRST_LOOK = 8
 """How many queued runs are read first; most often the first one is admitted."""
 FURTHER = 8

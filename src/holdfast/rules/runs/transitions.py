@@ -42,7 +42,7 @@ from .repository import RunRepository
 
 ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
-POISON = '{"type":"RunPoisoned","message":"its worker died %d times in a row while it drove this run"}'
+POISON = '{"type":"RunPoisoned","message":"%d workers in a row crashed while they drove this run"}'
 
 
 def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:

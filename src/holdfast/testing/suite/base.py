@@ -42,7 +42,7 @@ class SuiteBase:
 
     histories: ClassVar[int] = int(os.environ.get("HOLDFAST_HISTORIES", "60"))
     """How many random histories are compared with the rules."""
-    story_length: ClassVar[int] = 100
+    history_length: ClassVar[int] = 100
     """The minimum number of commands in each random history."""
     patience: ClassVar[float] = PATIENCE
     """Seconds after which an expected event counts as missing."""
@@ -54,7 +54,7 @@ class SuiteBase:
     """The length of a second of a history, in microseconds, on a store whose clock cannot be moved."""
     notices: ClassVar[bool] = False
     """Whether the store detects that a hint reached no receiver, and then passes the waiter over."""
-    blows: ClassVar[int] = 25
+    rounds: ClassVar[int] = 25
     """How many operations each of the `workers` executes."""
 
     # -- the hooks --------------------------------------------------------------------------------------------

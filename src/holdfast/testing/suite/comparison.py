@@ -69,7 +69,7 @@ class HistoryComparison(SuiteBase):
         store = self.open(self.address, namespace=name, clock=self.clock)
         connections = [store.connect("commands"), store.connect("heartbeats")]
         try:
-            while length < self.story_length:
+            while length < self.history_length:
                 self.pass_time(generator.time_passes() + generator.clock_jumps(), self.second)
                 commands = generator.batch()
                 outcomes, moments = self.decided_at(generator.random.choice(connections), commands)

@@ -32,14 +32,14 @@ class ConcurrencyTests(SuiteBase):
     """Threads with their own connections, and real processes if the store is shared."""
 
     def test_threads_that_count_in_a_slot_lose_no_update(self) -> None:
-        self.together(lambda me: count(self.store, me, self.blows, self.endurance))
-        assert self.ask(read(), SlotSeen).value == str(self.workers * self.blows)
+        self.together(lambda me: count(self.store, me, self.rounds, self.endurance))
+        assert self.ask(read(), SlotSeen).value == str(self.workers * self.rounds)
 
     def test_threads_that_take_turns_are_never_inside_together(self) -> None:
         ledger = self.folder / "ledger"
         ledger.touch()
-        self.together(lambda me: take_turns(self.store, me, self.blows, ledger, self.endurance))
-        check_ledger(ledger, self.workers * self.blows)
+        self.together(lambda me: take_turns(self.store, me, self.rounds, ledger, self.endurance))
+        check_ledger(ledger, self.workers * self.rounds)
         assert self.seen("turns").idle
 
     def test_processes_lose_no_update_and_are_never_inside_together(self) -> None:
@@ -49,15 +49,15 @@ class ConcurrencyTests(SuiteBase):
         ledger.touch()
         with ExitStack() as stack:
             crowd = [
-                stack.enter_context(running(HAMMER, self.address, f"w{n}", str(self.blows), str(ledger)))
+                stack.enter_context(running(HAMMER, self.address, f"w{n}", str(self.rounds), str(ledger)))
                 for n in range(self.workers)
             ]
             assert [process.hear() for process in crowd] == ["ready"] * self.workers
             for process in crowd:
                 process.tell()
             assert [process.hear() for process in crowd] == ["done"] * self.workers
-        assert self.ask(read(), SlotSeen).value == str(self.workers * self.blows)
-        check_ledger(ledger, self.workers * self.blows)
+        assert self.ask(read(), SlotSeen).value == str(self.workers * self.rounds)
+        check_ledger(ledger, self.workers * self.rounds)
         assert self.seen("turns").idle
 
     def test_turns_come_in_the_order_of_arrival_across_connections(self) -> None:
@@ -80,7 +80,7 @@ class ConcurrencyTests(SuiteBase):
         def try_once(me: str) -> None:
             connection = self.store.connect("commands")
             try:
-                commands = [acquire(f"key:{n}", f"{me}.{n}") for n in range(self.blows)]
+                commands = [acquire(f"key:{n}", f"{me}.{n}") for n in range(self.rounds)]
                 while commands:  # a command whose record is in use may fail with a retryable error
                     outcomes = connection.execute(commands)
                     again = [isinstance(got, c.Failed) and got.error.retryable for got in outcomes]
@@ -91,8 +91,8 @@ class ConcurrencyTests(SuiteBase):
 
         self.together(try_once)
         granted = [answer for answer in answers if isinstance(answer, out.Granted)]
-        assert len(granted) == self.blows
-        assert sum(isinstance(answer, out.Busy) for answer in answers) == (self.workers - 1) * self.blows
+        assert len(granted) == self.rounds
+        assert sum(isinstance(answer, out.Busy) for answer in answers) == (self.workers - 1) * self.rounds
 
     def test_a_holder_that_was_killed_is_replaced_when_its_time_is_over(self) -> None:
         """Not before: the successor's grant begins when the lease of the killed holder has expired."""

@@ -294,10 +294,10 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         def work(me: str) -> None:
             connection = self.store.connect("commands")
             try:
-                for n in range(self.blows):
+                for n in range(self.rounds):
                     outcome: out.Outcome | None = None
                     while outcome is None or (isinstance(outcome, c.Failed) and outcome.error.retryable):
-                        (outcome,) = connection.execute([add(f"{me}.1", f"q{n}", ttl=self.blows * SECOND)])
+                        (outcome,) = connection.execute([add(f"{me}.1", f"q{n}", ttl=self.rounds * SECOND)])
                     assert isinstance(outcome, Counted), outcome
             finally:
                 connection.close()
@@ -305,7 +305,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         self.together(work)
         after = self.tally()
         assert after is not None
-        assert after.total == self.workers * self.blows
+        assert after.total == self.workers * self.rounds
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     def test_a_random_history_of_records_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
