@@ -22,7 +22,7 @@ from .record import Finish, Run, RunEvent
 from .repository import RunRepository
 
 CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
-NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"the limit %s was full when the run was started"}'
+NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"the limit %s was full when the run started"}'
 FIRST_LOOK = 8
 """How many queued runs are read first; most often the first one is admitted."""
 FURTHER = 8
