@@ -82,8 +82,8 @@ class LockState(WorkingRecord):
         """Grant a permit, confirm an offer, queue the attempt, or refuse it.
 
         The same attempt, sent again, gets the same grant (and its full ttl), or keeps its position. Only a new
-        attempt changes the number of permits. Where `listed` waiters that do not expire are listed already, a new one
-        is only counted in the overflow (`overflowed`), and the caller stores it.
+        attempt changes the number of permits. `listed` is how many waiters that do not expire the record may list:
+        a further one is only counted in the overflow (`overflowed`), and the caller stores it.
         """
         self.overflowed = None
         self.settle()
@@ -146,7 +146,7 @@ class LockState(WorkingRecord):
         return len(waiters) < MAX_WAITERS or sum(one.ttl is not None for one in waiters.values()) < MAX_WAITERS
 
     def _is_listed_to_the_full(self, most: int) -> bool:
-        """Whether a new waiter that does not expire goes into the overflow: after the first, all of them do."""
+        """Whether a new waiter that does not expire goes into the overflow: after the first, every later one does."""
         return self.overflow is not None or sum(one.ttl is None for one in self.waiters.values()) >= most
 
     def _prolonged(self, place: Waiter, ttl: int | None) -> int | None:

@@ -1,9 +1,9 @@
 """Deadlock detection: finds runs that wait for each other, and notifies the youngest of them that waits for a lock.
 
-A run is stuck if only a lock or the end of a child lets it continue, and it has no event that it has not seen. Stuck
-runs of which each waits for a lock that another of them holds, or for the end of another of them, wait forever. The
-reads are not one snapshot of the store: so everything is read twice, and counts only if nothing has changed in between.
-While runs are stuck, only a change from outside can end that.
+A run is stuck if only a lock or the end of a child lets it continue, and it has no event that it has not seen. A
+group of stuck runs waits forever if each of them waits for a lock that another run of the group holds, or for the end
+of another run of the group. The reads are not one snapshot of the store, so everything is read twice, and counts only if
+nothing has changed in between. While runs are stuck, only a change from outside can end that.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ async def resolve(execute: Execute, run: str) -> CycleFound | None:
 
 
 def cycle_of(graph: Graph) -> list[RunWait]:
-    """The waits of runs that wait only for each other. Other runs that wait for them can continue after them.
+    """The waits of runs that wait only for each other. Runs outside of the cycle can continue when it is resolved.
 
     Every run of the graph waits for another one. Walks go from runs to those that wait for them, until all runs are
-    visited. The run at which the last walk begins is in such a cycle: no run that it waits for was visited before, so
-    all of them wait for it.
+    visited. The run at which the last walk begins is in such a cycle: none of the runs that it waits for was visited
+    by an earlier walk, so the last walk visits all of them, which means that all of them wait for it.
     """
     ahead = {name: {other for wait in found for other in wait.behind or ()} for name, found in graph.waits.items()}
     behind = defaultdict[str, set[str]](set)

@@ -29,7 +29,7 @@ MAX_PRIORITY = 2**31 - 1
 
 
 class Concurrency(msgspec.Struct, frozen=True):
-    """At most `max` runs at a time: of the workflow, or with `key`, of all runs with the same key.
+    """At most `max` runs of the workflow at a time; with `key`, at most `max` for each value of the key.
 
     `key` is a path into the input ("customer.id"), or a function of the input. `on_excess` is what happens to a start
     above the limit. At most `max_queue` runs wait (None: any number). Give a higher `version` when you change a limit:
@@ -58,7 +58,7 @@ class Concurrency(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most `max` starts within `per`: of the workflow, or with `key`, of all runs with the same key.
+    """At most `max` starts of the workflow within `per`; with `key`, at most `max` for each value of the key.
 
     A start above the limit is rejected, or with `on_excess="queue"` begins as soon as the limit allows.
 

@@ -52,7 +52,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._refused = refused  # called from another thread that calls the loop
         self.timers: dict[int, WorkflowTimer] = {}
         self.immediate: dict[int, Poll] = {}
-        """The timers of length 0, and the wait that each ends when it is known that nothing is available for it."""
+        """The timers of length 0, each with its wait, which it ends when nothing is available for the wait."""
         self._order: list[tuple[float, int]] = []
         self._ready: deque[asyncio.Handle] = deque()
         self._tasks: set[WorkflowTask] = set()
@@ -142,7 +142,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run this after the callbacks that are ready; the end of a timeout of 0, when everything was delivered."""
+        """Run this after the callbacks that are ready. The end of a timeout of 0 runs after all deliveries."""
         if args and not isinstance(args[0], Numbered):  # perhaps a future that is done
             caller = sys._getframe(1)  # noqa: SLF001
             if caller.f_code is AS_COMPLETED:
@@ -197,8 +197,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def innermost(self) -> list[int]:
         """The timers of length 0 that may end: of nested ones, the innermost ends first.
 
-        So an inner wait returns what it has taken, such as signals, before an outer wait cancels it. A wait that is not
-        cancelled may poll forever: it is waited for once.
+        So an inner wait returns what it has taken, such as signals, before an outer wait cancels it. An inner
+        wait that is not cancelled may poll again and again, so an outer one lets it end only once before itself.
         """
         first: dict[int, int] = {}  # by the id of the waiting future
         for number, poll in self.immediate.items():

@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0
 CLAIMED_AT_ONCE = 250
 """At most so many runs are claimed at once: a claim reads their whole histories, and must not take long."""
 SHORT_HISTORY = 200
-"""Up to so many entries, the events of a run are read together with its history; else by a record, without it."""
+"""The events of a run with at most this many entries are read with its history; of a longer one with a record."""
 RUN_CHANNEL = ".run/"
 """The part of a notification's name before the id of a run."""
 SOONEST_PARKING = 0.01

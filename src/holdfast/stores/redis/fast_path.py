@@ -142,9 +142,9 @@ class ScriptCall(NamedTuple):
 def asked(commands: Sequence[Command], ends: Container[str] = ()) -> ScriptCall | None:
     """The part of a batch that goes to the script; None: nothing. `ends` are runs whose ends it would decline.
 
-    After a command about a lock that was left out, all later commands about this lock are left out too. After any
-    command that was left out, no command about a run goes to the script, and after one about runs nothing at all: the
-    rules may have to notify a run first.
+    After a command about a lock that was left out, all later commands about this lock are left out too. Once a
+    command about a lock is left out, no later command about a run goes to the script either. Once a command about a run
+    is left out, no later command at all does. The reason: the rules may have to notify a run first.
     """
     rows: list[Row] = []
     places: list[int] = []

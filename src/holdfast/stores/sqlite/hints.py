@@ -306,8 +306,8 @@ def _address(path: Path, folder: int, name: str) -> str:
 def _sweep(database: Path) -> None:
     """Remove the sockets of processes that crashed.
 
-    Sockets of the last minute stay: while the process's waiters keep their positions, its socket shows that it has
-    ended.
+    A socket file of the last minute is kept: as long as the waiters of a crashed process keep their positions, senders
+    must find the file, because a refused connection shows them that the process has ended.
     """
     path = Path(f"{database}-wake")
     with suppress(OSError), _opened(database) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
