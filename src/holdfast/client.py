@@ -5,6 +5,7 @@ They are in a layer above the locks because `Client.lock` returns a `Lock`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -22,6 +23,7 @@ from .locks.run_locks import AsyncRunLocks, RunLocks
 from .locks.rwlock import ALL, AsyncReadWriteLock, BaseReadWriteLock, ReadWriteLock
 from .observe import LoggingSink
 from .runtime.base import BaseClient
+from .runtime.batcher import refuse_in_workflow
 from .runtime.codec import MAX_BYTES
 from .runtime.misuse import AsyncOnly, SyncOnly, require_asyncio
 from .runtime.runners import run, run_async
@@ -311,6 +313,7 @@ class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], Asyn
 
     async def __aenter__(self) -> Self:
         require_asyncio()
+        refuse_in_workflow(asyncio.get_running_loop())
         await in_thread(self._open, name="holdfast-opener")  # a store reads and writes files while it is opened
         return self
 

@@ -93,12 +93,12 @@ async def long_stall(url: str, key: str) -> str:
         except LeaseLost:
             left = "LeaseLost"
         if left != "LeaseLost":
-            return f"a loop that was stuck for longer than max_stall kept its lease: {left}"
+            return f"a loop that was blocked for longer than max_stall kept its lease: {left}"
         names = [name for name, _ in events]
         if "lease_neglected" not in names or "lease_lost" not in names or not lost_leases:
             return f"the loss was not reported: {events}, on_lost {lost_leases}"
         reason = dict(events)["lease_lost"]
-        return "" if "stuck" in reason else f"the loss was not explained: {reason}"
+        return "" if "blocked" in reason else f"the loss was not explained: {reason}"
 
 
 def stall(url: str, stalls: int, report: Report) -> None:

@@ -542,3 +542,21 @@ def test_a_step_that_takes_its_time_to_stop_does_not_keep_a_sweep_waiting(played
                 return await engine.sweep()
 
     assert played(story) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning")
+def test_a_step_that_was_not_awaited_is_named_where_its_coroutine_is_returned(played, engine_on):
+    @step
+    def count(n: int) -> int:
+        return n
+
+    @workflow
+    async def forgets(ctx: Context, n: int) -> int:
+        return count(n)
+
+    async def story():
+        async with engine_on("memory://", [forgets]) as engine:
+            with pytest.raises(WorkflowFailed, match="is a coroutine: await the call"):
+                await (await engine.start(forgets, 1)).result(10)
+
+    played(story)

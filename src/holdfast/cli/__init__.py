@@ -12,5 +12,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
-        sys.exit("The command line needs the packages click and rich: pip install 'holdfast[cli]'")
+        sys.exit("holdfast: the command line needs the packages click and rich: pip install 'holdfast[cli]'")
     app(prog_name="holdfast")

@@ -355,9 +355,8 @@ class BaseClient:
         runtime = getattr(self, "_runtime", None)
         if runtime is not None:
             runtime.heartbeats.call_soon(runtime.shut_soon)
-            warnings.warn(
-                f"{self!r} was not closed: use `with`, or call close()", ResourceWarning, stacklevel=2, source=self
-            )
+            how = "use `with`, or call close()" if self._opens_at_once else "use `async with`, or await close()"
+            warnings.warn(f"{self!r} was not closed: {how}", ResourceWarning, stacklevel=2, source=self)
 
 
 def _clock_differs(events: Events, name: str, host: str, pid: int, ahead: float) -> None:

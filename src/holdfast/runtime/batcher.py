@@ -118,7 +118,7 @@ class Batcher:
         call = ThreadRequest(commands)
         batch: list[Request] = []
         self._refuse_within(commands)
-        _refuse_in_workflow(events._get_running_loop())  # noqa: SLF001  (None outside of a loop)
+        refuse_in_workflow(events._get_running_loop())  # noqa: SLF001  (None outside of a loop)
         if self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  (as threading.Condition does it)
             raise _would_wait_for_itself()
         try:
@@ -174,7 +174,7 @@ class Batcher:
             raise ClientClosed
         self._refuse_within(request.commands)
         loop = request.loop
-        _refuse_in_workflow(loop)
+        refuse_in_workflow(loop)
         mine = self._per_thread.outbox
         outbox = None if mine is None else mine()
         if outbox is None or outbox.loop is not loop:
@@ -370,7 +370,7 @@ class Batcher:
                 connection.close()
 
 
-def _refuse_in_workflow(loop: asyncio.AbstractEventLoop | None) -> None:
+def refuse_in_workflow(loop: asyncio.AbstractEventLoop | None) -> None:
     """Workflow code is replayed: calls of its own to a store are not recorded, and its loop cannot wait for them."""
     if getattr(loop, "deterministic", False):
         raise NotInWorkflow(

@@ -167,6 +167,8 @@ def _write(value: Any) -> Any:
     """Convert models of pydantic, which msgspec does not support."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    if inspect.iscoroutine(value):
+        raise TypeError("is a coroutine: await the call that made it")
     raise TypeError(f"is of type {value.__class__.__name__}, which JSON does not have: convert it")
 
 

@@ -2,8 +2,8 @@
 
 A run is stuck if only a lock or the end of a child lets it continue, and it has no event that it has not seen. A
 group of stuck runs waits forever if each of them waits for a lock that another run of the group holds, or for the end
-of another run of the group. The reads are not one snapshot of the store, so everything is read twice, and counts only if
-nothing has changed in between. While runs are stuck, only a change from outside can end that.
+of another run of the group. The reads are not one snapshot of the store, so everything is read twice, and counts only
+if nothing has changed in between. While runs are stuck, only a change from outside can end that.
 """
 
 from __future__ import annotations
