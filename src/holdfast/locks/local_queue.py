@@ -77,8 +77,8 @@ class Turn:
         self.permits = permits
         self.since = elapsed()
         self.open = Notifier()
-        # Its position on arrival: the number of callers waiting in this queue, plus 1 for all callers that have already
-        # left it.
+        # Its position on arrival: the number of callers waiting in this queue, plus 1 in total for the callers that
+        # have already left it.
         self.before = 0
         self.admitted_at = 0.0
         self.sent = False  # whether its command was sent to the store

@@ -208,7 +208,7 @@ def _fields(value: Any) -> list[str]:
 
 
 def _check(value: object, path: str, depth: int, numbers: list[str] | None) -> None:
-    """Raise if JSON cannot hold the value. Paths with a number as a key are collected, or raise as well."""
+    """Raise if JSON cannot hold the value. Paths with a number as a key go into `numbers`; without it they raise."""
     if depth > MAX_DEPTH:
         raise _Unfit(_too_deep(path))
     if value is None or isinstance(value, bool):

@@ -219,7 +219,7 @@ class Heartbeats:
         self.call_soon(lambda: self._abandons.add(command))
 
     def stop(self) -> None:
-        """End the thread; callbacks that were queued before are run before."""
+        """End the thread. Callbacks that were queued before this call are run first."""
         with self._lock:
             self._stopping = True
             thread = self._thread

@@ -89,8 +89,8 @@ def footprint(command: Command, known: Snapshot | None) -> Questions:
 def is_written(command: Command, question: Question) -> bool:
     """Whether a decision may write the row that a question is about; True where that is not known.
 
-    Leases of workers and locks of runs are only read, unless a command is about that lock itself; so is the run of a
-    start, which is new or stays unchanged.
+    Leases of workers and locks of runs are only read, unless a command is about that lock itself. The run of a
+    start is only read as well: it is new, or stays unchanged.
     """
     if isinstance(question, LockByKey) and question.key.startswith(LOOKED_AT):
         lock_requests = command.lock_requests if isinstance(command, r.RecordRun) else ()
@@ -225,7 +225,8 @@ def _queue(workflow: str, place: LimitKey, known: Snapshot | None) -> Questions:
 def forecast_of(limit: int) -> int:
     """How many items of a list are read for a claim: more than it takes, to know what is due next.
 
-    No rule asks for exactly this number, so a source that answers `Claimable` can distinguish it from a question.
+    No rule asks for exactly this number of items, so a source that answers `Claimable` can tell by the number that a
+    question was only predicted here.
     """
     return rounded(max(FEW, limit) + 1) + 1
 

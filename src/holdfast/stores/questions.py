@@ -80,7 +80,7 @@ class EventByKey(Question, frozen=True):
 class RegisteredWorkers(Question, frozen=True):
     """All registered workers: a sequence of `WorkerRecord`, in any order.
 
-    A rule that asks this asks for the leases of the workers next, so a source answers these `LockByKey` with it.
+    After this question a rule always asks for the leases of the workers, so a source answers these `LockByKey` too.
     """
 
 
@@ -110,7 +110,7 @@ class RecordAt(Question, frozen=True):
 
 
 class GroupSize(Question, frozen=True):
-    """How many runs of a group are queued, or else admitted, and have not ended: a number."""
+    """How many runs of a group are queued (`queued`), or are admitted and have not ended: a number."""
 
     group: str
     queued: bool

@@ -367,7 +367,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     ) -> RunHandle[Any]:
         """Send a signal to the run with this id; if there is none, start it first.
 
-        Where a limit does not let a run with this id begin, nothing is sent, to no other run either.
+        If a limit does not let a run with this id begin, no signal is sent, to this run or to any other.
         """
         try:
             handle: RunHandle[Any] = await self.start(workflow, input, id=id)

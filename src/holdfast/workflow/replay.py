@@ -239,8 +239,8 @@ class Replay:
     def stuck(self) -> tuple[str, ...] | None:
         """The children that the run waits for, if it can continue only by them, by locks, or by an event from outside.
 
-        None if something else lets it continue, and if it cannot be part of a deadlock: it has no locks, and is not a
-        child of another run.
+        None if something else lets it continue. Also None if it cannot be part of a deadlock, because it has no locks
+        and is not a child of another run.
         """
         waits = bool(self._child_waits) or any(lock.waits for lock in self.replay_locks.pending.values())
         matters = bool(self.replay_locks.pending or self.run.parent)

@@ -244,9 +244,9 @@ class Worker(WorkerHost):
         return POLL_SECONDS
 
     def _make_room(self) -> bool:
-        """Park the runs that have waited longest, some at a time. False: no run waits.
+        """Park the runs that have waited longest, some at a time. Returns False if no run waits.
 
-        They may wait for the runs that are due: for a child, or for a run that is offered their lock.
+        The waiting runs may wait for the very runs that are due: for a child, or for a run that is offered their lock.
         """
         waiting = sorted((one for one in self.drivers.values() if one.can_park), key=lambda one: one.idle_since)
         latest = self.now() - int(EARLY_PARKING * MICROSECONDS)
@@ -296,7 +296,8 @@ class Worker(WorkerHost):
 
         The read uses another connection than the commands, and may overtake those that are under way. A driven run was
         claimed before, so the store lists it. A run that is just being parked or ended is `ending`. A run that is just
-        being claimed is `_undriven` in one check; if it is claimed a second time, it still gets only one driver.
+        being claimed may have no driver in one check (`_undriven`); only a run that has none in two checks is claimed
+        again, and it still gets only one driver.
         """
         worker, driven = self.id, dict(self.drivers)
         if not worker:
