@@ -178,7 +178,7 @@ class WorkingRecord:
         return last + 1
 
     def ahead_of(self, number: int) -> int:
-        """How many eligible waiters arrived before this number; of those in the overflow, the largest possible count."""
+        """How many eligible waiters arrived before this number; of those in the overflow, the largest count."""
         ahead = bisect_left(self.line, (number, ""))
         if self.overflow is not None and number > self.overflow.first:
             ahead += min(self.overflow.count, number - self.overflow.first)
