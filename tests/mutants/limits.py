@@ -55,7 +55,7 @@ LIMITS = [
     Mutant(
         "raising a limit lets nobody in",
         ADMITTING,
-        "    woken = promote(repo, now, workflow, repo.crowded(workflow), terms)\n",
+        "    woken = promote(repo, now, workflow, repo.queued_limit_keys(workflow), terms)\n",
         "    woken = ()\n",
         (HERE + "test_when_the_limit_is_raised_who_waits_is_let_in_at_once_and_when_it_is_lowered_nobody_goes",),
     ),

@@ -21,7 +21,7 @@ POSTGRES_BELONGINGS = [
     Mutant(
         "a sweep offers a lock to a run whose row is taken",
         "stores/decisions.py",
-        "if self._is_there(key) and self._can_be_told(key)]",
+        "if self._is_there(key) and self._can_be_notified(key)]",
         "if self._is_there(key)]",
         (BELONGINGS + "test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken",),
     ),

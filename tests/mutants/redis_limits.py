@@ -97,7 +97,7 @@ REDIS_LIMITS = [
         CODEC,
         "        if limit.per and limit.max < 1:\n",
         "        if False:\n",
-        (LIMITS + "test_terms_that_cannot_be_kept_are_refused[valkey-limits3-a-number]",),
+        (LIMITS + "test_terms_that_cannot_be_kept_are_refused[valkey-limits3-cannot-be-stored]",),
     ),
     Mutant(
         "one who waits and cannot be read holds all others up",

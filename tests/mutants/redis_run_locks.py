@@ -19,7 +19,7 @@ REDIS_BELONGINGS = [
     Mutant(
         "a run is not told that a client has left it a lock",
         "stores/decisions.py",
-        "                hints = tell(self.repository, self.now, outcome.notified)\n",
+        "                hints = notify_offered(self.repository, self.now, outcome.notified)\n",
         "                hints = ()\n",
         (SUITE + "test_a_client_and_a_run_exclude_each_other",),
     ),

@@ -22,7 +22,7 @@ BELONGINGS = [
     Mutant(
         "a lock that becomes free outside tells no run",
         "stores/memory/store.py",
-        "            hints += tell(space.runs, now, answers[place].notified)\n",
+        "            hints += notify_offered(space.runs, now, answers[place].notified)\n",
         "            pass\n",
         (HERE + "test_a_client_and_a_run_exclude_each_other",),
     ),

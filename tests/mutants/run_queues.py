@@ -62,8 +62,10 @@ RUN_QUEUES = [
     Mutant(
         "a run that is hinted is posted no event",
         "stores/memory/store.py",
-        "        if answers[place].notified:\n            hints += tell(space.runs, now, answers[place].notified)\n",
-        "        if answers[place].woken:\n            hints += tell(space.runs, now, answers[place].woken)\n",
+        "        if answers[place].notified:\n"
+        "            hints += notify_offered(space.runs, now, answers[place].notified)\n",
+        "        if answers[place].woken:\n"
+        "            hints += notify_offered(space.runs, now, answers[place].woken)\n",
         (HERE + "test_runs_that_can_no_longer_fit_are_told",),
     ),
     Mutant(

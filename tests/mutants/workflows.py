@@ -136,7 +136,7 @@ WORKFLOWS = [
     Mutant(
         "the log speaks on replay",
         "workflow/context.py",
-        "        return not told and super().isEnabledFor(level)\n",
+        "        return not logged and super().isEnabledFor(level)\n",
         "        return super().isEnabledFor(level)\n",
         (FLOWS + "test_the_log_is_silent_on_replay[memory]",),
     ),
@@ -492,7 +492,7 @@ WORKFLOWS = [
     Mutant(
         "a start within a transaction does not say that no worker knows the workflow",
         "workflow/client_runs.py",
-        "            run(self._asking.look_for_workers_of(started.run), self._client.runtime.batchers)\n",
+        "            run(self._queries.look_for_workers_of(started.run), self._client.runtime.batchers)\n",
         "",
         (NOBODY + "test_a_start_within_a_transaction_says_too_that_no_worker_knows_the_workflow[sqlite-COMMIT]",),
     ),

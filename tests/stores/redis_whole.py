@@ -15,7 +15,7 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.rules.lock_outcomes import Outcome
 from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
-from holdfast.rules.runs.locks import tell
+from holdfast.rules.runs.locks import notify_offered
 from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Swap
@@ -64,7 +64,7 @@ class Rules(RunModel, LockModel):
         if isinstance(command, r.RunCommand | c.SlotCommand | c.LockCommand):
             return RunModel._answer(self, command, now)
         outcome = LockModel._answer(self, command, now)
-        tell(self.repo, now, outcome.woken)
+        notify_offered(self.repo, now, outcome.woken)
         return outcome
 
 

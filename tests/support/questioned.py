@@ -72,7 +72,7 @@ class MemorySource:
             case q.QueuedLimitKeys():
                 return [
                     (place, repo.queued(group_of(question.workflow, place)))
-                    for place in repo.crowded(question.workflow)
+                    for place in repo.queued_limit_keys(question.workflow)
                 ]
             case q.StartsToCome():
                 return repo.starts_after(question.group, self.now)

@@ -262,7 +262,7 @@ def test_what_came_before_a_start_was_answered_is_not_missed(url, played, engine
 
     async def story():
         async with engine_on(url, [listens]) as engine:
-            asking = engine._asking
+            asking = engine._queries
             start = asking.start
 
             def answered_late(new, worker, **more):

@@ -29,7 +29,7 @@ from ..rules.lock_outcomes import Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.lock_requests import run_of_attempt
-from ..rules.runs.locks import tell
+from ..rules.runs.locks import notify_offered
 from .common import at_least_one, by_key, decided, decided_alone, failed, swept
 from .footprint import list_of
 from .questions import Changes, DueLocks, DueRecords, LocksAfter, Question, RowLocked, Snapshot, Unanswered
@@ -102,7 +102,9 @@ class Decisions:
             self.woken += answer.notified
 
     def _notify_runs(self, answers: Sequence[Outcome]) -> list[str]:
-        return [hint for one in answers if one.notified for hint in tell(self.repository, self.now, one.notified)]
+        return [
+            hint for one in answers if one.notified for hint in notify_offered(self.repository, self.now, one.notified)
+        ]
 
     def _decide_key(self, key: str, commands: Sequence[LockCommand]) -> list[Outcome]:
         def write(record: LockRecord) -> LockRecord:
@@ -160,7 +162,7 @@ class Decisions:
         try:
             outcome = self._answer(command)
             if outcome.notified and not isinstance(command, RunCommand):
-                hints = tell(self.repository, self.now, outcome.notified)
+                hints = notify_offered(self.repository, self.now, outcome.notified)
             if made := self.repository.made:
                 self._check(made)
         except Unanswered as missing:
@@ -259,7 +261,7 @@ class Decisions:
         repository, changed = self.repository, 0
         while True:
             found = repository.known(DueLocks(wanted))
-            due = [key for _, key in found.items if self._is_there(key) and self._can_be_told(key)]
+            due = [key for _, key in found.items if self._is_there(key) and self._can_be_notified(key)]
             if len(due) > limit or found.complete:
                 break
             wanted *= 2
@@ -291,7 +293,7 @@ class Decisions:
             return False
         return True
 
-    def _can_be_told(self, key: str) -> bool:
+    def _can_be_notified(self, key: str) -> bool:
         """Whether the runs that a settled lock would be offered to can be notified."""
         before = self.repository.lock(key) or EMPTY
         reader = reader_of(self.repository, key, before)

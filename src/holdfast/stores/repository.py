@@ -363,7 +363,7 @@ class BatchRepository(BatchView):
         left = [item for item in found.items if item not in gone]
         return max((arrival for arrival, _ in (*left[:1], *come)), default=0)
 
-    def crowded(self, workflow: str) -> Sequence[LimitKey]:
+    def queued_limit_keys(self, workflow: str) -> Sequence[LimitKey]:
         """The limit keys of a workflow under which runs are queued, in order."""
         waiting: dict[LimitKey, int] = dict(self._ask(QueuedLimitKeys(workflow)))
         for before, after in self.changed():

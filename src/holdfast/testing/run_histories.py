@@ -11,7 +11,7 @@ from ..rules.lock_outcomes import Granted, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
-from ..rules.runs.locks import tell
+from ..rules.runs.locks import notify_offered
 from ..rules.runs.outcomes import Claimed, Posted, Recorded, RunRefused, Started
 from ..rules.runs.record import Ending, Finish, NewRun, Park, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
@@ -53,7 +53,7 @@ class RunModel:
             self.records[command.key] = record
         if reader is not None:
             reader.save()
-        tell(self.repo, now, outcome.notified)
+        notify_offered(self.repo, now, outcome.notified)
         return outcome
 
 

@@ -90,13 +90,13 @@ class _BaseRuns:
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
-        self._asking = RunQueries(client, max_bytes=client.max_bytes)
+        self._queries = RunQueries(client, max_bytes=client.max_bytes)
 
     def _start(
         self, workflow: Workflow[Any, Any] | str, input: Any, *, require_definition: bool, **options: Any
     ) -> Flow[str]:
-        new = self._asking.new_run(workflow, input, **options)
-        started = yield from self._asking.start(new, workflow=workflow, require_definition=require_definition)
+        new = self._queries.new_run(workflow, input, **options)
+        started = yield from self._queries.start(new, workflow=workflow, require_definition=require_definition)
         return started.run.id
 
 
@@ -166,18 +166,18 @@ class Runs(_BaseRuns):
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
         options["priority"] = priority
         if connection is not None:
-            new = self._asking.new_run(workflow, input, **options)
-            started = self._asking.start_within(
+            new = self._queries.new_run(workflow, input, **options)
+            started = self._queries.start_within(
                 connection, new, workflow=workflow, require_definition=require_definition
             )
-            run(self._asking.look_for_workers_of(started.run), self._client.runtime.batchers)
+            run(self._queries.look_for_workers_of(started.run), self._client.runtime.batchers)
             return started.run.id
         flow = self._start(workflow, input, **options, require_definition=require_definition)
         return run(flow, self._client.runtime.batchers)
 
     def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
-        return run(self._asking.get(run_id), self._client.runtime.batchers)
+        return run(self._queries.get(run_id), self._client.runtime.batchers)
 
     def list(
         self,
@@ -195,15 +195,15 @@ class Runs(_BaseRuns):
         wanted = wanted_runs(
             status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
         )
-        return run(self._asking.list(wanted, after=after, limit=limit), self._client.runtime.batchers)
+        return run(self._queries.list(wanted, after=after, limit=limit), self._client.runtime.batchers)
 
     def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a run that has not ended."""
-        run(self._asking.signal(run_id, name, payload, idempotency_key), self._client.runtime.batchers)
+        run(self._queries.signal(run_id, name, payload, idempotency_key), self._client.runtime.batchers)
 
     def cancel(self, run_id: str) -> None:
         """Cancel a run."""
-        run(self._asking.cancel(run_id), self._client.runtime.batchers)
+        run(self._queries.cancel(run_id), self._client.runtime.batchers)
 
     @overload
     def result(self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]) -> O: ...
@@ -214,22 +214,22 @@ class Runs(_BaseRuns):
     ) -> Any:
         """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         output = Any if workflow is None else workflow.output_type
-        return run(self._asking.result(run_id, output, checked_timeout(timeout)), self._client.runtime.batchers)
+        return run(self._queries.result(run_id, output, checked_timeout(timeout)), self._client.runtime.batchers)
 
     def retry(self, run_id: str) -> RunInfo:
         """Continue a failed run from the step that failed."""
-        return run(self._asking.revive(run_id, restart=False), self._client.runtime.batchers)
+        return run(self._queries.revive(run_id, restart=False), self._client.runtime.batchers)
 
     def restart(self, run_id: str) -> RunInfo:
         """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
-        return run(self._asking.revive(run_id, restart=True), self._client.runtime.batchers)
+        return run(self._queries.revive(run_id, restart=True), self._client.runtime.batchers)
 
 
 class AsyncRuns(_BaseRuns, AsyncRunQueries):
     """`client.runs` of an asynchronous client."""
 
     def _ready(self) -> RunQueries:
-        return self._asking
+        return self._queries
 
     @overload
     async def start(
@@ -288,7 +288,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
         options["priority"] = priority
         if connection is not None:
-            new = self._asking.new_run(workflow, input, **options)
+            new = self._queries.new_run(workflow, input, **options)
             started = await self._start_within(connection, new, workflow, require_definition=require_definition)
             return started.run.id
         return await self._run(self._start(workflow, input, **options, require_definition=require_definition))
@@ -310,4 +310,4 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
     ) -> Any:
         """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         output = Any if workflow is None else workflow.output_type
-        return await self._run(self._asking.result(run_id, output, checked_timeout(timeout)))
+        return await self._run(self._queries.result(run_id, output, checked_timeout(timeout)))

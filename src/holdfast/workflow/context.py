@@ -409,8 +409,8 @@ class ReplayLogger(logging.LoggerAdapter[logging.Logger]):
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802  (the name is logging's)
         """Whether this would be logged now."""
-        told = self._code.replaying and self._code.run.claims > 1  # by an earlier claim
-        return not told and super().isEnabledFor(level)
+        logged = self._code.replaying and self._code.run.claims > 1  # by an earlier claim
+        return not logged and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Add the run to the message."""

@@ -48,9 +48,9 @@ class RunHandle(Generic[O]):
     """A run, by its id. Any process may drive it."""
 
     def __init__(
-        self, asking: RunQueries, worker: Worker, id: str, output: Any, admission: Admission | None = None
+        self, queries: RunQueries, worker: Worker, id: str, output: Any, admission: Admission | None = None
     ) -> None:
-        self._asking, self._worker, self.id, self._output = asking, worker, id, output
+        self._queries, self._worker, self.id, self._output = queries, worker, id, output
         self.admission = admission
         """What the limits of its workflow decided, where this handle is the result of a start."""
 
@@ -61,26 +61,26 @@ class RunHandle(Generic[O]):
         if ended is not None:
             result: O = result_of(ended, self._output)
             return result
-        return await self._run(self._asking.result(self.id, self._output, limit, since=since))
+        return await self._run(self._queries.result(self.id, self._output, limit, since=since))
 
     async def status(self) -> Status:
         """The status of the run now."""
-        return (await self._run(self._asking.get(self.id))).status
+        return (await self._run(self._queries.get(self.id))).status
 
     async def info(self) -> RunInfo:
         """Everything about the run as it is now."""
-        return await self._run(self._asking.get(self.id))
+        return await self._run(self._queries.get(self.id))
 
     async def cancel(self) -> None:
         """Cancel the run."""
-        await self._run(self._asking.cancel(self.id))
+        await self._run(self._queries.cancel(self.id))
 
     async def signal(self, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send the run a signal."""
-        await self._run(self._asking.signal(self.id, name, payload, idempotency_key))
+        await self._run(self._queries.signal(self.id, name, payload, idempotency_key))
 
     async def _run(self, flow: Flow[T]) -> T:
-        return await run_async(flow, self._asking.client.runtime.batchers)
+        return await run_async(flow, self._queries.client.runtime.batchers)
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.id}>"
@@ -136,7 +136,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         self._process = 0
         self._client: BaseClient | None = None
         self._worker: Worker | None = None
-        self._asking: RunQueries | None = None
+        self._queries: RunQueries | None = None
 
     @property
     def events(self) -> Events:
@@ -167,7 +167,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         self._process = os.getpid()
         where = self._where
         client = where if isinstance(where, BaseClient) else self._new_client(where)
-        self._client, self._asking = client, RunQueries(client, max_bytes=self._max_bytes or client.max_bytes)
+        self._client, self._queries = client, RunQueries(client, max_bytes=self._max_bytes or client.max_bytes)
         try:
             await in_thread(client._open, name="holdfast-opener")  # noqa: SLF001  (reads and writes files)
             await self._begin(client)
@@ -196,8 +196,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
             known = latest.get(workflow.name)
             if known is None or workflow.terms.version >= known.terms.version:
                 latest[workflow.name] = workflow
-        asking = self._ready()
-        counts = await asyncio.gather(*(self._run(asking.announce(one.name, one.terms)) for one in latest.values()))
+        queries = self._ready()
+        counts = await asyncio.gather(*(self._run(queries.announce(one.name, one.terms)) for one in latest.values()))
         for workflow, ours in zip(latest.values(), counts, strict=True):
             if not ours:
                 client.events.emit("limits_outdated", workflow=workflow.name, version=workflow.terms.version)
@@ -287,24 +287,24 @@ class Engine(AsyncRunQueries, AsyncOnly):
         With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
         used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`).
         """
-        asking, worker = self._open()
+        queries, worker = self._open()
         known = self._named(workflow)
-        new = asking.new_run(
+        new = queries.new_run(
             known, input, id=id, idempotency_key=idempotency_key, attributes=attributes, priority=priority
         )
         output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
             started = await self._start_within(connection, new, known, require_definition=require_definition)
         elif new.type not in self._workflows or worker.room < 1:
-            started = await self._run(asking.start(new, workflow=known, require_definition=require_definition))
+            started = await self._run(queries.start(new, workflow=known, require_definition=require_definition))
         else:
             worker.expect(new.id)
             try:
-                started = await self._run(asking.start(new, worker.id, workflow=known))
+                started = await self._run(queries.start(new, worker.id, workflow=known))
                 await self._drive(started, new.input)
             finally:
                 worker.unexpect(new.id)
-        return RunHandle(asking, worker, started.run.id, output, admission=admission_of(started.verdict))
+        return RunHandle(queries, worker, started.run.id, output, admission=admission_of(started.verdict))
 
     async def _drive(self, started: Started, input: str) -> None:
         worker, run = self._open()[1], started.run
@@ -383,15 +383,15 @@ class Engine(AsyncRunQueries, AsyncOnly):
 
     async def resume(self, run_id: str) -> RunInfo:
         """Drive a run until it waits or ends, and return its state; at once if another process drives it."""
-        asking, worker = self._open()
-        before = await self._run(asking.get(run_id))
+        queries, worker = self._open()
+        before = await self._run(queries.get(run_id))
         driver = worker.drivers.get(run_id)
         if driver is None and before.living:
             for driver in await worker.claim(limit=1, runs=(run_id,)):
                 await at_rest(driver)
         elif driver is not None:
             await at_rest(driver)
-        return await self._run(asking.get(run_id))
+        return await self._run(queries.get(run_id))
 
     async def sweep(self, limit: int = SWEEP) -> int:
         """Drive all due runs once, until each waits or ends; returns how many. For cron and serverless."""
@@ -435,16 +435,16 @@ class Engine(AsyncRunQueries, AsyncOnly):
     # -- parts ------------------------------------------------------------------------------------------
 
     def _open(self) -> tuple[RunQueries, Worker]:
-        if self._asking is None or self._worker is None:
+        if self._queries is None or self._worker is None:
             raise _not_open()
         self._check_process()
-        return self._asking, self._worker
+        return self._queries, self._worker
 
     def _ready(self) -> RunQueries:
-        if self._asking is None or self._client is None:
+        if self._queries is None or self._client is None:
             raise _not_open()
         self._check_process()
-        return self._asking
+        return self._queries
 
     def _check_process(self) -> None:
         """Raise in the child of a fork: the runs and the event loop belong to its parent."""

@@ -114,10 +114,10 @@ class Worker(WorkerHost):
                     await _release(lease)
 
     async def _acquire_lease(self, attempt: str) -> AsyncLease:
-        terms = checked_options(
+        options = checked_options(
             worker_key(attempt), kind="worker", ttl=self._ttl, wait=0, owner=self._name, on_lost=self._lost_elsewhere
         )
-        flow = take(self._client, terms, 0, AsyncLease, attempt=attempt)
+        flow = take(self._client, options, 0, AsyncLease, attempt=attempt)
         return await run_async(flow, self._client.runtime.batchers)
 
     async def stop(self, grace: float) -> None:

@@ -136,7 +136,7 @@ def publish(repo: RunRepository, now: int, workflow: str, terms: WorkflowLimits)
     if not newer(terms, known):
         return LimitsPublished(terms=known or WorkflowLimits(), fresh=False)
     repo.put_terms(workflow, terms)
-    woken = promote(repo, now, workflow, repo.crowded(workflow), terms)
+    woken = promote(repo, now, workflow, repo.queued_limit_keys(workflow), terms)
     return LimitsPublished(terms=terms, fresh=True, woken=woken)
 
 

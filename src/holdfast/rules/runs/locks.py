@@ -57,7 +57,7 @@ def give_back(repo: RunRepository, now: int, run: Run) -> tuple[str, ...]:
         with suppress(RecordUnreadable):  # an unreadable record is left as it is
             outcome = _given_back(repo, now, run, LockRequest(number=number, key=key, give=True))
             woken += outcome.notified
-    return woken + tell(repo, now, woken)
+    return woken + notify_offered(repo, now, woken)
 
 
 def held(repo: RunRepository, now: int, run: Run) -> tuple[tuple[int, int], ...]:
@@ -73,7 +73,7 @@ def held(repo: RunRepository, now: int, run: Run) -> tuple[tuple[int, int], ...]
     return tuple(found)
 
 
-def tell(repo: RunRepository, now: int, woken: Iterable[str]) -> tuple[str, ...]:
+def notify_offered(repo: RunRepository, now: int, woken: Iterable[str]) -> tuple[str, ...]:
     """Post an event to each run that has an offer. Returns the hints to send."""
     hints: tuple[str, ...] = ()
     for attempt in woken:

@@ -119,7 +119,7 @@ class RunRepository(Protocol):
     def last_arrival(self, group: str, priority: int) -> int:
         """The highest arrival of admitted runs and of queued runs with this priority; 0: there is none."""
 
-    def crowded(self, workflow: str) -> Sequence[LimitKey]:
+    def queued_limit_keys(self, workflow: str) -> Sequence[LimitKey]:
         """The limit keys of a workflow under which runs are queued, in order."""
 
     def nth_start(self, group: str, n: int) -> int | None:

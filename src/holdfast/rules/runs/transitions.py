@@ -20,7 +20,7 @@ from .helpers import can_drive, free, holder_of, is_alive, wake
 from .helpers import post as post_to
 from .limits import LimitVerdict, WorkflowLimits
 from .lock_requests import LockRequest
-from .locks import answers_before, ask, give_back, held, tell
+from .locks import answers_before, ask, give_back, held, notify_offered
 from .outcomes import (
     Claim,
     Claimed,
@@ -175,7 +175,7 @@ def record(
         elif isinstance(started, Limited) or (isinstance(started, Started) and started.run.id != new.id):
             limited[new.id] = started.verdict
     answers, locks, offered = ask(repo, now, before, lock_requests)
-    woken += offered + tell(repo, now, offered)
+    woken += offered + notify_offered(repo, now, offered)
     goes_on = taken or limited or any(one.what not in ("queued", "given") for one in answers)
     after, done = rule.recorded(
         repo.run(run) or before,  # a child that started may have cancelled it, or a lock may be offered to it

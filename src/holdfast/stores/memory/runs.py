@@ -169,7 +169,7 @@ class MemoryRunRepository:
         waiting = (arrival for rank, arrival, _ in self._queues.get(group, ()) if rank == -priority)
         return max(let_in[-1][0] if let_in else 0, *waiting, 0)
 
-    def crowded(self, workflow: str) -> Sequence[LimitKey]:
+    def queued_limit_keys(self, workflow: str) -> Sequence[LimitKey]:
         """The limit keys of a workflow under which runs are queued, in order."""
         runs = (self._runs[first[0][-1]] for first in self._queues.values())
         places = {place for run in runs if run.workflow == workflow for place in run.places}

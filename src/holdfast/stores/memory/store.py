@@ -22,7 +22,7 @@ from ...rules import lock
 from ...rules.lock_outcomes import Outcome
 from ...rules.lock_record import EMPTY, LockRecord
 from ...rules.runs.lock_queue import reader_of
-from ...rules.runs.locks import tell
+from ...rules.runs.locks import notify_offered
 from ...rules.slot import EMPTY_SLOT, Address, Slot
 from ...validation import checked_key
 from ..common import at_least_one, by_key, decided, failed, listed, swept, woken_by_channel
@@ -241,7 +241,7 @@ def _decide(space: _Space, commands: list[Any], now: int, hints: list[str]) -> l
         answers.update(zip([place for place, _ in some], outcomes, strict=True))
     for place in range(len(commands)):
         if answers[place].notified:
-            hints += tell(space.runs, now, answers[place].notified)
+            hints += notify_offered(space.runs, now, answers[place].notified)
     return [answers[place] for place in range(len(commands))]
 
 
@@ -249,7 +249,7 @@ def _decide_records(space: _Space, commands: list[Any], now: int, hints: list[st
     outcomes = space.typed.decide(commands, now)
     for outcome in outcomes:
         if outcome.notified:
-            hints += tell(space.runs, now, outcome.notified)
+            hints += notify_offered(space.runs, now, outcome.notified)
     return outcomes
 
 
@@ -263,7 +263,7 @@ def _alone(space: _Space, command: Command, now: int, hints: list[str]) -> Outco
     except Exception as error:  # a bad command fails alone
         return failed(command, error)
     if outcome.notified and not isinstance(command, RunCommand):
-        hints += tell(space.runs, now, outcome.notified)
+        hints += notify_offered(space.runs, now, outcome.notified)
     return outcome
 
 

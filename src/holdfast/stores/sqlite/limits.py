@@ -89,7 +89,7 @@ class SqliteLimits:
         """The highest arrival of admitted runs and of queued runs with this priority; 0: there is none."""
         return max(self._number(ARRIVAL, group, 0, 0), self._number(ARRIVAL, group, 1, -priority))
 
-    def crowded(self, workflow: str) -> Sequence[LimitKey]:
+    def queued_limit_keys(self, workflow: str) -> Sequence[LimitKey]:
         """The limit keys of a workflow under which runs are queued, in order."""
         self.flush()
         rows = self._db.execute(CROWDED, (self._namespace, workflow))

@@ -19,7 +19,7 @@ from ...rules import lock
 from ...rules.lock_outcomes import Outcome
 from ...rules.lock_record import LockRecord, decode, encode
 from ...rules.record_type import R, RecordType
-from ...rules.runs.locks import tell
+from ...rules.runs.locks import notify_offered
 from ...rules.runs.record import LONG_AGO, Run, RunEvent, WorkerRecord
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import Address, Slot
@@ -141,7 +141,7 @@ def _can_be_written(command: RunCommand) -> bool:
 def notify_runs(db: sqlite3.Connection, namespace: str, now: int, woken: Sequence[str]) -> tuple[str, ...]:
     """Notify runs that were offered a lock. Returns the attempts to send hints to."""
     repo = SqliteRunRepository(db, namespace)
-    hints = tell(repo, now, woken)
+    hints = notify_offered(repo, now, woken)
     repo.flush()
     return hints
 

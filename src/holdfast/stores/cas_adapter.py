@@ -1,0 +1,107 @@
+"""What a service must offer so that Holdfast can keep locks and values in it: conditional writes of single records.
+
+An adapter knows nothing of locks. It keeps texts under names, each with a stamp, and writes or removes a text only if
+its stamp is the one that the caller has read. `cas.py` runs the rules over any adapter. Errors of the driver are mapped
+by the adapter: `StoreUnavailable` and its kin, `ambiguous` unless it is certain that nothing was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from .contract import Capabilities, Finding
+
+LOCKS = "lock"
+"""The kind of the records of locks. Their keys are listed and found by their due time."""
+SLOTS = "slot"
+"""The kind of state slots. Their keys are JSON lists of scope, owner and key; they are never listed."""
+RECORDS = "record/"
+"""The beginning of the kinds of records of a `RecordType`; its name follows."""
+
+
+class CasName(NamedTuple):
+    """The name of a record within the adapter's namespace. Both parts are any text without NUL."""
+
+    kind: str
+    key: str
+
+
+class StampedText(NamedTuple):
+    """A record as it is stored."""
+
+    text: str
+    stamp: str
+
+
+class CasRead(NamedTuple):
+    """The records that were found, and the time in microseconds, taken with or after the records, never before."""
+
+    found: Mapping[CasName, StampedText]
+    now: int
+
+
+class CasWrite(NamedTuple):
+    """One conditional write."""
+
+    name: CasName
+    text: str | None
+    """None: the record is removed."""
+    due_at: int | None
+    """Indexed, for `due`; None: the record is not in that index."""
+    stamp: str
+    """The stamp to store: unique for this write, so that a later read shows whether the write was applied."""
+    expected: str | None
+    """The stamp that must be stored now; None: there must be no record."""
+
+
+class CasAdapter(Protocol):
+    """One connection to the service, bound to one namespace. Used by one thread at a time."""
+
+    def read(self, names: Sequence[CasName]) -> CasRead:
+        """Read these records, from the primary and as they are now, in one round trip where the service allows it."""
+
+    def write(self, writes: Sequence[CasWrite]) -> Sequence[bool | None]:
+        """Carry out the writes, each atomic by itself, in any order, and return what is known about each of them.
+
+        True: it was applied, durably. False: it was certainly not applied, because the condition was not met. None: it
+        is not known, for example because the reply was lost; the caller reads the stamp. All names are different.
+        Raises `StoreError` only if the same is true of all writes: `ambiguous`, or certainly not applied.
+        """
+
+    def keys(self, kind: str, *, prefix: str, after: str, limit: int) -> list[str]:
+        """The first keys of a kind that begin with the prefix and come after `after`, in the order of code points."""
+
+    def due(self, kind: str, *, until: int, limit: int) -> list[tuple[int, str]]:
+        """The first records whose `due_at` is not after `until`: (due_at, key), in order. They may be outdated."""
+
+    def close(self) -> None:
+        """Release the connection's resources. Safe to call twice."""
+
+
+class CasService(Protocol):
+    """A service with one namespace in it: opens adapters."""
+
+    url: str
+    """The address, without any password."""
+    identity: str
+    """Equal for two services of this process exactly if they have the same records."""
+    capabilities: Capabilities
+
+    def connect(self) -> CasAdapter:
+        """Open a connection."""
+
+    def watch(self, changed: Callable[[Sequence[str] | None], None]) -> Callable[[], None] | None:
+        """Call `changed` from any thread with keys of locks that were written (None: any), until the result is called.
+
+        Returns None where the service cannot notify: waiters then poll.
+        """
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Check settings that only the service can know. Changes nothing, raises nothing."""
+
+    def reopen(self) -> CasService:
+        """The same service for the child of a fork, which must not use the parent's connections."""
+
+    def close(self) -> None:
+        """Release what the connections share."""
