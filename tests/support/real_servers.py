@@ -15,7 +15,12 @@ import pytest
 from holdfast.testing import servers
 
 VARIABLE = "HOLDFAST_TEST_WITHOUT"
-KINDS = {"postgres": servers.postgres, "valkey": servers.valkey, "redis": servers.redis}
+KINDS = {
+    "postgres": servers.postgres,
+    "valkey": servers.valkey,
+    "redis": servers.redis,
+    "mariadb": servers.mariadb,
+}
 
 
 def left_out() -> set[str]:
@@ -49,7 +54,7 @@ def server(kind: str, **options) -> Iterator[servers.Server]:
         opening.__exit__(None, None, None)
 
 
-SETTINGS = {"postgres": {"fsync": "off"}}
+SETTINGS = {"postgres": {"fsync": "off"}, "mariadb": {"innodb-flush-log-at-trx-commit": "0"}}
 """Settings of the shared servers. Tests about durability start their own server."""
 
 _shared: dict[str, tuple[ExitStack, servers.Server]] = {}

@@ -9,7 +9,7 @@ from providers import PROVIDERS
 
 from holdfast import Engine
 
-STORES = ("memory", "sqlite", "postgres", "valkey")
+STORES = ("memory", "sqlite", "postgres", "valkey", "mariadb", "postgres_by_sql")
 """Without the old Redis: only its scripts differ, and the conformance suite compares them with the rules."""
 
 

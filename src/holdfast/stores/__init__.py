@@ -39,6 +39,7 @@ class _Ours(NamedTuple):
 
 _POSTGRES = _Ours("postgresql.store", "open_postgres", "psycopg", "postgres")
 _REDIS = _Ours("redis.store", "open_redis", "redis", "redis")
+_MYSQL = _Ours("sql.store", "open_sql", "pymysql", "mysql")
 _OURS = {
     "memory": _Ours("memory.store", "open_memory"),
     "sqlite": _Ours("sqlite.store", "open_sqlite"),
@@ -48,6 +49,10 @@ _OURS = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "mssql": _Ours("sql.store", "open_sql", "mssql_python", "mssql"),
+    "sql": _Ours("sql.store", "open_sql"),
 }
 _HANDLES = {
     ("psycopg_pool", "ConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),

@@ -16,6 +16,7 @@ from ...rules.runs.limits import group_of
 from ...rules.runs.record import Run, memberships
 from .. import questions as q
 from ..repository import BatchRepository
+from ..swap import compared, moves_runs
 from .codec import (
     changed_fields,
     check_options,
@@ -115,14 +116,9 @@ class RedisWriter:
 
     def checks(self, repository: BatchRepository, known: Known) -> list[Check]:
         """What the decisions depend on: commands, and the replies that they must still give."""
-        moved = _moves_runs(repository)
         lists = _longest(known)
         found: list[Check] = []
-        for question in repository.asked:
-            if isinstance(question, q.RegisteredWorkers) and not moved:
-                continue  # it was only read to find out which attempts to notify
-            if isinstance(question, q.LockByKey) and not moved and _is_lease(question.key, repository):
-                continue  # likewise
+        for question in compared(repository, moved=moves_runs(repository)):
             way = self._ways.get(type(question))
             if way is not None:
                 found += way(lists.get(question, question), known, repository.now)
@@ -292,17 +288,6 @@ class RedisWriter:
                 else:
                     yield from (["LSET", layout.inbox(run), str(number - 1), ""] for number in sorted(post.numbers))
                     yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))
-
-
-def _moves_runs(repository: BatchRepository) -> bool:
-    """Whether a worker registers or unregisters, or a run gets or loses a worker."""
-    if repository.changes.workers:
-        return True
-    return any((before.worker if before is not None else "") != after.worker for before, after in repository.changed())
-
-
-def _is_lease(key: str, repository: BatchRepository) -> bool:
-    return key.startswith("worker/") and key not in repository.changes.locks
 
 
 def _longest(known: Known) -> dict[q.Question, q.Range]:

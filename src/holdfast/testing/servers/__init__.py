@@ -6,8 +6,8 @@
         print(server.url)
 
 Each server listens on 127.0.0.1 only, on a port that the system chose, and keeps its data in a temporary folder. It
-ends with the block, and also when this process ends in any other way, even by kill -9. The programs come from wheels;
-if one is missing, `ServerMissing` states what to install.
+ends with the block, and also when this process ends in any other way, even by kill -9. Most programs come from wheels,
+MariaDB from the system or `scripts/fetch_mariadb.py`; if one is missing, `ServerMissing` states what to install.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
+from .mariadb import MariaDb
 from .postgresql import Postgres
 from .redis import Redis, Valkey
 from .remote_process import ServerFailed
 from .server import Server, ServerMissing
 
 __all__ = [
+    "MariaDb",
     "Postgres",
     "Redis",
     "Server",
     "ServerFailed",
     "ServerMissing",
     "Valkey",
+    "mariadb",
     "postgres",
     "redis",
     "valkey",
@@ -62,4 +65,15 @@ def redis(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] |
     environment.
     """
     with closing(Redis(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def mariadb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[MariaDb]:
+    """A MariaDB server, from the PATH, the virtual environment, or `$HOLDFAST_TEST_MARIADB` (a program).
+
+    `settings` are options of mariadbd, such as `{"innodb-flush-log-at-trx-commit": "2"}`; `env` is added to the
+    server's environment.
+    """
+    with closing(MariaDb(settings=settings, env=env)) as server:
         yield server

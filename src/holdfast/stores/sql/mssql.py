@@ -1,0 +1,188 @@
+"""Microsoft SQL Server, through mssql-python. Unverified: no server was available to run it.
+
+Everything but this file is code that is tested on MariaDB and PostgreSQL; the statements that this dialect makes are
+pinned by a test. Rows are locked by hints (UPDLOCK, ROWLOCK, READPAST), which hold with READ_COMMITTED_SNAPSHOT on
+and off; XACT_ABORT makes every error roll the transaction back. No primary key is clustered, because the keys of
+Holdfast exceed the 900 bytes of a clustered index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import SplitResult, unquote
+
+from .dialect import Cause, Rows
+
+CONFLICT = 50_001
+"""The number of the error that a failed comparison throws."""
+_CONFLICTS = (CONFLICT, 1205, 2601, 2627, 3960, 3961)
+_BUSY = (1222,)
+_MISSING = (208,)
+_REFUSED = (229, 230, 262, 300, 916, 4060, 18452, 18456, 40615)
+_BAD_VALUES = (2628, 8152, 8115, 220)
+
+
+class SqlServerDriver:
+    """A connection of mssql-python that sends several statements at once."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def send(self, text: str) -> list[Rows]:
+        """Send statements in one round trip."""
+        cursor = self.connection.cursor()
+        try:
+            cursor.execute(text)
+            found: list[Rows] = []
+            while True:
+                if cursor.description:
+                    found.append([tuple(row) for row in cursor.fetchall()])
+                if not cursor.nextset():
+                    return found
+        finally:
+            cursor.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+
+class SqlServerDialect:
+    """SQL Server 2016 or newer, and Azure SQL Database."""
+
+    name = "SQL Server"
+    key_bytes, id_bytes = 1_180, 512
+    rows_at_once = 1_000
+    clock = "DATEDIFF_BIG(MICROSECOND, '1970-01-01', SYSUTCDATETIME())"
+
+    def __init__(self, connection_string: str) -> None:
+        self._connection_string = connection_string
+
+    def connect(self, timeout: float) -> SqlServerDriver:
+        """Open a connection."""
+        import mssql_python  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415  (only where it is used)
+
+        connection = mssql_python.connect(self._connection_string, autocommit=True, timeout=max(1, round(timeout)))
+        return SqlServerDriver(connection)
+
+    def literal(self, value: bytes | str | int | None) -> str:
+        """Text as N'...': the quote is the only special character."""
+        if value is None:
+            return "NULL"
+        if isinstance(value, int):
+            return str(int(value))
+        if isinstance(value, bytes):
+            return f"0x{value.hex()}"
+        value.encode()
+        quoted = value.replace("'", "''")
+        return f"N'{quoted}'"
+
+    def reading(self, statements: Sequence[str]) -> list[str]:
+        """Shared locks on what was read, until the end of the round trip: the rows fit together."""
+        return [
+            "SET NOCOUNT ON",
+            "SET XACT_ABORT ON",
+            "SET LOCK_TIMEOUT 1000",
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+            "BEGIN TRANSACTION",
+            *statements,
+            "COMMIT",
+        ]
+
+    def writing(self, statements: Sequence[str]) -> list[str]:
+        """Begin and commit in the same round trip."""
+        return [
+            "SET NOCOUNT ON",
+            "SET XACT_ABORT ON",
+            "SET LOCK_TIMEOUT 1000",
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+            "BEGIN TRANSACTION",
+            *statements,
+            "COMMIT",
+        ]
+
+    @property
+    def undo(self) -> Sequence[str]:
+        """Roll back, if XACT_ABORT has not done so."""
+        return ("IF @@TRANCOUNT > 0 ROLLBACK",)
+
+    def limited(self, select: str, limit: int | None) -> str:
+        """OFFSET and FETCH, which need an ORDER BY."""
+        return select if limit is None else f"{select} OFFSET 0 ROWS FETCH NEXT {limit} ROWS ONLY"
+
+    def locked(self, table: str, where: str, *, order: str, share: bool) -> str:  # noqa: ARG002  (an index gives it)
+        """Lock the rows by hints."""
+        hints = "REPEATABLEREAD, READCOMMITTEDLOCK, ROWLOCK" if share else "UPDLOCK, ROWLOCK, READPAST"
+        rows = f"FROM {table} WITH ({hints}) WHERE {where}"
+        return f"(SELECT COUNT(*) AS n, COALESCE(SUM(CAST(stamp AS DECIMAL(38, 0))), 0) AS total {rows}) AS x"
+
+    def insist(self, condition: str, source: str = "") -> str:
+        """THROW, which XACT_ABORT turns into a rollback."""
+        met = f"SELECT 1 AS met{f' FROM {source}' if source else ''} WHERE {condition}"
+        return f"IF NOT EXISTS ({met}) THROW {CONFLICT}, N'a row was changed by another client', 1"
+
+    def create(self, table: str, columns: str, keys: Sequence[str]) -> list[str]:
+        """Create a table whose primary key is not clustered, without lock escalation."""
+        made = []
+        for key in keys:
+            if key.startswith("PRIMARY KEY"):
+                made.append(f"CONSTRAINT {table}_pk {key.replace('PRIMARY KEY', 'PRIMARY KEY NONCLUSTERED')}")
+                continue
+            kind, _, rest = key.partition("INDEX ")
+            name, _, on = rest.partition(" ")
+            where = f" WHERE {name} IS NOT NULL" if kind else ""  # a unique index would accept one NULL only
+            made.append(f"INDEX {table}_{name} {kind}NONCLUSTERED {on}{where}")
+        create = f"CREATE TABLE {table} ({', '.join([columns, *made])})"
+        escalation = f"ALTER TABLE {table} SET (LOCK_ESCALATION = DISABLE)"
+        return [f"IF OBJECT_ID(N'{table}') IS NULL BEGIN {create}; {escalation} END"]
+
+    def column(self, kind: str) -> str:
+        """VARBINARY for what is compared, NVARCHAR for what people read."""
+        return {
+            "key": f"VARBINARY({self.key_bytes})",
+            "id": f"VARBINARY({self.id_bytes})",
+            "name": "VARBINARY(512)",
+            "digest": "BINARY(32)",
+            "text": "NVARCHAR(MAX)",
+            "number": "BIGINT",
+        }[kind]
+
+    def cause_of(self, error: BaseException) -> Cause:  # noqa: PLR0911  (a table)
+        """By the number of the error, which the driver puts into the message."""
+        text = str(error)
+
+        def has(numbers: Sequence[int]) -> bool:
+            return any(f"({number})" in text or f"Msg {number}," in text for number in numbers)
+
+        if has(_CONFLICTS):
+            return "conflict"
+        if has(_BUSY):
+            return "busy"
+        if has(_MISSING):
+            return "missing"
+        if has(_REFUSED):
+            return "refused"
+        if has(_BAD_VALUES):
+            return "bad value"
+        if "08S01" in text or "08001" in text or "HYT00" in text or isinstance(error, OSError):
+            return "lost"
+        return "unknown"
+
+
+def connection_string(parts: SplitResult, database: str, given: dict[str, str]) -> str:
+    """The connection string of a URL; options of the driver are passed on under their names."""
+    server = parts.hostname or "localhost"
+    found = {"Server": f"{server},{parts.port}" if parts.port else server, "Database": database}
+    if parts.username:
+        found["UID"] = unquote(parts.username)
+    if parts.password:
+        found["PWD"] = unquote(parts.password)
+    found |= given
+    return ";".join(f"{name}={_braced(value)}" for name, value in found.items())
+
+
+def _braced(value: str) -> str:
+    if any(character in value for character in ";{}= "):
+        return "{" + value.replace("}", "}}") + "}"
+    return value
