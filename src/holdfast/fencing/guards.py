@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     import psycopg
+    import pymysql
     import sqlalchemy.ext.asyncio
     import sqlalchemy.orm
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 KINDS: dict[tuple[str, str], str] = {
     ("sqlite3", "Connection"): "sqlite",
     ("psycopg", "Connection"): "psycopg",
+    ("pymysql", "Connection"): "mysql",
+    ("mssql_python", "Connection"): "mssql",
     ("sqlalchemy", "Connection"): "sqlalchemy",
     ("sqlalchemy", "Session"): "sqlalchemy",
     ("sqlalchemy", "scoped_session"): "sqlalchemy",
@@ -47,6 +50,7 @@ ASYNC_KINDS: dict[tuple[str, str], str] = {
 def guard(
     connection: sqlite3.Connection
     | psycopg.Connection[Any]
+    | pymysql.connections.Connection[Any]
     | sqlalchemy.Connection
     | sqlalchemy.orm.Session
     | sqlalchemy.orm.scoped_session[Any],
@@ -61,7 +65,8 @@ def guard(
     checked: the token alone decides.
 
     Pass the lease; a bare token is correct for exclusive locks only. The connection is one of `sqlite3`, of psycopg 3,
-    or of SQLAlchemy (a connection or a session, on PostgreSQL or SQLite); for async connections there is `guard_async`.
+    of PyMySQL, of mssql-python (unverified), or of SQLAlchemy (a connection or a session, on PostgreSQL, SQLite, MySQL,
+    MariaDB or, unverified, SQL Server); for async connections there is `guard_async`.
     Where the driver opens transactions by itself, so does the guard; a connection that commits each statement by itself
     needs an open transaction, else `InvalidOption`. Errors of the driver are raised unchanged.
     >>> import sqlite3

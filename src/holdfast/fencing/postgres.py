@@ -66,7 +66,7 @@ class FenceStatement(NamedTuple):
 
     template: str
     table: str = ""
-    values: dict[str, str | int] = {}  # noqa: RUF012  # never changed
+    values: dict[str, str | int | bytes] = {}  # noqa: RUF012  # never changed
     answers: bool = True  # whether it returns rows, possibly none
 
     def text(self, place: Callable[[str], str], escape: Callable[[str], str] = str) -> str:

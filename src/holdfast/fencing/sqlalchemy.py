@@ -1,4 +1,4 @@
-"""The fence for SQLAlchemy's connections and sessions, on PostgreSQL and on SQLite, with any driver.
+"""The fence for SQLAlchemy's connections and sessions, on PostgreSQL, SQLite, MySQL, MariaDB and SQL Server.
 
 The statements go through SQLAlchemy, so it knows that the transaction has begun and its events see them. Async
 connections are used as SQLAlchemy itself does it: the sync code runs on their own connection.
@@ -9,14 +9,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, String, bindparam, text
+from sqlalchemy import BigInteger, Connection, LargeBinary, String, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from ..errors import InvalidOption, StaleToken
-from . import sqlite
+from . import mssql, sqlite
 from .postgres import FenceStatement, Rows, judge, run
 from .tokens import Offer
+
+DIALECTS = ("postgresql", "sqlite", "mysql", "mariadb", "mssql")
 
 
 def guard(connection: Connection | Session | scoped_session[Any], resource: str, offer: Offer) -> None:
@@ -42,9 +44,10 @@ async def guard_async(
 
 def _guard(connection: Connection, resource: str, offer: Offer) -> None:
     kind = connection.dialect.name
-    if kind not in ("postgresql", "sqlite"):
-        raise InvalidOption(f"guard supports the SQLAlchemy dialects postgresql and sqlite, not {kind}")
-    if not connection.in_transaction():
+    if kind not in DIALECTS:
+        raise InvalidOption(f"guard supports the SQLAlchemy dialects {', '.join(DIALECTS)}, not {kind}")
+    opens = not connection.in_transaction()
+    if opens:
         connection.begin()  # as its first statement would
     if kind == "sqlite":
         _remember_in_sqlite(connection, resource, offer)
@@ -55,22 +58,33 @@ def _guard(connection: Connection, resource: str, offer: Offer) -> None:
             "writes would be separate and protect nothing. Nothing was checked. Use a connection with another "
             "isolation level."
         )
-    run(judge(resource, offer), lambda statement: _rows(connection, statement))
+    if kind in ("mysql", "mariadb"):
+        from . import mysql  # noqa: PLC0415  (it needs PyMySQL)
+
+        judging = mysql.judge(resource, offer, may_create=opens)
+    elif kind == "mssql":
+        judging = mssql.judge(resource, offer)
+    else:
+        judging = judge(resource, offer)
+    run(judging, lambda statement: _rows(connection, statement))
 
 
 def _commits_by_itself(connection: Connection) -> bool:
     """Whether the driver is in autocommit mode, however that was set."""
-    setting = getattr(connection.connection.dbapi_connection, "autocommit", None)
+    driver: Any = connection.connection.dbapi_connection
+    setting = getattr(driver, "autocommit", None)
+    if callable(setting) and hasattr(driver, "get_autocommit"):  # PyMySQL and mysqlclient
+        setting = bool(driver.get_autocommit())
     if not isinstance(setting, bool):
         raise InvalidOption(
             f"guard cannot detect whether connections of the driver {connection.dialect.driver!r} commit each "
-            "statement by themselves; psycopg, psycopg2 and asyncpg are known to work"
+            "statement by themselves; psycopg, psycopg2, asyncpg and PyMySQL are known to work"
         )
     return setting
 
 
 def _rows(connection: Connection, statement: FenceStatement) -> Rows:
-    types = {str: String, int: BigInteger}
+    types = {str: String, int: BigInteger, bytes: LargeBinary}
     clause = text(statement.text(lambda name: f":{name}", lambda table: table.replace(":", r"\:"))).bindparams(
         *(bindparam(name, value, types[type(value)]) for name, value in statement.values.items())
     )

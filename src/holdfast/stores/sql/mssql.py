@@ -16,7 +16,7 @@ from .dialect import Cause, Rows
 
 CONFLICT = 50_001
 """The number of the error that a failed comparison throws."""
-_CONFLICTS = (CONFLICT, 1205, 2601, 2627, 3960, 3961)
+_CONFLICTS = (CONFLICT, 1205, 2601, 2627, 2714, 3960, 3961)
 _BUSY = (1222,)
 _MISSING = (208,)
 _REFUSED = (229, 230, 262, 300, 916, 4060, 18452, 18456, 40615)

@@ -19,7 +19,10 @@ _CONFLICTS = (
     errors.DeadlockDetected,
     errors.SerializationFailure,
     errors.NumericValueOutOfRange,
+    errors.DuplicateTable,
+    errors.DuplicateObject,
 )
+"""Also of clients that create the tables at the same moment, and of the overflow that `insist` raises."""
 
 
 class PsycopgDriver:

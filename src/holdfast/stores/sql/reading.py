@@ -18,6 +18,7 @@ import msgspec
 from ...rules.runs.record import LOCK_QUEUE, worker_key
 from .. import questions as q
 from ..common import end_of_prefix
+from ..footprint import LOOKED_AT
 from ..questions import Question, Snapshot
 from .dialect import Dialect, Row, Rows, listing
 from .rows import events_of, limits_of, lock_of, place_of, run_of, slot_of, unreadable, worker_of
@@ -45,7 +46,11 @@ class Reading:
         at: int | None,
         current: str = "",
     ) -> None:
-        """`at` replaces the clock in tests. `current` is added to reads of rows that must not come from a snapshot."""
+        """`at` replaces the clock in tests.
+
+        `current` is added to statements in a user's transaction, whose snapshot may be older than what others have
+        committed: it locks the rows. Workers and their leases are read without it, or no heartbeat could be written.
+        """
         self._dialect, self._tables, self._at, self._current = dialect, tables, at, current
         self._literal = dialect.literal
         self._ns = dialect.literal(namespace.encode())
@@ -107,7 +112,7 @@ class Reading:
 
     def _select(self, columns: str, table: str, where: str, end: str = "", limit: int | None = None) -> str:
         text = f"SELECT {columns} FROM {table} WHERE ns = {self._ns} AND {where}{f' {end}' if end else ''}"
-        return self._dialect.limited(text, limit)
+        return f"{self._dialect.limited(text, limit)}{self._current}"
 
     def _read_guards(self) -> None:
         names = {one.group for kind in GROUPS for one in self._by.get(kind, ()) if not one.group.startswith(LOCK_QUEUE)}
@@ -123,7 +128,7 @@ class Reading:
                 self.guards[by_digest[bytes(name)]] = stamp
 
         wanted = self._digests((name,) for name in names)
-        self._step(self._select("name, stamp", self._tables.guards, f"name IN {wanted}", self._current), take)
+        self._step(self._select("name, stamp", self._tables.guards, f"name IN {wanted}"), take)
 
     def _read_workers(self) -> None:
         if q.RegisteredWorkers not in self._by:
@@ -169,7 +174,7 @@ class Reading:
                 self.stamps.setdefault(one, None)
                 self._answers.append((one, found.get(one)))
 
-        self._step(self._select(f"{columns}, stamp", table, where, self._current), take)
+        self._step(self._select(f"{columns}, stamp", table, where), take)
 
     def _read_runs(self) -> None:
         by, tables = self._by, self._tables
@@ -279,12 +284,12 @@ class Reading:
             kinds[one.kind].append(one)
         for kind, asked in kinds.items():
             self._read_typed(kind, asked)
-        if asked := by.get(q.LockByKey):
+        leases = [one for one in by.get(q.LockByKey, ()) if one.key.startswith(LOOKED_AT)]
+        others = [one for one in by.get(q.LockByKey, ()) if not one.key.startswith(LOOKED_AT)]
+        for asked in filter(None, (leases, others)):
+            select = self._select("k, record, stamp", tables.locks, f"k IN {self._keys(one.key for one in asked)}")
             self._step(
-                self._select(
-                    "k, record, stamp", tables.locks, f"k IN {self._keys(one.key for one in asked)}", self._current
-                ),
-                partial(self._take_locks, asked),
+                select.removesuffix(self._current) if asked is leases else select, partial(self._take_locks, asked)
             )
 
     def _read_typed(self, kind: str, asked: Sequence[q.RecordAt]) -> None:
@@ -295,7 +300,7 @@ class Reading:
                 self._answers.append((one, record))
 
         where = f"kind = {self._bytes(kind)} AND k IN {self._keys(one.key for one in asked)}"
-        self._step(self._select("k, record, stamp", self._tables.records, where, self._current), take)
+        self._step(self._select("k, record, stamp", self._tables.records, where), take)
 
     def _take_locks(self, asked: Sequence[q.LockByKey], rows: Rows) -> None:
         found = {_text(key): (record, stamp) for key, record, stamp in rows}

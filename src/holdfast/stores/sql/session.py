@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from ...errors import StoreError, StoreUnavailable, StoreUnusable
 from .dialect import RANDOM_BITS, Cause, DbDriver, Dialect, Rows
@@ -31,6 +32,23 @@ def new_stamp() -> int:
     return random.getrandbits(RANDOM_BITS) + 1
 
 
+class Trips(Protocol):
+    """Sends statements: in transactions of the store, or in one of the user's."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The database."""
+
+    def read(self, statements: Sequence[str]) -> list[Rows]:
+        """Send statements that only read, and return the rows of each."""
+
+    def write(self, statements: Sequence[str]) -> None:
+        """Send statements that take effect together, or not at all.
+
+        Raises `LostRace`, `RowBusy`, `ValueRefused` or `StoreError`.
+        """
+
+
 class SqlSession:
     """One connection of a driver, used by one thread at a time."""
 
@@ -41,14 +59,14 @@ class SqlSession:
         try:
             self._driver: DbDriver = dialect.connect(timeout)
         except Exception as error:
-            raise _told(dialect, error, dialect.cause_of(error), sent=False) from error
+            raise translated(dialect, error, dialect.cause_of(error), sent=False) from error
 
     def read(self, statements: Sequence[str]) -> list[Rows]:
         """Send statements that only read, and return the rows of each. They see one state of all tables."""
         return self._send(self.dialect.reading(statements), writes=False)
 
     def write(self, statements: Sequence[str]) -> None:
-        """Send statements that are committed together. Raises `LostRace`, `RowBusy`, `ValueRefused`, `StoreError`."""
+        """Send statements that are committed together."""
         self._send(self.dialect.writing(statements), writes=True)
 
     def run(self, statements: Sequence[str]) -> list[Rows]:
@@ -69,7 +87,7 @@ class SqlSession:
                 raise RowBusy(str(error)) from error
             if cause == "bad value":
                 raise ValueRefused(str(error)) from error
-            raise _told(self.dialect, error, cause, sent=writes) from error
+            raise translated(self.dialect, error, cause, sent=writes) from error
 
     def _undo(self) -> None:
         """End the transaction. If that fails, the connection is closed, which ends it too."""
@@ -85,7 +103,7 @@ class SqlSession:
             self._driver.close()
 
 
-def _told(dialect: Dialect, error: Exception, cause: Cause, *, sent: bool) -> StoreError:
+def translated(dialect: Dialect, error: Exception, cause: Cause, *, sent: bool) -> StoreError:
     """The error for the caller of a store."""
     reason = " ".join(str(part) for part in error.args) or type(error).__name__
     if cause == "missing":

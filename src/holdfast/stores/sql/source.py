@@ -18,12 +18,14 @@ from ..questions import Changes, Question, Snapshot
 from ..repository import BatchRepository
 from .lists import SqlLists
 from .reading import Reading
-from .session import LostRace, RowBusy, SqlSession, ValueRefused, new_stamp
+from .session import LostRace, RowBusy, Trips, ValueRefused, new_stamp
 from .tables import SqlTables
 from .writing import Writing, check
 
 PAUSE = 0.002
 """The longest delay in seconds before the second try after another client was faster; later delays are longer."""
+LONGEST_PAUSE = 0.08
+"""The longest delay: all tries of one command take more than the second for which a paused client may keep a row."""
 
 
 class SqlSource:
@@ -31,8 +33,9 @@ class SqlSource:
 
     guesses: Snapshot | None = None
 
-    def __init__(self, session: SqlSession, tables: SqlTables, namespace: str) -> None:
-        self._session, self._tables, self._namespace = session, tables, namespace
+    def __init__(self, session: Trips, tables: SqlTables, namespace: str, *, current: str = "") -> None:
+        """`current` is added to reads in a user's transaction: see `Reading`."""
+        self._session, self._tables, self._namespace, self._current = session, tables, namespace, current
         self._reading: Reading | None = None
         self._more: set[Question] = set()
         self._tries = 0
@@ -52,7 +55,12 @@ class SqlSource:
         """Read the answers, and the time after them, in one round trip."""
         wanted = {*questions, *self._more} if changing else questions
         reading = Reading(
-            wanted, dialect=self._session.dialect, tables=self._tables, namespace=self._namespace, at=self.at
+            wanted,
+            dialect=self._session.dialect,
+            tables=self._tables,
+            namespace=self._namespace,
+            at=self.at,
+            current=self._current,
         )
         try:
             rows = self._session.read(reading.statements)
@@ -84,7 +92,7 @@ class SqlSource:
         except LostRace:
             self.conflicts += 1
             self._tries += 1
-            time.sleep(random.uniform(0, PAUSE * min(self._tries, 10)))
+            time.sleep(random.uniform(0, min(PAUSE * self._tries, LONGEST_PAUSE)))
             return False
         except RowBusy as busy:
             raise StepRefused(_contended(busy)) from busy

@@ -45,7 +45,13 @@ after_fork_in_child(_forget_after_fork)
 
 def open_sql(url: str, *, namespace: str, clock: Clock) -> Store:
     """Open the database of the URL. The first connection is made when it is needed."""
-    return SqlStore(parse(url), namespace=namespace, clock=clock)
+    address = parse(url)
+    kind: type[SqlStore] = SqlStore
+    if address.dialect.name == "MySQL or MariaDB":
+        from .mysql_transactions import MySqlStore  # noqa: PLC0415  (its driver may not be installed)
+
+        kind = MySqlStore
+    return kind(address, namespace=namespace, clock=clock)
 
 
 def unready(url: str) -> str | None:
@@ -72,7 +78,7 @@ class SqlStore:
     out_of_process: Literal[True] = True
 
     def __init__(self, address: Address, *, namespace: str, clock: Clock) -> None:
-        self._address, self._namespace, self._clock = address, namespace, clock
+        self.address, self.namespace, self.clock = address, namespace, clock
         self.url = address.where if address.prefix == DEFAULT_PREFIX else f"{address.where}?prefix={address.prefix}"
         self.identity = f"{address.where.partition('@')[2] or address.where}#{address.prefix}#{namespace}"
         steered = clock is not host_clock
@@ -87,12 +93,12 @@ class SqlStore:
     def connect(self, role: Role) -> Connection:  # noqa: ARG002  (no caller waits for a turn here)
         """Open a new connection; the first one creates missing tables."""
         session = self.session()
-        return SqlConnection(self, session, SqlSource(session, self.tables, self._namespace), self._clock)
+        return SqlConnection(self, session, SqlSource(session, self.tables, self.namespace), self.clock)
 
     def session(self) -> SqlSession:
         """A new session, after creating the tables if necessary."""
         self._check_open()
-        session = SqlSession(self._address.dialect, timeout=self._address.timeout)
+        session = SqlSession(self.address.dialect, timeout=self.address.timeout)
         try:
             with self._preparing:
                 if not self._prepared:
@@ -114,11 +120,11 @@ class SqlStore:
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Check the server and its durability."""
-        return health.diagnose(self._address)
+        return health.diagnose(self.address)
 
     def reopen(self) -> Store:
         """Open the same database for the child of a fork."""
-        return SqlStore(self._address, namespace=self._namespace, clock=self._clock)
+        return type(self)(self.address, namespace=self.namespace, clock=self.clock)
 
     def close(self) -> None:
         """Close the store."""

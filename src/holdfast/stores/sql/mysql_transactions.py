@@ -1,0 +1,198 @@
+"""Users' own statements and Holdfast's commands in one transaction of a MySQL or MariaDB database.
+
+Commands within a user's transaction read rows with FOR UPDATE, because the snapshot of the transaction may be older
+than what others have committed; the rows stay locked until the transaction ends. A command that fails leaves the
+transaction usable, with one exception: after a deadlock the server has rolled all of it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import pymysql
+from pymysql.constants import SERVER_STATUS
+from pymysql.cursors import Cursor
+
+from ...commands import Command
+from ...errors import InvalidOption, StoreContended, StoreError, StoreUnavailable, StoreUnusable
+from ...platform import host_clock
+from ...rules.lock_outcomes import Outcome
+from .. import executor
+from ..common import flaw
+from ..contract import Clock, Connection
+from .dialect import Dialect, Rows
+from .mysql import MySqlDialect
+from .session import LostRace, RowBusy, ValueRefused, translated
+from .source import SqlSource
+from .store import SqlStore
+from .tables import SqlTables
+
+PATIENCE_SECONDS = 2
+"""How long a command in a user's transaction waits for a row that another transaction has locked."""
+DEADLOCK = 1213
+CURRENT = " FOR UPDATE"
+PLACE = "SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, '/', DATABASE())"
+"""Identifies a server and a database in it."""
+
+_lent: WeakSet[Any] = WeakSet()
+"""Connections of blocks that are under way: only this module ends their transactions."""
+
+
+def _ended() -> InvalidOption:
+    return InvalidOption(
+        "the function has ended the transaction itself, so what it wrote may be committed without the record of its "
+        "step. Return to commit, raise to roll back, and use SAVEPOINT for a part."
+    )
+
+
+class MySqlStore(SqlStore):
+    """A store whose database may have tables of the user's."""
+
+    _place = ""
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A block with a PyMySQL connection for the user's statements, in one transaction."""
+        dialect = self.address.dialect
+        assert isinstance(dialect, MySqlDialect)  # noqa: S101  (the opener has seen to it)
+        self.session().close()  # creates the tables, which the transaction cannot
+        try:
+            connection = dialect.connect(self.address.timeout).connection
+        except Exception as error:
+            raise translated(dialect, error, dialect.cause_of(error), sent=False) from error
+        try:
+            connection.begin()
+            _lent.add(connection)
+            yield connection
+            if not connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+                raise _ended()
+            try:
+                connection.commit()
+            except pymysql.MySQLError as error:
+                raise translated(dialect, error, dialect.cause_of(error), sent=True) from error
+        finally:
+            connection._force_close()  # noqa: SLF001  (the server rolls back what is not committed)
+
+    def join(self, connection: Any) -> Connection:
+        """Carry commands out within the transaction that is open on this connection, of PyMySQL or SQLAlchemy."""
+        driver = driver_of(connection)
+        if driver in _lent and not driver.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+            raise _ended()
+        if not driver.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS and driver.get_autocommit():
+            raise InvalidOption("no transaction is open on this connection: begin one first (connection.begin())")
+        if driver.charset != "utf8mb4":
+            raise InvalidOption(
+                f"the character set of this connection is {driver.charset}. Open it with charset='utf8mb4'."
+            )
+        if not self._place:
+            session = self.session()
+            try:
+                ((self._place,),) = session.run([PLACE])[0]
+            finally:
+                session.close()
+        with driver.cursor(Cursor) as cursor:
+            cursor.execute(PLACE)
+            there = cursor.fetchone()
+        if there != (self._place,):
+            raise InvalidOption(
+                f"this connection is to another database than {self.url}, and one transaction can write to one "
+                "database only. Pass a connection to the database of the store."
+            )
+        return MySqlJoined(driver, self.tables, self.namespace, self.address.dialect, self.clock)
+
+
+def driver_of(connection: Any) -> Any:
+    """The PyMySQL connection: itself, or that of an SQLAlchemy connection."""
+    for found in (connection, getattr(getattr(connection, "connection", None), "driver_connection", None)):
+        if isinstance(found, pymysql.connections.Connection):
+            return found
+    raise InvalidOption(
+        f"a PyMySQL or SQLAlchemy connection to the database of the store is needed here, not "
+        f"{type(connection).__module__}.{type(connection).__qualname__}"
+    )
+
+
+class UserTrips:
+    """Sends statements one by one on a user's connection, each group within a savepoint."""
+
+    def __init__(self, driver: Any, dialect: Dialect) -> None:
+        self._driver, self.dialect = driver, dialect
+
+    def read(self, statements: Sequence[str]) -> list[Rows]:
+        """Read."""
+        return self._sent(statements)
+
+    def write(self, statements: Sequence[str]) -> None:
+        """Write; the user commits."""
+        self._sent(statements)
+
+    def _sent(self, statements: Sequence[str]) -> list[Rows]:
+        try:
+            self._send(["SAVEPOINT holdfast_step"])
+            found = self._send(statements)
+            self._send(["RELEASE SAVEPOINT holdfast_step"])
+        except Exception as error:
+            raise self._refusal(error) from error
+        return found
+
+    def _send(self, statements: Sequence[str]) -> list[Rows]:
+        found: list[Rows] = []
+        with self._driver.cursor(Cursor) as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+                if cursor.description:
+                    found.append(cursor.fetchall())
+        return found
+
+    def _refusal(self, error: Exception) -> Exception:
+        """Undo the statements of a failed group, and return the error."""
+        cause = self.dialect.cause_of(error)
+        if error.args and error.args[0] == DEADLOCK:
+            return StoreContended(
+                "your transaction was the victim of a deadlock: the server has rolled all of it back. Run it again."
+            )
+        if cause == "lost":
+            return StoreUnavailable(f"the connection of your transaction was lost ({error}): it was rolled back.")
+        self._send(["ROLLBACK TO SAVEPOINT holdfast_step", "RELEASE SAVEPOINT holdfast_step"])
+        known = {"conflict": LostRace, "busy": RowBusy, "bad value": ValueRefused}.get(cause)
+        return known(str(error)) if known is not None else translated(self.dialect, error, cause, sent=False)
+
+
+class MySqlJoined:
+    """Commands within a user's transaction. Used by the thread that uses the connection."""
+
+    def __init__(self, driver: Any, tables: SqlTables, namespace: str, dialect: Dialect, clock: Clock) -> None:
+        self._driver, self._clock = driver, None if clock is host_clock else clock
+        self._source = SqlSource(UserTrips(driver, dialect), tables, namespace, current=CURRENT)
+        self._closed = False
+
+    def execute(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Carry the commands out; they take effect when the transaction is committed."""
+        if self._closed:
+            raise StoreUnusable("this connection is closed. Join the transaction again.")
+        self._source.begin(None if self._clock is None else self._clock())
+        with self._driver.cursor(Cursor) as cursor:
+            cursor.execute("SELECT @@SESSION.innodb_lock_wait_timeout")
+            (before,) = cursor.fetchone()
+            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {PATIENCE_SECONDS}")
+        try:
+            outcomes: list[Outcome | None] = [flaw(command) for command in commands]
+            sound = [place for place, outcome in enumerate(outcomes) if outcome is None]
+            done = executor.execute(self._source, [commands[place] for place in sound])
+            for place, outcome in zip(sound, done.outcomes, strict=True):
+                outcomes[place] = outcome
+        except StoreError as error:
+            error.ambiguous = False  # nothing has been committed yet
+            raise
+        finally:
+            if self._driver.open:
+                with self._driver.cursor(Cursor) as cursor:
+                    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {before}")
+        return outcomes  # type: ignore[return-value]  # all are answered by now
+
+    def close(self) -> None:
+        """The transaction and its connection stay open; the user ends them."""
+        self._closed = True

@@ -1,0 +1,275 @@
+"""Relational stores: round trips, rows that others have locked, paused clients, lost connections, addresses."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pymysql
+import pytest
+import real_servers
+from providers import PROVIDERS, SQL_PREFIX, sql_session
+from pymysql.constants import CLIENT
+from waiting import eventually
+
+from holdfast import Client
+from holdfast import commands as c
+from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
+from holdfast.platform import host_clock
+from holdfast.rules import lock_outcomes as out
+from holdfast.stores import open_store
+from holdfast.stores.sql.address import parse
+from holdfast.stores.sql.mssql import SqlServerDialect
+from holdfast.stores.sql.tables import SqlTables
+from holdfast.testing.builders import acquire, release, renew
+from holdfast.testing.proxy import Proxy
+
+KINDS = ("mariadb", "postgres_by_sql")
+
+
+@pytest.fixture(params=KINDS)
+def url(request, tmp_path):
+    return PROVIDERS[request.param].url(tmp_path)
+
+
+@pytest.fixture
+def maria(tmp_path):
+    return PROVIDERS["mariadb"].url(tmp_path)
+
+
+@pytest.fixture
+def connection(url):
+    store = open_store(url, namespace="default")
+    made = store.connect("commands")
+    yield made
+    made.close()
+    store.close()
+
+
+def trips(connection, *commands):
+    before = connection.session.trips
+    outcomes = connection.execute(commands)
+    return connection.session.trips - before, outcomes
+
+
+def test_a_batch_of_any_size_takes_two_round_trips(connection):
+    many = [acquire(f"k{n}", f"a.{n}") for n in range(500)]
+    count, outcomes = trips(connection, *many)
+    assert count == 2
+    assert all(isinstance(outcome, out.Granted) for outcome in outcomes)
+    tokens = [outcome.token for outcome in outcomes]
+    count, outcomes = trips(connection, *(renew(f"k{n}", f"a.{n}", token=tokens[n]) for n in range(500)))
+    assert count == 2
+    assert all(isinstance(outcome, out.Renewed) for outcome in outcomes)
+    count, outcomes = trips(connection, *(release(f"k{n}", f"a.{n}", token=tokens[n]) for n in range(500)))
+    assert count == 2
+    assert all(isinstance(outcome, out.Released) for outcome in outcomes)
+
+
+def test_a_command_that_changes_nothing_takes_one_round_trip(connection):
+    connection.execute([acquire()])
+    assert trips(connection, acquire(id="b.1"))[0] == 1
+    assert trips(connection, c.Inspect(key="k"))[0] == 1
+
+
+def raw(url):
+    address = parse(url)
+    return pymysql.connect(**address.dialect._options, client_flag=CLIENT.MULTI_STATEMENTS, autocommit=True)
+
+
+def test_a_row_that_another_transaction_has_locked_fails_its_own_command_only(maria):
+    with Client(maria) as hf, raw(maria) as other:
+        hf.hold("busy", ttl=60)
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            where = "ns = _binary'default' AND k = _binary'busy'"
+            assert cursor.execute(f"SELECT * FROM {SQL_PREFIX}locks WHERE {where} FOR UPDATE") == 1
+        store = open_store(maria, namespace="default")
+        connection = store.connect("commands")
+        try:
+            failed, granted = connection.execute([c.ForceRelease(key="busy", by="me", reason="test"), acquire("free")])
+            assert isinstance(granted, out.Granted)
+            assert isinstance(failed, c.Failed)
+            assert failed.error.retryable
+            other.rollback()
+            (released,) = connection.execute([c.ForceRelease(key="busy", by="me", reason="test")])
+            assert isinstance(released, out.ForceReleased)
+        finally:
+            connection.close()
+            store.close()
+
+
+def test_the_server_ends_the_transaction_of_a_client_that_is_paused_after_an_error(maria):
+    """A client that is paused between an error and its ROLLBACK must not keep rows locked."""
+    dialect = parse(maria).dialect
+    with Client(maria) as hf:
+        hf.hold("k", ttl=60)
+        ns, key = dialect.literal(b"default"), dialect.literal(b"k")
+        lock = f"SELECT * FROM {SQL_PREFIX}locks WHERE ns = {ns} AND k = {key} FOR UPDATE"
+        paused = raw(maria)
+        with pytest.raises(pymysql.MySQLError), paused.cursor() as cursor:
+            cursor.execute(";".join(dialect.writing([lock, dialect.insist("1 = 0")])))
+            while cursor.nextset():
+                pass
+        assert hf.locks.force_release("k", reason="it must not wait for the paused client")
+        paused._force_close()
+
+
+def test_a_lost_reply_to_a_write_is_ambiguous_and_the_same_attempt_gets_its_grant(maria):
+    server = real_servers.shared("mariadb")
+    with Proxy(server.host, server.port) as proxy:
+        store = open_store(proxy.url_for(maria), namespace="default")
+        connection = store.connect("commands")
+        connection.execute([c.Inspect(key="k")])
+        proxy.drop_next_reply(containing=b"INSERT INTO")
+        with pytest.raises(StoreUnavailable) as lost:
+            connection.execute([acquire()])
+        assert lost.value.ambiguous
+        connection.close()
+        store.close()
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    (again,) = connection.execute([acquire()])
+    assert isinstance(again, out.Granted)
+    (seen,) = connection.execute([c.Inspect(key="k")])
+    assert [holder.token for holder in seen.record.holders] == [again.token]
+    connection.close()
+    store.close()
+
+
+def test_every_acknowledged_grant_is_there_after_the_server_was_killed():
+    with real_servers.server("mariadb") as server:
+        with Client(server.url) as hf:
+            lease = hf.lock("k", ttl=60).acquire()
+            token = lease.token
+            server.kill()
+            server.restart()
+            eventually(lambda: hf.locks.inspect("k").holders[0].token == token)
+            lease.release()
+
+
+def test_keys_that_text_columns_take_for_equal_are_distinct_and_listed_in_the_order_of_code_points(url):
+    keys = ["a", "A", "a ", "ä", "a\u0308", "Z", "😀", "x" * 512]
+    with Client(url, namespace="n" * 512) as hf:
+        for key in keys:
+            assert hf.hold(key, ttl=60), key
+        assert [status.key for status in hf.locks.list()] == sorted(keys)
+
+
+def test_two_prefixes_are_two_stores(maria):
+    with Client(maria) as one, Client(maria.replace(SQL_PREFIX, "other_")) as two:
+        assert one.hold("k", ttl=60)
+        assert two.hold("k", ttl=60)
+    with sql_session(maria.replace(SQL_PREFIX, "other_")) as (session, tables):
+        session.run([f"DROP TABLE {name}" for name in tables.names()])
+
+
+def test_clients_that_create_the_tables_at_the_same_moment_do_not_fail(url):
+    fresh = url.replace(SQL_PREFIX, "fresh_")
+    errors = []
+
+    def open_it():
+        try:
+            with Client(fresh) as hf:
+                hf.hold("k", ttl=60)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    with sql_session(fresh) as (session, tables):
+        session.run([f"DROP TABLE {name}" for name in tables.names()])
+
+
+def test_tables_of_a_newer_version_are_refused(url):
+    newer = url.replace(SQL_PREFIX, "newer_")
+    with Client(newer) as hf:
+        hf.hold("k", ttl=60)
+    with sql_session(newer) as (session, tables):
+        session.run([f"UPDATE {tables.about} SET oldest_client = 2"])
+        with pytest.raises(StoreUnusable, match="newer Holdfast"), Client(newer) as hf:
+            hf.hold("k", ttl=60)
+        session.run([f"DROP TABLE {name}" for name in tables.names()])
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("mysql://localhost", "name of a database"),
+        ("mysql://localhost/db?prefix=a-b", "letters, digits"),
+        ("mysql://localhost/db?colour=red", "colour"),
+        ("sql+oracle://localhost/db", "not a relational database"),
+    ],
+)
+def test_a_bad_address_is_refused_with_what_to_write(address, message):
+    with pytest.raises(InvalidOption, match=message):
+        open_store(address, namespace="default")
+
+
+def test_no_message_and_no_representation_contains_the_password(maria):
+    wrong = maria.replace(parse(maria).dialect._options["password"], "not-the-pass-word")
+    store = open_store(wrong, namespace="default")
+    with pytest.raises(StoreUnusable) as refused:
+        store.connect("commands")
+    for text in (repr(store), store.url, store.identity, str(refused.value), repr(refused.value.__cause__)):
+        assert "not-the-pass-word" not in text
+
+
+def test_a_server_that_cannot_be_reached_is_unavailable_and_nothing_is_ambiguous():
+    with real_servers.server("mariadb") as server:
+        address = server.url
+    store = open_store(address, namespace="default", clock=host_clock)
+    with pytest.raises(StoreUnavailable) as refused:
+        store.connect("commands")
+    assert not refused.value.ambiguous
+
+
+def test_doctor_reports_settings_that_are_not_durable(maria):
+    store = open_store(maria, namespace="default")
+    store.connect("commands").close()
+    found = {finding.check: finding.level for finding in store.diagnose()}
+    store.close()
+    assert found == {"server": "ok", "durability": "warning", "tables": "ok"}  # the shared server is relaxed
+
+
+def test_the_statements_for_sql_server_are_those_that_were_reviewed(request):
+    """No SQL Server can be run here. Whoever changes a statement reads its T-SQL form in this file."""
+    dialect = SqlServerDialect("")
+    tables = SqlTables(dialect, "holdfast_")
+    values = ", ".join(map(dialect.literal, (b"d", b"a", "'ä")))
+    text = ";\n".join(
+        [
+            *tables.creation(),
+            *dialect.reading(["SELECT 1"]),
+            *dialect.writing(
+                [
+                    dialect.insist(f"{dialect.clock} - 5 <= 30"),
+                    dialect.insist(
+                        "x.n = 1 AND x.total = 7",
+                        dialect.locked(tables.locks, "ns = 0x64 AND k IN (0x61)", order="k", share=False),
+                    ),
+                    dialect.insist(
+                        "x.n = 1 AND x.total = 7",
+                        dialect.locked(tables.guards, "ns = 0x64 AND name IN (0x61)", order="name", share=True),
+                    ),
+                    f"INSERT INTO {tables.locks} (ns, k, record, due_at, stamp) VALUES ({values}, NULL, 7)",
+                ]
+            ),
+            *dialect.undo,
+            dialect.limited(f"SELECT k FROM {tables.locks} ORDER BY k", 10),
+        ]
+    )
+    pinned = request.path.with_name("sql_server.sql")
+    assert text == pinned.read_text(encoding="utf-8").rstrip("\n"), "review it, then write it to sql_server.sql"
+
+
+def test_time_passes_by_the_clock_of_the_server(url):
+    with Client(url) as hf:
+        assert hf.hold("k", ttl=1)
+        assert not hf.hold("k", ttl=1)
+        eventually(lambda: hf.hold("k", ttl=60))
+        assert abs(hf.locks.inspect("k").holders[0].since.timestamp() - time.time()) < 60
