@@ -12,7 +12,7 @@ from providers import PROVIDERS, SQL_PREFIX, sql_session
 from pymysql.constants import CLIENT
 from waiting import eventually
 
-from holdfast import Client
+from holdfast import Client, Context, workflow
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
 from holdfast.platform import host_clock
@@ -273,3 +273,25 @@ def test_time_passes_by_the_clock_of_the_server(url):
         assert not hf.hold("k", ttl=1)
         eventually(lambda: hf.hold("k", ttl=60))
         assert abs(hf.locks.inspect("k").holders[0].since.timestamp() - time.time()) < 60
+
+
+def test_the_queries_of_the_documentation_show_locks_and_runs(maria, request):
+    @workflow(name="order")
+    async def order(ctx: Context) -> None:
+        """Never executed: no engine runs here."""
+
+    with Client(maria) as hf:
+        hf.hold("invoice:42", ttl=60)
+        hf.runs.start(order, id="order-42")
+        page = (request.config.rootpath / "docs/stores/mysql.md").read_text(encoding="utf-8")
+        queries = [query for block in page.split("```sql")[1:] for query in block.partition("```")[0].split(";")]
+        found = []
+        with raw(maria) as db, db.cursor() as cursor:
+            for query in filter(str.strip, queries):
+                if query.strip().startswith("SELECT"):
+                    cursor.execute(query.replace("holdfast_", SQL_PREFIX))
+                    found.append(cursor.fetchall())
+    locks, failed, journal = found
+    assert [row[0] for row in locks] == ["invoice:42"]
+    assert failed == ()
+    assert [number for number, _ in journal] == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -147,7 +148,10 @@ SQL_PREFIX = "tests_"
 def _sql_url(kind: str) -> str:
     """One set of tables for all tests, emptied for each: creating tables takes longer than most tests."""
     scheme = "" if kind == "mariadb" else "sql+"
-    address = f"{scheme}{real_servers.shared(kind).url}?prefix={SQL_PREFIX}"
+    return _emptied(f"{scheme}{real_servers.shared(kind).url}?prefix={SQL_PREFIX}")
+
+
+def _emptied(address: str) -> str:
     with sql_session(address) as (session, tables):
         if version_of(session, tables):
             session.run([f"DELETE FROM {name}" for name in tables.names() if name != tables.about])
@@ -293,6 +297,28 @@ PROVIDERS = {
             everywhere=False,
         ),
     )
+}
+LIVE = {"mysql": "HOLDFAST_TEST_MYSQL_URL", "mssql": "HOLDFAST_TEST_MSSQL_URL"}
+"""Servers that cannot be started here: the suite for stores runs on them where a variable has their address."""
+
+
+def _live_url(variable: str) -> str:
+    address = f"{os.environ[variable]}{'&' if '?' in os.environ[variable] else '?'}prefix={SQL_PREFIX}"
+    return _emptied(address)
+
+
+PROVIDERS |= {
+    name: Provider(
+        name,
+        lambda folder, variable=variable: _live_url(variable),
+        _dump_sql,
+        _plant_record_sql,
+        _plant_sql,
+        processes=True,
+        everywhere=False,
+    )
+    for name, variable in LIVE.items()
+    if os.environ.get(variable)
 }
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 

@@ -167,6 +167,16 @@ class SqlConnection:
         self.moments: list[int] = []
         """When each command of the last batch was decided, by the store's clock."""
 
+    @property
+    def trips(self) -> int:
+        """How many round trips were made so far."""
+        return 0 if self.session is None else self.session.trips
+
+    @property
+    def conflicts(self) -> int:
+        """How often another client was faster, so that a decision was made again."""
+        return self._source.conflicts
+
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
         """Carry the batch out: one round trip reads, and one writes."""
         if self.session is None:
