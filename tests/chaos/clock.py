@@ -126,7 +126,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
         return
     started = elapsed()
     with clock, Crew(__file__, folder, env=clock.env) as crew:
-        campaign = Campaign(size, random.Random(seed), folder, crew, report)
+        campaign = Campaign(size, random.Random(seed), folder, crew, report, f"sqlite:///{folder}/locks.db")
         campaign.clock = clock
         try:
             campaign.run()

@@ -16,16 +16,18 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from support.common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, main, until
+from support.common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, until
 
+import holdfast.runtime.base
 from holdfast import Client, LeaseLost, StaleToken, StoreUnavailable
 from holdfast.fencing import fenced_read, fenced_replace
 from holdfast.platform import elapsed
+from support import servers
 
 TTL = 1.0
 SPOTS = ("stop", "dawdle", "die-before", "die-after")
@@ -51,12 +53,43 @@ class Size:
 
 SMALL = Size(processes=4, increments=100, stops=2, crashes=1, kills=0, pauses=1, limit=60)
 FULL = Size(processes=8, increments=2_000, stops=30, crashes=10, kills=14, pauses=14, limit=600)
+SERVERS = {
+    SMALL: replace(SMALL, increments=60, stops=1),
+    FULL: replace(FULL, increments=1_600, stops=10, crashes=4, kills=6, pauses=6),
+}
+"""The sizes for servers: a turn takes longer there."""
+KINDS = ("mariadb", "mongodb", "dynamodb")
 
 
 # -- a worker ---------------------------------------------------------------------------------------
 
 
+class Counted:
+    """Counts the round trips and lost races of all connections of this process, where the store counts them."""
+
+    def __init__(self) -> None:
+        self._connections: list[Any] = []
+        opening = holdfast.runtime.base.open_store
+
+        def opened(*args: Any, **options: Any) -> Any:
+            store = opening(*args, **options)
+            connect = store.connect
+
+            def connected(role: Any) -> Any:
+                self._connections.append(connect(role))
+                return self._connections[-1]
+
+            store.connect = connected
+            return store
+
+        holdfast.runtime.base.open_store = opened
+
+    def total(self, name: str) -> int:
+        return sum(getattr(one, name, 0) for one in self._connections)
+
+
 def work(job: dict[str, Any]) -> None:
+    counted = Counted()
     journal = Journal(job["journal"])
     chance = random.Random(job["seed"])
     with Client(job["url"], name=job["name"]) as hf:
@@ -68,7 +101,8 @@ def work(job: dict[str, Any]) -> None:
                 with lock as lease:
                     journal.note("entered", token=lease.token)
                     more = increment(job, lease, journal, chance)
-                journal.note("left", token=lease.token)
+                costs = {"trips": counted.total("trips"), "conflicts": counted.total("conflicts")}
+                journal.note("left", token=lease.token, **costs)
             except StaleToken as error:
                 journal.note("refused", line=f"read with {error.offered}")
             except LeaseLost as error:
@@ -118,6 +152,7 @@ class Campaign:
     folder: Path
     crew: Crew
     report: Report
+    url: str
     faults: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -126,7 +161,7 @@ class Campaign:
         self.path.write_text("")
         moments = chance.sample(range(2, size.increments - 1), size.stops + 2 * size.crashes)
         self.job = {
-            "url": f"sqlite:///{self.folder}/locks.db",
+            "url": self.url,
             "path": str(self.path),
             "ttl": TTL,
             "increments": size.increments,
@@ -245,9 +280,11 @@ def refusals(campaign: Campaign) -> dict[str, int]:
     }
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: servers.Place | None = None) -> None:
+    url = f"sqlite:///{folder}/locks.db" if place is None else place.url()
+    size = size if place is None else SERVERS[size]
     with Crew(__file__, folder) as crew:
-        campaign = Campaign(size, random.Random(seed), folder, crew, report)
+        campaign = Campaign(size, random.Random(seed), folder, crew, report, url)
         campaign.run()
         seen = check(campaign)
         with Client(campaign.job["url"]) as hf:  # a lease of a killed worker must expire
@@ -260,7 +297,14 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
     report.at_least("late writes refused by the fence", seen["late writes refused"], size.stops - size.stops // 2)
     report.at_least("losses reported by LeaseLost", seen["losses reported by LeaseLost"], size.stops // 2)
     report.figure("store unavailable", seen["store unavailable"])
+    if place is not None:
+        for name in ("trips", "conflicts"):
+            ends = [worker.notes("left")[-1] for worker in crew.workers if worker.notes("left")]
+            turns = sum(len(worker.notes("left")) for worker in crew.workers)
+            report.figure(f"{place.kind}: {name} per turn", round(sum(end[name] for end in ends) / max(1, turns), 2))
 
 
 if __name__ == "__main__":
-    main(sys.argv[0], prove, small=SMALL, full=FULL, work=work)
+    servers.main(
+        sys.argv[0], prove, small=SMALL, full=FULL, work=work, kinds=KINDS, here=prove, small_kinds=("mariadb",)
+    )

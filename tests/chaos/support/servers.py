@@ -28,7 +28,8 @@ from support import common
 from support.common import Report
 
 SizeT = TypeVar("SizeT")
-KINDS = tuple(real_servers.KINDS)
+KINDS = ("postgres", "valkey", "redis")
+"""The servers of most campaigns; `counter` and the suite for stores run on all others too."""
 SMALL_KINDS = ("postgres", "valkey")
 
 FAST = {"Acquire": redis_fast.ACQUIRE, "Renew": redis_fast.RENEW, "Release": redis_fast.RELEASE}
@@ -105,10 +106,11 @@ def main(
     parser: argparse.ArgumentParser | None = None,
     longest: float = common.LONGEST_FULL,
     settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
+    small_kinds: tuple[str, ...] = SMALL_KINDS,
 ) -> None:
     """Run the campaign on the selected stores, or one of its workers. `here` is for a SQLite file.
 
-    `settings` are the settings of the servers, by kind.
+    `settings` are the settings of the servers, by kind; `small_kinds` those that the small size includes.
     """
     parser = parser or argparse.ArgumentParser()
     kinds = kinds if here is None else ("sqlite", *kinds)
@@ -116,7 +118,7 @@ def main(
 
     def prove_all(size: SizeT, seed: int, folder: Path, report: Report) -> None:
         options = parser.parse_args()
-        wanted = ("sqlite", *SMALL_KINDS) if options.store is None and not options.full else kinds
+        wanted = ("sqlite", *small_kinds) if options.store is None and not options.full else kinds
         wanted = wanted if options.store in (None, "all") else (options.store,)
         campaigns = []
         for kind in [kind for kind in kinds if kind in wanted]:
