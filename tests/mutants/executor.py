@@ -11,8 +11,8 @@ OUTPACED = "tests/stores/test_executor.py::TestContention::test_commands_that_ar
 MADE_UP = "tests/stores/test_made_up.py::test_no_native_form_takes_a_field_that_it_does_not_know"
 LIMITS = "tests/stores/test_redis_limits.py::"
 WORK = "tests/stores/test_work.py::"
-RUN_HISTORY = HERE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say"
-LIMIT_HISTORY = HERE + "test_a_random_history_of_limits_has_the_answers_that_the_rules_say"
+RUN_HISTORY = HERE + "test_a_random_history_of_runs_has_the_outcomes_of_the_rules"
+LIMIT_HISTORY = HERE + "test_a_random_history_of_limits_has_the_outcomes_of_the_rules"
 REPOSITORY, VIEW, FOOTPRINT = "stores/repository.py", "stores/batch_view.py", "stores/footprint.py"
 
 EXECUTOR = [
@@ -56,7 +56,7 @@ EXECUTOR = [
         REPOSITORY,
         "        return size + self._moves.growth(members(group, queued=queued))\n",
         "        return size\n",
-        (HERE + "test_a_child_that_is_too_many_is_told_to_its_parent", LIMIT_HISTORY),
+        (HERE + "test_a_rejected_child_is_reported_to_its_parent", LIMIT_HISTORY),
     ),
     Mutant(
         "a run that has left a list is still found in it",

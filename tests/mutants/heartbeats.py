@@ -76,7 +76,7 @@ HELD = [
         "rules/slot.py",
         "WriteHistory(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
         "WriteHistory(last=id, writers=slot.past.writers)",
-        (SUITE + "test_writers_that_were_forgotten_stay_so_when_a_record_writes",),
+        (SUITE + "test_a_write_with_a_record_does_not_restore_removed_writers",),
     ),
     Mutant(
         "a reservation outlives the write of a record",
@@ -90,7 +90,7 @@ HELD = [
         "rules/runs/transitions.py",
         "        if changed is None:\n",
         "        if changed is None and not run:\n",
-        (SUITE + "test_a_record_whose_slot_somebody_else_has_written_changes_nothing",),
+        (SUITE + "test_a_record_whose_slot_another_client_has_written_changes_nothing",),
     ),
     Mutant(
         "a slot is written before a record is found to be its own re-send or refused",

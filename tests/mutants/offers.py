@@ -148,7 +148,7 @@ OF_CLIENTS = [
         "rules/lock.py",
         "        if leaving and ends:\n",
         "        if leaving:\n",
-        (MEMORY + "test_a_client_that_leaves_hints_those_who_wait_behind_its_offer",),
+        (MEMORY + "test_a_client_that_closes_hints_the_waiters_behind_its_offer",),
     ),
     Mutant(
         "a client that leaves forgets the offers that it has made",

@@ -14,7 +14,7 @@ FUNCTIONS = "tests/stores/test_postgres_functions.py::"
 PROTOCOL = "tests/stores/test_postgres_protocol.py::"
 RUNS = "tests/stores/test_postgres_runs.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
-HISTORY = SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
+HISTORY = SUITE + "test_a_random_history_has_the_outcomes_and_records_of_the_rules[0]"
 
 POSTGRES = [
     Mutant(

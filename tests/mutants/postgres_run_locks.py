@@ -16,7 +16,7 @@ POSTGRES_BELONGINGS = [
         "stores/postgresql/sql/fast_path.sql",
         "AND x.rest->'places' IS NULL AND x.rest->'locks' IS NULL)",
         "AND x.rest->'places' IS NULL)",
-        (SUITE + "test_the_end_of_a_run_gives_everything_back",),
+        (SUITE + "test_the_end_of_a_run_releases_all_its_locks",),
     ),
     Mutant(
         "a sweep offers a lock to a run whose row is taken",

@@ -8,7 +8,7 @@ from .runner import Mutant
 RUNS = "tests/stores/test_postgres_runs.py::"
 JOIN = "tests/stores/test_postgres_transactions.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
-RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say[0]"
+RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_outcomes_of_the_rules[0]"
 PROTOCOL = "tests/stores/test_postgres_protocol.py::"
 LISTS = "tests/stores/test_postgres_lists.py::"
 BUSY = "tests/stores/test_postgres_busy.py::"
@@ -48,7 +48,7 @@ POSTGRES_RUNS = [
         "stores/postgresql/sql/fast_path.sql",
         " AND s.fence = (s.c->>1)::bigint\n",
         "\n",
-        (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
+        (SUITE + "test_entries_are_appended_in_order_by_the_current_driver_only",),
     ),
     Mutant(
         "a form records anywhere in the journal",
@@ -139,7 +139,7 @@ POSTGRES_RUNS = [
         "stores/postgresql/records.py",
         '    row["plain"] = HARMLESS.issuperset(rest)',
         '    row["plain"] = True',
-        (SUITE + "test_a_random_history_of_belongings_has_the_answers_that_the_rules_say[0]",),
+        (SUITE + "test_a_random_history_of_run_locks_has_the_outcomes_of_the_rules[0]",),
     ),
     Mutant(
         "a run is looked for among all of its namespace",

@@ -13,7 +13,7 @@ MEMORY = "tests/stores/test_conformance.py::TestMemory::"
 QUESTIONED = "tests/stores/test_executor.py::TestQuestioned::"
 SWAP = "tests/stores/test_redis_swap.py::test_what_somebody_else_has_changed_meanwhile_is_decided_anew"
 DUE = "test_records_that_are_due_are_found_by_their_time"
-UNREADABLE = "test_a_record_that_cannot_be_read_is_refused_by_name_and_left_as_it_is"
+UNREADABLE = "test_an_unreadable_record_is_refused_by_name_and_left_unchanged"
 VIEW, DECISIONS = "stores/batch_view.py", "stores/decisions.py"
 
 OF_TYPES = [
@@ -47,7 +47,7 @@ OF_RECORDS = [
         "stores/records.py",
         "        return _decided_apart(type, before, commands, now)\n",
         "        return None, [failed(command, ValueError()) for command in commands]\n",
-        (MEMORY + "test_what_cannot_be_stored_fails_alone",),
+        (MEMORY + "test_a_value_that_cannot_be_stored_fails_alone",),
     ),
     Mutant(
         "a record is encoded for each command of a batch",
@@ -82,14 +82,14 @@ OF_RECORDS = [
         DECISIONS,
         "(listed_record(command.kind, *one) for one in texts) if not item.error]",
         "(listed_record(command.kind, *one) for one in texts)]",
-        (QUESTIONED + "test_records_that_cannot_be_read_do_not_hide_those_that_are_due_after_them",),
+        (QUESTIONED + "test_unreadable_records_do_not_hide_due_records_after_them",),
     ),
     Mutant(
         "nobody is told where nothing was changed",
         "stores/executor.py",
         " and not (changing and decisions.woken):\n",
         ":\n",
-        (VALKEY + "test_those_that_a_command_hints_at_are_told_also_where_nothing_changes",),
+        (VALKEY + "test_hints_of_a_command_are_sent_even_if_no_record_changes",),
     ),
     Mutant(
         "a record is written over another's write on Redis",
@@ -139,7 +139,7 @@ OF_RECORDS = [
         "stores/postgresql/store.py",
         "any(outcome.woken or outcome.hinted for outcome in outcomes)",
         "any(outcome.woken for outcome in outcomes)",
-        (POSTGRES + "test_those_that_a_command_hints_at_are_told_also_where_nothing_changes",),
+        (POSTGRES + "test_hints_of_a_command_are_sent_even_if_no_record_changes",),
     ),
     Mutant(
         "a record on PostgreSQL keeps its first due time",

@@ -21,11 +21,10 @@ NEWER = (
     "test_records_of_a_newer_version_are_decided_by_the_same_rules_and_keep_their_fields[valkey]"
 )
 HISTORY = (
-    "tests/stores/test_conformance.py::TestValkey::"
-    "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]"
+    "tests/stores/test_conformance.py::TestValkey::test_a_random_history_has_the_outcomes_and_records_of_the_rules[0]"
 )
 SUITE = "tests/stores/test_conformance.py::TestValkey::"
-RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say[0]"
+RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_outcomes_of_the_rules[0]"
 RUNS = "tests/stores/test_redis_runs.py::"
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
 
@@ -98,7 +97,7 @@ REDIS = [
         "stores/redis/lua/queue.lua",
         'patience == line[found].ttl\n      and command[5] == "mutex"\n',
         "patience == line[found].ttl\n",
-        (SUITE + "test_a_waiter_that_asks_again_as_another_kind_is_refused_and_keeps_its_place",),
+        (SUITE + "test_a_waiter_that_acquires_again_as_another_kind_is_refused_and_keeps_its_position",),
     ),
     Mutant(
         "the short way counts the shape of a new record as a version",
@@ -227,7 +226,7 @@ REDIS = [
         "stores/redis/lua/entries.lua",
         'and found[2] == format("%.0f", id) and (found[3] or "")',
         'and (found[3] or "")',
-        (SUITE + "test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end",),
+        (SUITE + "test_entries_are_appended_in_order_by_the_current_driver_only",),
     ),
     Mutant(
         "a driver who adds entries is not told of events",

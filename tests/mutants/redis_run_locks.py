@@ -72,7 +72,7 @@ REDIS_BELONGINGS = [
         "stores/redis/fast_path.py",
         '"entries", "seen", "then"},',
         '"entries", "seen", "then", "lock_requests"},',
-        (SUITE + "test_a_run_takes_a_free_lock_in_the_step_of_its_record",),
+        (SUITE + "test_a_run_acquires_a_free_lock_in_the_same_step_as_its_record",),
     ),
     Mutant(
         "a record with a slot takes the short way",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .runner import Mutant
 
 SUITE = "tests/stores/test_conformance.py::TestValkey::"
-RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say[0]"
+RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_outcomes_of_the_rules[0]"
 RUNS = "tests/stores/test_redis_runs.py::"
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
 CROWDS = "tests/stores/test_redis_run_load.py::"
@@ -35,14 +35,14 @@ REDIS_WRITING = [
         WRITING,
         '                removals.append(["HDEL", layout.workers, name])\n',
         "                pass\n",
-        (INDEXES, SUITE + "test_a_worker_that_goes_leaves_its_runs_without_a_death"),
+        (INDEXES, SUITE + "test_runs_of_a_worker_that_closes_do_not_count_a_crash"),
     ),
     Mutant(
         "an idempotency key is forgotten",
         WRITING,
         '            additions.append(["HSET", layout.by_key, run_key_name(workflow, key), run])\n',
         "            pass\n",
-        (SUITE + "test_a_start_with_a_known_idempotency_key_is_answered_with_that_run",),
+        (SUITE + "test_a_start_with_a_known_idempotency_key_returns_the_existing_run",),
     ),
     Mutant(
         "the key of an event is forgotten",

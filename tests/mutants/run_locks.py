@@ -17,7 +17,7 @@ BELONGINGS = [
         RULE,
         '                hints += post(repo, now, run, RunEvent(kind="lock", name=str(number))).woken\n',
         "                pass\n",
-        (HERE + "test_who_comes_later_waits_in_order_and_is_offered_it_by_an_event",),
+        (HERE + "test_a_waiting_run_is_offered_the_lock_in_order_by_an_event",),
     ),
     Mutant(
         "a lock that becomes free outside tells no run",
@@ -31,35 +31,35 @@ BELONGINGS = [
         "rules/runs/admission.py",
         "    return woken + give_back(repo, now, run)\n",
         "    return woken\n",
-        (HERE + "test_the_end_of_a_run_gives_everything_back",),
+        (HERE + "test_the_end_of_a_run_releases_all_its_locks",),
     ),
     Mutant(
         "a run that begins again keeps its locks",
         "rules/runs/transitions.py",
         "    woken += give_back(repo, now, before)\n",
         "",
-        (HERE + "test_a_run_that_begins_again_gives_everything_back",),
+        (HERE + "test_a_retried_run_releases_all_its_locks",),
     ),
     Mutant(
         "what a run waits for ends as that of a client does",
         RULE,
         "            waiter_ttl=None,\n",
         "            waiter_ttl=10_000_000,\n",
-        (HERE + "test_a_run_waits_without_a_sign_of_life",),
+        (HERE + "test_a_waiting_run_needs_no_sign_of_life",),
     ),
     Mutant(
         "what is only offered counts as held",
         RULE,
         " and not holder.offered",
         "",
-        (HERE + "test_a_claim_tells_what_the_run_still_holds",),
+        (HERE + "test_a_claim_returns_the_locks_of_the_run",),
     ),
     Mutant(
         "a claim does not tell what is held",
         "rules/runs/transitions.py",
         "held=held(repo, now, run)",
         "held=()",
-        (HERE + "test_a_claim_tells_what_the_run_still_holds",),
+        (HERE + "test_a_claim_returns_the_locks_of_the_run",),
     ),
     Mutant(
         "asks are carried out before the fence is looked at",
@@ -67,21 +67,21 @@ BELONGINGS = [
         "    if before is None or not rule.may_record(before, fence=fence, at=at):\n        return RunRefused(",
         "    if before is None or not rule.may_record(before, fence=fence, at=at):\n"
         "        if before is not None:\n            ask(repo, now, before, lock_requests)\n        return RunRefused(",
-        (HERE + "test_a_driver_that_is_not_the_driver_takes_nothing",),
+        (HERE + "test_a_former_driver_acquires_no_lock",),
     ),
     Mutant(
         "a lock that was given back stays in the list of the run",
         RULE,
         "            has.pop(one.number, None)\n",
         "            pass\n",
-        (HERE + "test_two_asks_of_one_run_exclude_each_other",),
+        (HERE + "test_two_lock_requests_of_one_run_exclude_each_other",),
     ),
     Mutant(
         "a run is stuck for ever once it was",
         "rules/runs/record.py",
         "        stuck=None if stuck is None else Stuck(seen, stuck),\n",
         "        stuck=run.stuck if stuck is None else Stuck(seen, stuck),\n",
-        (HERE + "test_a_record_tells_whether_the_run_has_nothing_but_locks_to_wait_for",),
+        (HERE + "test_a_record_states_whether_the_run_waits_for_locks_only",),
     ),
 ]
 
@@ -91,14 +91,14 @@ BELONGINGS += [
         "rules/runs/transitions.py",
         'taken or limited or any(one.what not in ("queued", "given") for one in answers)',
         "taken or limited",
-        (HERE + "test_a_run_that_was_granted_something_is_not_stuck",),
+        (HERE + "test_a_run_with_a_new_grant_does_not_count_as_stuck",),
     ),
     Mutant(
         "a run whose child could not be started is stuck all the same",
         "rules/runs/transitions.py",
         "    goes_on = taken or limited or any(",
         "    goes_on = any(",
-        (HERE + "test_a_run_whose_child_could_not_be_started_is_not_stuck",),
+        (HERE + "test_a_run_whose_child_could_not_be_started_does_not_count_as_stuck",),
     ),
 ]
 

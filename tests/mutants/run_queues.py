@@ -22,7 +22,7 @@ RUN_QUEUES = [
         "rules/lock.py",
         "if self.line or self.overflow is not None else 0",
         "if self.line else 0",
-        (HERE + "test_a_newcomer_is_told_how_many_wait_before_it",),
+        (HERE + "test_a_new_waiter_gets_the_number_of_waiters_before_it",),
     ),
     Mutant(
         "what was taken from the overflow stays there",
@@ -36,28 +36,28 @@ RUN_QUEUES = [
         "stores/common.py",
         "                reader.forget()\n",
         "                pass\n",
-        (HERE + "test_a_bad_command_of_a_batch_takes_nobody_out_of_the_queue",),
+        (HERE + "test_a_bad_command_of_a_batch_removes_no_run_from_the_queue",),
     ),
     Mutant(
         "a run that gives up keeps its place in the overflow",
         "rules/runs/locks.py",
         "            repo.save(replace(run, waits=tuple(one for one in run.waits if one is not wait)))\n",
         "            pass\n",
-        (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
+        (HERE + "test_a_run_that_ends_or_gives_up_its_wait_leaves_its_position_to_the_next",),
     ),
     Mutant(
         "the overflow still counts a run that has left",
         "rules/lock.py",
         "            self.leave_overflow()\n",
         "            pass\n",
-        (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
+        (HERE + "test_a_run_that_ends_or_gives_up_its_wait_leaves_its_position_to_the_next",),
     ),
     Mutant(
         "a run that can no longer fit is told nothing",
         "rules/working_record.py",
         "            self.hinted.append(waiter.id)\n",
         "            pass\n",
-        (HERE + "test_runs_that_can_no_longer_fit_are_told",),
+        (HERE + "test_runs_whose_weight_no_longer_fits_get_an_event",),
     ),
     Mutant(
         "a run that is hinted is posted no event",
@@ -66,21 +66,21 @@ RUN_QUEUES = [
         "            hints += notify_offered(space.runs, now, answers[place].notified)\n",
         "        if answers[place].woken:\n"
         "            hints += notify_offered(space.runs, now, answers[place].woken)\n",
-        (HERE + "test_runs_that_can_no_longer_fit_are_told",),
+        (HERE + "test_runs_whose_weight_no_longer_fits_get_an_event",),
     ),
     Mutant(
         "a run that ends keeps its place in the overflow",
         "rules/runs/record.py",
         "        watchers=(),\n        locks=(),\n        waits=(),\n",
         "        watchers=(),\n        locks=(),\n",
-        (HERE + "test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next",),
+        (HERE + "test_a_run_that_ends_or_gives_up_its_wait_leaves_its_position_to_the_next",),
     ),
     Mutant(
         "an ask that is repeated gets a second place",
         "rules/runs/locks.py",
         "    if wait is not None:\n        return out.Queued",
         "    if wait is False:\n        return out.Queued",
-        (HERE + "test_an_ask_that_is_repeated_keeps_its_place",),
+        (HERE + "test_a_repeated_lock_request_keeps_its_position",),
     ),
     Mutant(
         "every run is listed in the record of the lock",
@@ -101,7 +101,7 @@ RUN_QUEUES = [
         "rules/working_record.py",
         "due_at=self.soonest() if self.waiting else None",
         "due_at=self.soonest() if waiters else None",
-        (HERE + "test_whatever_frees_the_lock_reaches_the_overflow",),
+        (HERE + "test_every_way_of_freeing_a_lock_serves_the_overflow",),
     ),
 ]
 

@@ -35,7 +35,7 @@ SERVERS = [
         "stores/postgresql/sql/fast_path.sql",
         "greatest(f.fence + 1, f.at) AS token",
         "f.fence + 1 AS token",
-        (SUITE + "test_a_random_history_has_the_answers_and_the_records_that_the_rules_say[0]",),
+        (SUITE + "test_a_random_history_has_the_outcomes_and_records_of_the_rules[0]",),
     ),
     Mutant(
         "a key that is new to Redis begins with the token 1",

@@ -1,5 +1,7 @@
-"""Each way of getting it wrong is noticed by a test that says so. One test a mutant; the table tells them all."""
+"""Every mutant is caught: one test per mutant, and tests of the mutants themselves and of their runner."""
 
+import ast
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +20,7 @@ from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
 from .run_locks import BELONGINGS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
-from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, dismiss, run_tests
+from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_package, dismiss, run_tests
 from .servers import SERVERS
 from .sqlite import SQLITE
 from .table import MUTANTS as RULES
@@ -47,6 +49,7 @@ MUTANTS = [
 ]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
+SUITE = PACKAGE / "testing/suite"
 SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
 
 
@@ -75,6 +78,22 @@ def test_every_mutant_has_a_name_of_its_own_and_can_still_be_applied():
     stale = [one.name for one in MUTANTS if (PACKAGE / one.file).read_text().count(one.old) != 1]
     assert stale == []
     assert [one.name for one in MUTANTS if one.old == one.new or not one.caught_by] == []
+
+
+def test_every_test_that_a_mutant_names_exists():
+    shared = set().union(*map(names_in, [*SUITE.glob("*.py"), ROOT / "tests/fencing/suite.py"]))
+    missing = []
+    for node in sorted({node for one in MUTANTS for node in one.caught_by}):
+        file, _, test = node.partition("[")[0].partition("::")
+        if not (ROOT / file).is_file() or (test and test.split("::")[-1] not in names_in(ROOT / file) | shared):
+            missing.append(node)
+    assert missing == []
+
+
+@functools.cache
+def names_in(file):
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(one.name for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, kinds))
 
 
 def test_an_unchanged_copy_passes_so_a_failure_means_something(tmp_path):

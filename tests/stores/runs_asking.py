@@ -14,7 +14,7 @@ def lease(worker="w.1", seconds=60):
     return c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
 
 
-def hire(connection, worker="w.1", *types, seconds=60):
+def add_worker(connection, worker="w.1", *types, seconds=60):
     register_worker = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
     assert isinstance(connection.execute([lease(worker, seconds), register_worker])[1], WorkerRegistered)
     return worker

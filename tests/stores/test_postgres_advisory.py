@@ -24,7 +24,7 @@ HOLDER = """
 from holdfast import Client
 hf = Client(sys.argv[1], name="holder")
 lease = hf.lock("k", ttl=3600).acquire()
-say(lease.token)
+report(lease.token)
 sys.stdin.readline()
 """
 FORKING = """
@@ -36,7 +36,7 @@ child = os.fork()
 if child == 0:
     time.sleep(120)
     os._exit(0)
-say(lease.token, child)
+report(lease.token, child)
 sys.stdin.readline()
 """
 ANCHORS = "SELECT {} FROM pg_stat_activity WHERE application_name = 'holdfast' AND query LIKE '%pg_try_advisory_lock%'"
@@ -55,7 +55,7 @@ def admin():
 
 def test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits(url):
     with running(HOLDER, url) as holder, Client(url) as hf:
-        token = int(holder.hear())
+        token = int(holder.read_line())
         threading.Timer(0.2, os.kill, (holder.pid, signal.SIGKILL)).start()
         with hf.lock("k", ttl=3600, wait=60) as lease:  # the dead one's time would end in an hour
             assert lease.token > token
@@ -63,7 +63,7 @@ def test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits(url):
 
 def test_a_forked_child_does_not_keep_its_dead_parents_lock(url):
     with running(FORKING, url) as holder, Client(url) as hf:
-        token, child = map(int, holder.hear().split())
+        token, child = map(int, holder.read_line().split())
         try:
             os.kill(holder.pid, signal.SIGKILL)
             with hf.lock("k", ttl=3600, wait=60) as lease:
@@ -74,7 +74,7 @@ def test_a_forked_child_does_not_keep_its_dead_parents_lock(url):
 
 def test_a_holder_whose_process_lives_keeps_it(url):
     with running(HOLDER, url) as holder, Client(url) as hf:
-        assert int(holder.hear())
+        assert int(holder.read_line())
         assert hf.lock("k").try_acquire() is None
         assert hf.locks.inspect("k").held
 

@@ -24,7 +24,7 @@ from holdfast.stores.postgresql.session import Session, Statement
 from holdfast.stores.postgresql.statements import PATIENCE
 from holdfast.stores.questions import GroupSize
 from holdfast.testing.builders import acquire
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 TERMS = WorkflowLimits(limits=(Limit(name="tenant", max=10, path="t", on_excess="queue"),), version=1)
 BOTH = WorkflowLimits(
@@ -117,7 +117,7 @@ def test_the_error_of_a_lone_start_names_the_limit(url, opened):
 def test_the_error_of_an_end_names_the_limit_and_not_the_run(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     (started,) = connection.execute([start("r1", "busy", worker="w.1")])
     end = r.RecordRun(run="r1", fence=started.run.fence, at=1, request="end", entries=(), then=Finish("completed", "1"))

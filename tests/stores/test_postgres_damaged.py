@@ -13,7 +13,7 @@ from holdfast.rules.runs.limits import WorkflowLimits
 from holdfast.rules.runs.outcomes import Claimed
 from holdfast.rules.runs.record import NewRun, RunEvent
 from holdfast.testing.builders import acquire
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def admin(url):
 @pytest.fixture
 def connection(url, opened):
     found = opened(url).connect()
-    hire(found)
+    add_worker(found)
     return found
 
 
@@ -82,7 +82,7 @@ def test_a_damaged_event_fails_the_commands_that_need_it(connection, admin):
 
 
 def test_a_damaged_worker_disturbs_nobody_and_its_runs_are_set_free(connection, admin):
-    hire(connection, "dead.1", seconds=1)
+    add_worker(connection, "dead.1", seconds=1)
     connection.execute([r.StartRun(new=NewRun(id="orphan", type="order", input="1", request="o"), worker="dead.1")])
     admin.execute("""UPDATE tests.workers SET worker = '{"name": 5}' WHERE id = 'dead.1'""")
     start(connection, "a")

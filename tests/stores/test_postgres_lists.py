@@ -21,7 +21,7 @@ from holdfast.rules.runs.repository import RunFilter
 from holdfast.stores import open_store
 from holdfast.testing.builders import ME
 from holdfast.testing.suite.runs import record
-from stores.runs_asking import driven, hire
+from stores.runs_asking import add_worker, driven
 
 _names = count(1)
 FULL = os.environ.get("HOLDFAST_GROWTH") == "full"
@@ -258,7 +258,7 @@ def test_one_more_entry_costs_the_same_rows_however_long_the_history_is(filled):
         assert not any(isinstance(outcome, c.Failed) for outcome in outcomes)
         return told[1] - told[0]
 
-    hire(filled.connection, seconds=600)
+    add_worker(filled.connection, seconds=600)
     run, length, costs = driven(filled.connection), 1, {}
     for most in (100, *LENGTHS):
         while length < most:
@@ -314,7 +314,7 @@ def test_a_start_costs_the_same_however_many_wait_before_it(filled):
 def test_an_end_looks_no_further_into_a_queue_than_it_must(filled):
     """Many of one tenant are kept out by their own limit; behind the first of them is one for whom there is room."""
     connection = filled.connection
-    hire(connection)
+    add_worker(connection)
     connection.execute([r.PublishLimits(workflow="order", terms=ONE_OF_EACH)])
     starts = [start_of(name, name, ONE_OF_EACH, "w.1") for name in ("a", "b", "c")]
     first = connection.execute(starts)[1].run

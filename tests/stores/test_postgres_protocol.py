@@ -37,7 +37,7 @@ def admin(url):
         yield db
 
 
-def hire(connection, worker="w.1", seconds=600):
+def add_worker(connection, worker="w.1", seconds=600):
     lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=seconds * 1_000_000)
     connection.execute([lease])
     connection.execute([r.RegisterWorker(worker=worker, name=worker, types=("order",))])
@@ -55,8 +55,8 @@ def test_a_lease_that_was_renewed_while_a_claim_decided_is_not_written_over(url,
     clock = ManualClock()
     store = opened(url, clock=clock)
     connection, other = store.connect(), store.connect()
-    hire(connection, "dead.1", seconds=5)
-    hire(connection, "w.1")
+    add_worker(connection, "dead.1", seconds=5)
+    add_worker(connection, "w.1")
     clock.pass_by(10)
     write, late = PostgresSource.write, []
 
@@ -184,7 +184,7 @@ def test_a_form_passes_over_a_row_that_somebody_has(url, opened, monkeypatch):
 
 def test_a_form_records_at_the_end_of_the_journal_only(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     for at in (0, 2, 9):
         record = r.RecordRun(run="r", fence=started.run.fence, at=at, request=f"q{at}", entries=("x",))
@@ -196,7 +196,7 @@ def test_a_form_records_at_the_end_of_the_journal_only(url, opened):
 def test_who_watches_an_end_is_told_by_the_form(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     connection.execute([r.WatchRun(run="r", id="far.1")])
     end = r.RecordRun(run="r", fence=started.run.fence, at=1, request="q", then=rule.Finish("completed", "1"))
@@ -285,7 +285,7 @@ def test_a_made_up_command_and_a_made_up_field_of_a_run_need_no_sql(url, opened,
         monkeypatch.setattr(module, "Run", MoodyRun)
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     outcomes = connection.execute([Cheer(run="r", mood="glad"), Cheer(run="nobody", mood="sad")])
     assert [type(one).__name__ for one in outcomes] == ["Posted", "RunRefused"]

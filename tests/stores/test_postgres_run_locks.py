@@ -27,7 +27,7 @@ from holdfast.rules.slot import Conflict, Swap
 from holdfast.testing.builders import SLOT, ManualClock, acquire, release, renew, swap, wait
 from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import record, signal, start
-from stores.runs_asking import ask, claim, driven, hire
+from stores.runs_asking import add_worker, ask, claim, driven
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def assert_contended(outcome, row):
 def test_runs_are_told_in_the_order_of_the_commands_of_a_batch(url, opened, neighbours):
     """The keys are taken in another order, and of two commands about one key the second comes in a later turn."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     tokens = [ask(connection, acquire(key), out.Granted).token for key in "abc"]
     run = driven(connection)
     connection.execute(
@@ -127,7 +127,7 @@ def test_runs_are_told_in_the_order_of_the_commands_of_a_batch(url, opened, neig
 
 def test_what_the_end_of_a_run_frees_is_told_between_what_comes_before_and_behind_it(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     first, early, late, other = (driven(connection, run) for run in ("a", "b", "c", "d"))
     for run in (first, early, late):
         connection.execute(
@@ -148,7 +148,7 @@ def test_what_the_end_of_a_run_frees_is_told_between_what_comes_before_and_behin
 
 def test_a_parent_that_is_offered_what_its_child_frees_hears_of_both(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     parent, child = driven(connection, "p"), driven(connection, "c", parent="p")
     connection.execute([record(child, lock_requests=(take(1), take(2, "other")))])
     connection.execute([record(parent, lock_requests=(take(1), take(2, "other")), then=Park(None))])
@@ -159,7 +159,7 @@ def test_a_parent_that_is_offered_what_its_child_frees_hears_of_both(url, opened
 
 def test_a_record_whose_slot_somebody_else_has_written_asks_for_nothing(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     connection.execute([swap("a.1")])
     ask(connection, record(run, lock_requests=(take(),), swap=Swap(SLOT, "", 0, "2")), Conflict)
@@ -168,7 +168,7 @@ def test_a_record_whose_slot_somebody_else_has_written_asks_for_nothing(url, ope
 
 def test_a_lock_that_cannot_be_judged_is_refused_and_nothing_is_done(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, other = driven(connection), driven(connection, "o")
     connection.execute([acquire("k")])
     admin.execute("UPDATE tests.locks SET record = '{\"holders\": 7}' WHERE key = 'k'")
@@ -183,7 +183,7 @@ def test_a_lock_that_cannot_be_judged_is_refused_and_nothing_is_done(url, opened
 
 def test_asks_that_are_not_what_they_should_be_fail_alone(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     bad = [take(1, key=7), take("1"), take(1, kind=7), take(1, "a\0b"), take(1, permits="many")]
     outcomes = connection.execute(
@@ -196,7 +196,7 @@ def test_asks_that_are_not_what_they_should_be_fail_alone(url, opened):
 def test_what_a_joined_transaction_gives_back_is_free_when_that_is_committed(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     first, second = driven(connection), driven(connection, "s")
     connection.execute(
         [record(first, lock_requests=(take(),)), record(second, lock_requests=(take(),), then=Park(None))]
@@ -218,7 +218,7 @@ def test_what_a_joined_transaction_gives_back_is_free_when_that_is_committed(url
 def test_a_lock_is_not_offered_to_a_run_whose_row_is_taken(url, opened, neighbours):
     """The run could not be told, and nobody would tell it later."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     _, token = waiting(connection)
     others = [acquire(f"other {n}") for n in range(neighbours)]
     with changed(url, RUN.format("r")):
@@ -233,7 +233,7 @@ def test_a_lock_is_not_offered_to_a_run_whose_row_is_taken(url, opened, neighbou
 
 def test_a_release_waits_for_the_row_of_the_run_that_it_wakes(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     _, token = waiting(connection)
     with changed(url, RUN.format("r")) as other, ThreadPoolExecutor(1) as pool:
         released = pool.submit(persist, connection, release(token=token), acquire("other"))
@@ -247,7 +247,7 @@ def test_a_release_waits_for_the_row_of_the_run_that_it_wakes(url, opened, admin
 def test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken(url, opened, where, monkeypatch):
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
-    hire(connection)
+    add_worker(connection)
     if where == "overflow":
         monkeypatch.setattr(overflow, "LISTED", 1)
         first, _ = waiting(connection, "first")
@@ -271,7 +271,7 @@ def test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken(url
 @pytest.mark.parametrize("neighbours", [0, 2])
 def test_a_lock_whose_row_is_taken_delays_the_run_alone_that_asks_for_it(url, opened, statement, neighbours):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, others = driven(connection), [driven(connection, f"o{n}") for n in range(neighbours)]
     if statement is LOCK:
         connection.execute([acquire("k")])
@@ -294,7 +294,7 @@ def test_a_lock_whose_row_is_taken_delays_the_run_alone_that_asks_for_it(url, op
 
 def test_a_record_waits_for_the_row_of_a_lock_and_no_later_one_overtakes(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, _ = driven(connection), connection.execute([acquire("k")])
     commands = [
         record(run, "a", lock_requests=(take(),)),
@@ -314,7 +314,7 @@ def test_a_lock_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by
     """While a batch dawdles the row is set free and a lease renewed: to the batch it would seem to end too late."""
     store = opened(url)
     holder, driver = store.connect(), store.connect()
-    hire(driver)
+    add_worker(driver)
     run = driven(driver)
     granted, slow = holder.execute([acquire("k", ttl=60, **SHARED), acquire("slow")])
     command = record(run, "x", lock_requests=(take(2, **SHARED),))
@@ -348,7 +348,7 @@ def test_a_lock_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by
 @pytest.mark.parametrize("way", ["end", "end of many", "give", "revive"])
 def test_nothing_is_given_back_while_a_row_is_taken(url, opened, way, statement):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, heir, other = driven(connection), driven(connection, "heir"), driven(connection, "o")
     connection.execute([record(run, lock_requests=(take(1), take(2, "free")))])
     connection.execute([record(heir, lock_requests=(take(1),), then=Park(None))])
@@ -376,7 +376,7 @@ def test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_othe
     """Its workers died over and over."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
-    hire(connection)
+    add_worker(connection)
     run, heir = driven(connection), driven(connection, "heir")
     connection.execute(
         [record(run, lock_requests=(take(1),)), record(heir, lock_requests=(take(1),), then=Park(None)), start("c")]
@@ -517,7 +517,7 @@ def test_whoever_is_offered_a_lock_is_told_whatever_else_happens_to_it_at_that_m
     rounds, names = 12, [f"r{n}" for n in range(5)]
     store = opened(url)
     connection, before = store.connect(), deadlocks(admin)
-    hire(connection, seconds=600)
+    add_worker(connection, seconds=600)
     askers = {name: Asker(driven(connection, name)) for name in names}
     with Crowd(store, names) as crowd:
         drive(connection, askers, crowd, rounds)
@@ -552,7 +552,7 @@ def deadlocks(admin):
 def test_two_runs_that_ask_for_the_same_new_keys_in_opposite_order_agree(url, opened, admin):
     store = opened(url)
     connections = [store.connect() for _ in range(2)]
-    hire(connections[0])
+    add_worker(connections[0])
     runs = [driven(connections[0], f"r{place}") for place in range(2)]
     together, before = threading.Barrier(2, timeout=30), deadlocks(admin)
 
@@ -580,7 +580,7 @@ def test_two_runs_that_ask_for_the_same_new_keys_in_opposite_order_agree(url, op
 def test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection, "far.1")
+    add_worker(connection, "far.1")
     tokens = [ask(connection, acquire(key), out.Granted).token for key in "abc"]
     for n, key in enumerate("abc"):
         (started,) = connection.execute([start(f"r{n}", worker="far.1")])

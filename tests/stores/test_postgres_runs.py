@@ -92,7 +92,7 @@ def signal(run="r", **more):
     return r.PostEvent(run=run, event=RunEvent(kind="signal", name="paid", **more))
 
 
-def hire(connection, worker="w.1", seconds=600):
+def add_worker(connection, worker="w.1", seconds=600):
     lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=seconds * 1_000_000)
     outcomes = connection.execute([lease, r.RegisterWorker(worker=worker, name=f"worker {worker}", types=("order",))])
     assert isinstance(outcomes[1], WorkerRegistered)
@@ -167,7 +167,7 @@ def waits_for_a_row(admin):
 def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, asked):
     """A trip that locks and reads, one that writes; and one for each level of rows that lead to others."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     connection.execute([record(started.run, "0", at=1)])  # the first time the server is told to remember how it is done
     run = started.run
@@ -198,7 +198,7 @@ def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, ask
 
 def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     outcomes = connection.execute(
         [
@@ -227,7 +227,7 @@ def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
 def test_a_record_of_a_driven_run_touches_no_index(url, opened, admin):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(4)])]
     with store.transaction() as mine:
         joined = store.join(mine)
@@ -257,7 +257,7 @@ def test_a_run_is_never_looked_for_among_all_of_its_namespace(url, opened):
 def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened):
     store = opened(url)
     connections = [store.connect(), store.connect()]
-    workers = [hire(connection, f"w.{n}") for n, connection in enumerate(connections)]
+    workers = [add_worker(connection, f"w.{n}") for n, connection in enumerate(connections)]
     for first in range(0, 2_000, 200):
         connections[0].execute([start(f"r{n:04}") for n in range(first, first + 200)])
 
@@ -281,8 +281,8 @@ def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened)
 def test_who_claims_passes_over_what_others_are_just_claiming(url, opened, asked):
     store = opened(url)
     connection = store.connect()
-    hire(connection, "w.1")
-    hire(connection, "v.1")
+    add_worker(connection, "w.1")
+    add_worker(connection, "v.1")
     connection.execute([start(f"r{n:03}") for n in range(100)])
     with store.transaction() as mine:
         first = claim(store.join(mine), "w.1", limit=40)
@@ -298,7 +298,7 @@ def test_a_park_that_waited_for_a_signal_is_refused_with_it(url, opened, admin):
     """The signal is committed while the park waits for the row: what it decides must be younger than its lock."""
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     for n, neighbour in enumerate(([], [start("other")])):
         (started,) = connection.execute([start(f"r{n}", worker="w.1")])
         with ThreadPoolExecutor(1) as pool:
@@ -316,7 +316,7 @@ def test_a_park_that_waited_for_a_signal_is_refused_with_it(url, opened, admin):
 def test_a_signal_that_waited_for_a_park_wakes_the_run(url, opened, admin):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     for n, neighbour in enumerate(([], [start("other", type="mail")])):
         (started,) = connection.execute([start(f"r{n}", worker="w.1")])
         with ThreadPoolExecutor(1) as pool:
@@ -334,7 +334,7 @@ def test_a_signal_that_waited_for_a_park_wakes_the_run(url, opened, admin):
 def test_a_signal_that_races_with_a_park_is_never_lost(url, opened):
     store = opened(url)
     driver, friend = store.connect(), store.connect()
-    hire(driver)
+    add_worker(driver)
     with ThreadPoolExecutor(2) as pool:
         for n in range(300):
             (started,) = driver.execute([start(f"r{n}", worker="w.1")])
@@ -354,7 +354,7 @@ def test_a_signal_that_races_with_a_park_is_never_lost(url, opened):
 def test_children_that_end_at_once_all_reach_their_parent(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(4)]
-    hire(connections[0])
+    add_worker(connections[0])
     connections[0].execute([start("parent", worker="w.1")])
     names = [f"c{n:04}" for n in range(1_000)]
     children = [
@@ -401,8 +401,8 @@ def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened,
     later.pass_by(60)
     store, elsewhere = opened(url, clock=now), opened(url, clock=later)
     connection, other = store.connect(), elsewhere.connect()
-    hire(connection, "w.1", seconds=30)
-    hire(other, "v.1")
+    add_worker(connection, "w.1", seconds=30)
+    add_worker(other, "v.1")
     with store.transaction() as mine:
         store.join(mine).execute([start(f"r{n}", worker="w.1") for n in range(many)])
         assert claim(other, "v.1") == []
@@ -414,7 +414,7 @@ def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened,
 @pytest.mark.parametrize("many", [1, 2])
 def test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting(url, opened, many):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     starts = [start(f"r{n}", worker="w.1") for n in range(many)]
     with psycopg.connect(url.partition("?")[0]) as other:
         other.execute("DELETE FROM tests.workers")
@@ -428,7 +428,7 @@ def test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting(url, o
 
 def test_starts_of_a_batch_are_answered_as_if_one_came_after_the_other(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     connection.execute([start("old"), start("keyed", key="k0")])
     again = start("new", worker="w.1", key="k2")
     outcomes = connection.execute(
@@ -463,7 +463,7 @@ def test_starts_of_a_batch_are_answered_as_if_one_came_after_the_other(url, open
 
 def test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     outcomes = connection.execute(
         [start("p", worker="w.1"), start("c", worker="w.1", parent="p"), start("o", worker="w.1")]
     )
@@ -479,7 +479,7 @@ def test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it(url,
 @pytest.mark.parametrize("many", [1, 2])
 def test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends(url, opened, many, then):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [one.run for one in connection.execute([start(f"r{n}", worker="w.1") for n in range(many)])]
     connection.execute([signal(run.id) for run in runs])
     for outcome in connection.execute([record(run, "x", then=then) for run in runs]):
@@ -492,7 +492,7 @@ def test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends(url, opened, 
 @pytest.mark.parametrize("many", [1, 2])
 def test_who_watches_an_end_is_told_once(url, opened, many):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     started = connection.execute(
         [start("p", worker="w.1"), *(start(f"r{n}", worker="w.1", parent="p" * (n % 2)) for n in range(2 * many))]
     )
@@ -507,15 +507,15 @@ def test_who_watches_an_end_is_told_once(url, opened, many):
     assert [event.name for event in seen(connection, "p").events] == [run.id for run in runs if run.parent]
 
 
-def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(url, opened):
+def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(url, opened):
     """One claim ends a child whose workers died over and over, and takes its parent: the news are not forgotten."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
     connection.execute([start("child", parent="parent")])
     for n in range(rule.POISONED):
-        assert claim(connection, hire(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
+        assert claim(connection, add_worker(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
         clock.pass_by(2)
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # buries
     clock.pass_by(1)
     connection.execute([start("parent")])
@@ -529,8 +529,8 @@ def test_a_worker_goes_only_when_all_its_runs_are_free(url, opened):
     """One that was left with the worker's name would be nobody's for ever."""
     store = opened(url)
     connection = store.connect()
-    hire(connection, "w.1")
-    hire(connection, "v.1")
+    add_worker(connection, "w.1")
+    add_worker(connection, "v.1")
     connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])
     with changed_row(url, "r1"):
         (outcome,) = connection.execute([r.UnregisterWorker(worker="w.1")])
@@ -555,7 +555,7 @@ def test_a_start_that_waited_for_another_one_counts_it(url, opened, admin, way):
     """The other is committed while this one waits for the lock: what it counts must be younger than its lock."""
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     first, second = limited("a"), limited("b")
     if way == "child":
@@ -575,7 +575,7 @@ def test_a_start_that_waited_for_another_one_counts_it(url, opened, admin, way):
 def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, admin, way):
     store = opened(url)
     connections = [store.connect() for _ in range(8)]
-    hire(connections[0])
+    add_worker(connections[0])
     terms = publish(connections[0], THREE_OF_EACH)
     together = threading.Barrier(8)
 
@@ -598,7 +598,7 @@ def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, ad
 @pytest.mark.parametrize("many", [1, 2])
 def test_whoever_waits_is_let_in_by_the_ends_of_a_batch(url, opened, admin, many):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=many, on_excess="queue"),)))
     runs = [one.run for one in connection.execute([limited(f"a{n}", "w.1", terms=terms) for n in range(many)])]
     connection.execute([limited(f"b{n}", terms=terms) for n in range(many + 1)])
@@ -612,7 +612,7 @@ def test_who_comes_while_the_last_one_goes_is_let_in(url, opened, admin):
     """A start and an end that each miss the other would leave somebody in the queue whom nobody ever lets in."""
     store = opened(url)
     worker, friend = store.connect(), store.connect()
-    hire(worker)
+    add_worker(worker)
     publish(worker)
     with ThreadPoolExecutor(2) as pool:
         (first,) = worker.execute([limited("r0", "w.1")])
@@ -631,7 +631,7 @@ def test_who_comes_while_the_last_one_goes_is_let_in(url, opened, admin):
 def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
     store = opened(url)
     worker, friend = store.connect(), store.connect()
-    hire(worker)
+    add_worker(worker)
     publish(worker)
     with ThreadPoolExecutor(2) as pool:
         for n in range(60):
@@ -647,7 +647,7 @@ def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
 def test_an_end_waits_for_the_row_of_the_one_whom_it_lets_in(url, opened):
     """Passed over it would wait for ever: nobody else lets it in."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     (first,) = connection.execute([limited("a", "w.1")])
     connection.execute([limited("b")])
@@ -665,7 +665,7 @@ def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, open
     """Its workers died over and over; and the one whom its end would let in cannot be had."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     connection.execute([limited("a"), limited("b"), start("c", parent="somebody")])
     admin.execute("UPDATE tests.runs SET crashes = 5 WHERE id = 'a'")
@@ -679,7 +679,7 @@ def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, open
 
 def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
     connection.execute([limited("a", "w.1", terms=terms)])
     with changed_row(url, "a"):
@@ -693,7 +693,7 @@ def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
 
 def test_a_parent_whose_child_has_it_cancelled_is_told_at_once(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
     (parent,) = connection.execute([limited("p", "w.1", terms=terms)])
     child = limited("c", terms=terms, parent="p").new
@@ -723,7 +723,7 @@ def test_terms_wait_for_those_who_are_just_counted(url, opened, admin):
     """Whoever is queued by the old ones is let in by the new ones."""
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     connection.execute([limited("a", "w.1")])
     with ThreadPoolExecutor(1) as pool:
@@ -791,7 +791,7 @@ def test_starts_that_know_of_no_limits_are_told_them(url, opened, many):
 
 def test_a_form_starts_nothing_that_a_limit_counts(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     for starts in ([start("a", "w.1")], [start("b", "w.1"), start("c", "w.1")]):
         assert {type(one).__name__ for one in connection.execute(starts)} == {"LimitsDiffer"}
@@ -799,7 +799,7 @@ def test_a_form_starts_nothing_that_a_limit_counts(url, opened):
 
 def test_a_stuck_row_delays_its_own_run_alone(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(5)])]
     connection.execute([start("due1"), start("due2")])
     with changed_row(url, "r2"):
@@ -824,7 +824,7 @@ def test_a_stuck_row_delays_its_own_run_alone(url, opened):
 
 def test_a_stuck_row_costs_its_neighbours_no_more_than_a_moment(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(100)])]
     with changed_row(url, "r50"):
         times = []
@@ -838,7 +838,7 @@ def test_a_stuck_row_costs_its_neighbours_no_more_than_a_moment(url, opened):
 
 def test_a_stuck_parent_delays_the_end_of_its_own_children_alone(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [
         outcome.run
         for outcome in connection.execute(
@@ -864,7 +864,7 @@ def test_a_stuck_parent_delays_the_end_of_its_own_children_alone(url, opened):
 
 def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     with changed_row(url, "r") as other, ThreadPoolExecutor(1) as pool:
         commands = [record(started.run, "a"), signal(), record(started.run, "b", at=2), acquire("k")]
@@ -896,7 +896,7 @@ MAKING = "INSERT INTO tests.slots VALUES ('default', 'global', '', 'k', 1, '7', 
 )
 def test_a_stuck_slot_delays_its_own_record_alone(url, opened, statement):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])]
     expected = Swap(SLOT, "", 0, "1")
     if statement != MAKING:
@@ -921,7 +921,7 @@ def test_a_stuck_slot_delays_its_own_record_alone(url, opened, statement):
 @pytest.mark.parametrize("neighbours", [False, True])
 def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(url, opened, admin, neighbours):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started, _) = connection.execute([start(worker="w.1"), swap("a.1")])
     commands = [record(started.run, "a", swap=Swap(SLOT, "a.1", 1, "2"), request="q.1")]
     if neighbours:
@@ -943,7 +943,7 @@ def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(ur
 @pytest.mark.usefixtures("patient")
 def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     with changed_slot(url, MAKING) as db:
         threading.Timer(0.01, getattr(db, end)).start()
@@ -959,7 +959,7 @@ def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end
 def test_a_slot_of_a_joined_transaction_is_written_when_that_is_committed(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     command = record(started.run, "a", request="q.1", swap=Swap(SLOT, "", 0, "1"))
     with pytest.raises(ZeroDivisionError), store.transaction() as mine:
@@ -977,7 +977,7 @@ def test_batches_that_write_slots_in_opposite_order_neither_lock_each_other_in_n
     rounds, sessions = 120, 3
     store = opened(url)
     connections = [store.connect() for _ in range(sessions)]
-    hire(connections[0])
+    add_worker(connections[0])
     names = [f"r{place}{side}" for place in range(sessions) for side in range(2)]
     started = connections[0].execute([start(name, worker="w.1") for name in names])
     runs = {outcome.run.id: outcome.run for outcome in started}
@@ -1038,7 +1038,7 @@ def deadlocks(admin):
 def test_a_batch_notifies_once_and_only_who_is_elsewhere(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection, "far.1")
+    add_worker(connection, "far.1")
     watch = store.watch("far", print)
     listen = watch._listen
     watch.close()
@@ -1060,7 +1060,7 @@ def test_a_batch_notifies_once_and_only_who_is_elsewhere(url, opened):
 
 def test_what_people_look_at_by_night_shows_runs_as_they_are(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     started, other = connection.execute([start("a", worker="w.1", attributes={"customer": "acme"}), start("b")])
     connection.execute([record(started.run, "x")])
     rows = admin.execute(
@@ -1085,7 +1085,7 @@ def test_a_run_that_makes_no_sense_is_refused_and_left_alone(url, opened, admin)
 
 def test_a_value_that_the_server_cannot_take_fails_alone(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start("d", worker="w.1")])
     swaps = [
         Swap(SLOT, "", 0, "a\0b"), Swap(SLOT, "", 0, 7), Swap(SLOT, 7, 0, "1"), Swap(("global", "", 7), "", 0, "1"),
@@ -1112,8 +1112,8 @@ def test_a_worker_whose_session_has_ended_is_dead(url, opened):
     """With advisory=true a lease ends with its process: so do its claims."""
     tied, other = opened(f"{url}&advisory=true"), opened(url)
     mine, yours = tied.connect(), other.connect()
-    hire(mine, "w.1")
-    hire(yours, "v.1")
+    add_worker(mine, "w.1")
+    add_worker(yours, "v.1")
     mine.execute([start(worker="w.1")])
     assert claim(yours, "v.1") == []
     tied._advisory.close()

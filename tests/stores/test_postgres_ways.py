@@ -120,7 +120,7 @@ def other_driver_for_postgres(server):
 HOLDER = """
 from holdfast import Client
 with Client(sys.argv[1]) as hf, hf.lock("k"):
-    say("held")
+    report("held")
     sys.stdin.readline()
 """
 
@@ -156,15 +156,15 @@ def contend(url, *, turns=10):
     worker = (
         "from holdfast import Client\n"
         "with Client(sys.argv[1]) as hf:\n"
-        "    say('ready')\n"
+        "    report('ready')\n"
         "    for _ in range(int(sys.argv[2])):\n"
         "        with hf.lock('k', ttl=5) as lease:\n"
-        "            say(lease.token)\n"
+        "            report(lease.token)\n"
     )
     with running(worker, url, str(turns)) as one, running(worker, url, str(turns)) as two:
         for process in (one, two):
-            assert process.hear() == "ready"
-        return [[int(process.hear()) for _ in range(turns)] for process in (one, two)]
+            assert process.read_line() == "ready"
+        return [[int(process.read_line()) for _ in range(turns)] for process in (one, two)]
 
 
 def test_every_statement_in_a_session_of_its_own_is_enough(server, monkeypatch):
@@ -282,11 +282,11 @@ def test_behind_pgbouncer_locks_hold_and_waiters_are_told_by_the_direct_way(serv
 def test_behind_pgbouncer_without_a_direct_way_waiters_look_and_it_is_said(server, pooled, caplog):
     url = f"{pooled}?schema=tests"
     with running(HOLDER, url) as holder, Client(url) as hf:
-        assert holder.hear() == "held"
+        assert holder.read_line() == "held"
         waiting = threading.Thread(target=lambda: hf.lock("k", wait=60).acquire().release())
         waiting.start()
         eventually(lambda: hf.locks.inspect("k").waiters)
-        holder.tell()
+        holder.send_line()
         waiting.join()
         findings = {finding.check: finding for finding in hf.runtime.store.diagnose()}
         assert findings["wake-ups"].level == "warning"

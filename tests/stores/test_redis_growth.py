@@ -16,7 +16,7 @@ from holdfast.stores.redis import lists as redis_lists
 from holdfast.testing.builders import START
 from holdfast.testing.run_histories import RunModel
 from holdfast.testing.suite.runs import record, start
-from stores.runs_asking import ask, claim, driven, hire, lease
+from stores.runs_asking import add_worker, ask, claim, driven, lease
 
 BLOCK = 500
 MOST_TRIPS = 5
@@ -91,7 +91,7 @@ LOOKS = {
 
 
 def test_lists_and_looks_cost_the_same_among_few_runs_and_among_many(server, connection, clock):
-    hire(connection, seconds=10**6)
+    add_worker(connection, seconds=10**6)
     fill(connection, clock, 0, FEW // 2)
     rare(connection, clock)
     fill(connection, clock, FEW // 2, FEW)
@@ -237,7 +237,7 @@ def test_every_list_is_what_the_rules_say(connection, clock, seed):
 
 def test_a_list_from_several_sets_is_in_order_where_most_do_not_fit(connection, clock):
     """The newest of one set are older than all of another: nobody is passed over by one who fits."""
-    hire(connection, seconds=10**6)
+    add_worker(connection, seconds=10**6)
     for n in range(70):
         clock.now += 1
         run = driven(connection, f"r{n:02}", attributes={} if 55 <= n < 60 else {"a": 1})
@@ -254,7 +254,7 @@ def test_a_list_from_several_sets_is_in_order_where_most_do_not_fit(connection, 
 
 def test_a_record_and_a_look_at_the_history_cost_the_same_commands_however_long_the_journal_is(server, connection):
     """The history comes in one trip and in one piece: only what is sent grows."""
-    hire(connection, seconds=10**6)
+    add_worker(connection, seconds=10**6)
     run, length, costs = driven(connection), 1, {}
     entry = '["an entry of the usual kind"]'
     for most in (100, *LENGTHS):  # what a connection remembers of a run is known after the first

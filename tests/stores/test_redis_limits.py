@@ -24,7 +24,7 @@ from holdfast.testing.builders import SECOND, START
 from holdfast.testing.limit_histories import LimitHistoryGenerator
 from holdfast.testing.run_histories import RunModel
 from holdfast.testing.suite.runs import record, start
-from stores.runs_asking import ask, claim, everything, hire
+from stores.runs_asking import add_worker, ask, claim, everything
 
 WEEK = 7 * 24 * 3600
 LARGEST = 2**53 - 1
@@ -67,7 +67,7 @@ PACE = Limit(name="pace", max=2, per=SECOND, on_excess="queue")
 
 def test_the_layout_of_limits_is_this_one(server, base, connection):
     """A stored format: changing it needs a way for those who have it already."""
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, EACH, PACE)
     connection.execute([asked(run, terms, priority=priority) for run, priority in (("a", 0), ("b", 0), ("c", 5))])
     text = (
@@ -129,7 +129,7 @@ def test_every_place_says_what_the_runs_say(server, base, connection, clock, see
 
 
 def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, connection, clock):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE, EACH, PACE)
     names = [f"run {n}" for n in range(12)]
     connection.execute([asked(run, terms, key=f"{n % 3}", priority=n % 2) for n, run in enumerate(names)])
@@ -161,7 +161,7 @@ def test_starts_of_a_long_span_are_kept_for_all_of_it(server, base, connection):
 def test_arrivals_of_one_moment_are_distinct_to_the_last_digit(server, base, connection, clock):
     """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
     clock.now += 123_457
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     connection.execute([asked(run, terms) for run in ("m", "z", "b", "a")])
     arrivals = [server.hget(base + f"run:{run}", "arrival") for run in ("m", "z", "b", "a")]
@@ -169,7 +169,7 @@ def test_arrivals_of_one_moment_are_distinct_to_the_last_digit(server, base, con
 
 
 def test_every_priority_has_its_place_in_the_queue(connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     begun(connection, "first", terms)
     priorities = [0, -1, 1, LARGEST, -LARGEST, 10, 9, -10, -9, 2**31, 0]
@@ -185,7 +185,7 @@ def test_every_priority_has_its_place_in_the_queue(connection):
 
 
 def test_one_who_may_come_in_is_found_behind_many_who_may_not(connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=2, on_excess="queue"), EACH)
     begun(connection, "ann", terms, key='"ann"')
     cid = begun(connection, "cid", terms, key='"cid"')
@@ -197,7 +197,7 @@ def test_one_who_may_come_in_is_found_behind_many_who_may_not(connection):
 
 
 def test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
     connection.execute([asked(name, terms, worker="") for name in "bc"])
@@ -208,7 +208,7 @@ def test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms(server, base
 
 
 def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     names = [f"run {n:04}" for n in range(2_500)]
     connection.execute([asked(run, terms, worker="") for run in names])
@@ -259,7 +259,7 @@ def test_starts_that_cannot_be_kept_are_refused(server, base, connection):
 
 @pytest.mark.parametrize("name", ["", '"', "\\", "{", "}", "é😀", "\n", "\x00", "%s", "%", "/", ":", "a:b", " ", "["])
 def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
-    hire(connection, "w.1", name)
+    add_worker(connection, "w.1", name)
     limits = (Limit(name=name, max=1, path="x", on_excess="queue"), Limit(name=f"2{name}", max=1, per=SECOND))
     terms = publish(connection, *limits, workflow=name)
     places = (LimitKey(name, name), LimitKey(f"2{name}", name))
@@ -280,8 +280,8 @@ def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
 
 
 def test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_told(connection):
-    hire(connection)
-    hire(connection, "v.1", "mail")
+    add_worker(connection)
+    add_worker(connection, "v.1", "mail")
     oldest = publish(connection, Limit(name="all", max=2, on_excess="cancel_oldest"))
     parent = begun(connection, "parent", oldest)
     children = tuple(asked(run, oldest, worker="", parent="parent").new for run in ("x", "y", "z"))
@@ -298,7 +298,7 @@ def test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_
 
 
 def test_a_command_that_fails_after_its_first_child_has_changed_nothing(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=2, on_excess="queue"), PACE)
     run = begun(connection, "parent", terms)
     before = everything(server, base)
@@ -310,7 +310,7 @@ def test_a_command_that_fails_after_its_first_child_has_changed_nothing(server, 
 
 
 def test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=1))
     run = begun(connection, "a", terms)
     ask(connection, r.PostEvent(run="a", event=RunEvent(kind="signal", key="k")), Posted)
@@ -323,7 +323,7 @@ def test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter(server, bas
 
 def test_a_run_that_starts_twice_at_one_moment_is_counted_twice(connection):
     """It was let in, ended, and was let in again: that is two starts."""
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, Limit(name="pace", max=2, per=SECOND))
     run = begun(connection, "a", terms)
     ask(connection, record(run, then=Finish("failed", "1")), Recorded)
@@ -336,7 +336,7 @@ def test_a_run_that_starts_twice_at_one_moment_is_counted_twice(connection):
 
 @pytest.mark.parametrize("text", ["{", "7", '{"limits":7}', '{"limits":[{"name":"all","max":"x"}]}'])
 def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything(server, base, connection, text):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     server.hset(base + "limits:terms", "mail", text)
     outcomes = connection.execute(
@@ -356,7 +356,7 @@ def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything
 
 @pytest.mark.parametrize("limits", ['[{"name":"all"}]', "[7]", "7", '[{"name":"all","max":1,"on_excess":"dance"}]'])
 def test_a_run_whose_limits_cannot_be_read_is_neither_let_in_nor_ended(server, base, connection, limits):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
     server.hset(base + "limits:terms", "order", f'{{"limits":{limits}}}')
@@ -369,7 +369,7 @@ def test_a_run_whose_limits_cannot_be_read_is_neither_let_in_nor_ended(server, b
 
 
 def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
     connection.execute([asked(name, terms) for name in "bcd"])
@@ -383,7 +383,7 @@ def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connecti
 
 @pytest.mark.parametrize("places", ["7", "{", "[[]]", "[7]", '[["all",7]]'])
 def test_a_run_whose_places_cannot_be_read_is_refused_and_left_alone(server, base, connection, places):
-    hire(connection)
+    add_worker(connection)
     run = begun(connection, "a", publish(connection, ONE))
     server.hset(base + "run:a", "places", places)
     before = everything(server, base)
@@ -394,7 +394,7 @@ def test_a_run_whose_places_cannot_be_read_is_refused_and_left_alone(server, bas
 
 
 def test_looks_at_limits_write_nothing(server, connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=1))
     begun(connection, "a", terms)
     before = server.info("persistence")["aof_current_size"]

@@ -22,7 +22,7 @@ from holdfast.testing.builders import SECOND, SLOT, START, acquire, read, renew,
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import record, signal, start
-from stores.runs_asking import ask, by_the_rules, claim, driven, everything, hire, lease
+from stores.runs_asking import add_worker, ask, by_the_rules, claim, driven, everything, lease
 from stores.test_redis_faults import last_call, refused, user
 
 AT_ONCE = START - rule.LONG_AGO
@@ -37,7 +37,7 @@ def provider(request):
 
 
 def test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alone(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     parent, run, other = driven(connection, "p"), driven(connection, parent="p"), driven(connection, "o")
     server.hset(base + "run:p", "fence", "many")
     before = everything(server, base)
@@ -72,7 +72,7 @@ def test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alon
      ("last", b"\xff")],
 )  # fmt: skip
 def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, connection, part, value):
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     if part in ("run", "journal", "inbox"):
         server.delete(base + f"{part}:r")
@@ -97,7 +97,7 @@ def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, co
 
 
 def test_a_damaged_run_does_not_hide_those_that_are_due_after_it(server, base, connection, clock):
-    hire(connection)
+    add_worker(connection)
     connection.execute([start(name) for name in "abc"])
     server.hset(base + "run:a", "status", "dancing")
     server.delete(base + "run:b", base + "journal:b")
@@ -110,7 +110,7 @@ def test_a_damaged_run_does_not_hide_those_that_are_due_after_it(server, base, c
 
 
 def test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     connection.execute([start(name) for name in "ab"])
     server.hset(base + "run:a", "last", b"\xff")
     assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["b"]
@@ -118,8 +118,8 @@ def test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it(server,
 
 
 def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, base, connection, clock):
-    hire(connection, "w.1", seconds=1)
-    hire(connection, "v.1")
+    add_worker(connection, "w.1", seconds=1)
+    add_worker(connection, "v.1")
     for name in "abc":
         driven(connection, name)
     server.hdel(base + "run:a", "fence")
@@ -129,7 +129,7 @@ def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, 
 
 
 def test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     connection.execute([start("a"), start("b")])
     server.set(base + "lock:run/order/a", "{")
     assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["b"]
@@ -138,7 +138,7 @@ def test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody(
 
 
 def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, connection, clock):
-    hire(connection)
+    add_worker(connection)
     connection.execute([start("p", type="mail"), start("c", parent="p"), start("d")])
     server.hset(base + "run:c", "crashes", "5")
     server.set(base + "inbox-keys:p", "mine")
@@ -161,7 +161,7 @@ def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, 
 
 @pytest.mark.parametrize(("field", "value"), [(None, "mine"), ("past", "7"), ("past", "{"), ("version", "many")])
 def test_a_record_whose_slot_cannot_be_read_is_refused_and_changes_nothing(server, base, connection, field, value):
-    hire(connection)
+    add_worker(connection)
     run, other = driven(connection), driven(connection, "o")
     if field is None:
         server.set(base + "slot:global::k", value)
@@ -214,7 +214,7 @@ def test_commands_of_every_kind_are_answered_at_their_own_places_and_in_order(co
 
 
 def test_a_lease_of_a_newer_version_counts_and_keeps_its_fields(server, base, connection, clock):
-    hire(connection)
+    add_worker(connection)
     name = base + "lock:worker/w.1"
     planted = server.get(name).replace('"fence"', '"newer":[1],"fence"', 1)
     server.set(name, planted)
@@ -222,13 +222,13 @@ def test_a_lease_of_a_newer_version_counts_and_keeps_its_fields(server, base, co
     assert [type(outcome).__name__ for outcome in connection.execute(batch)] == ["Renewed", "Started", "Claimed"]
     clock.pass_by(31)
     assert type(connection.execute([claim()])[0]).__name__ == "WorkerGone"
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["r"]
     assert '"newer":[1]' in server.get(name)
 
 
 def test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     name = base + "lock:worker/w.1"
     server.set(name, server.get(name).replace('"fence"', '"newer":[1],"fence"', 1))
     release = c.Release(key="worker/w.1", id="w.1", token=START)
@@ -245,7 +245,7 @@ def test_a_start_needs_no_worker_that_can_be_read(server, base, connection):
 
 
 def test_a_damaged_lease_is_named(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     server.set(base + "lock:worker/w.1", "{")
     (outcome,) = connection.execute([claim()])
     assert isinstance(outcome.error, RecordUnreadable)
@@ -292,7 +292,7 @@ AGAIN = {
 
 def setting(connection):
     """A run that is driven, one that waits, one that has ended with an event; and one that keeps others out."""
-    hire(connection)
+    add_worker(connection)
     ask(connection, r.PublishLimits(workflow="mail", terms=LIMITED), LimitsPublished)
     places = (LimitKey("all"), LimitKey("pace"))
     ask(connection, start("limited", type="mail", places=places, terms=LIMITED.digest), Started)
@@ -360,7 +360,7 @@ def test_workers_and_watchers_are_told_by_name(opened, url):
     watches = [store.watch(channel, told.append) for channel, told in heard.items()]
     try:
         eventually(lambda: all(heard.values()))  # the subscriptions have begun
-        hire(connection)
+        add_worker(connection)
         ask(connection, start(), Started)
         eventually(lambda: heard["w"][1:] == [["w.run/r"]])
         (one,) = ask(connection, claim(), Claimed).claims
@@ -379,7 +379,7 @@ def test_workers_and_watchers_are_told_by_name(opened, url):
 def test_entries_of_a_driven_run_take_the_short_way(url, server, opened, clock, monkeypatch):
     """Otherwise nobody would notice that it is never taken: the long way gives the same answers."""
     connection = opened(url, clock=clock).connect("commands")
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     monkeypatch.setattr(RedisSource, "read", by_the_rules)
     for n in range(3):
@@ -388,10 +388,10 @@ def test_entries_of_a_driven_run_take_the_short_way(url, server, opened, clock, 
 
 
 def test_entries_end_the_suspicion_that_a_run_kills_its_workers(connection, clock):
-    hire(connection, seconds=1)
+    add_worker(connection, seconds=1)
     driven(connection)
     clock.pass_by(2)
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     (claimed,) = ask(connection, claim("v.1"), Claimed).claims
     assert claimed.run.crashes == 1
     ask(connection, record(claimed.run, "x"), Recorded)
@@ -400,7 +400,7 @@ def test_entries_end_the_suspicion_that_a_run_kills_its_workers(connection, cloc
 
 
 def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     ask(connection, signal(), Posted)
     told = ask(connection, record(run, "x", seen=0), Recorded)
@@ -456,7 +456,7 @@ def test_the_rights_of_the_page_are_enough_for_runs_too(quiet, opened):
     for name in ("one", "two", "three"):
         clock.pass_by(1)
         ask(connection, start(name, places=(LimitKey("pace"),), terms=paced.digest), Started)
-    hire(connection)
+    add_worker(connection)
     user(operator, "viewer")
     viewer = opened(own.url.replace("redis://", "redis://viewer:pw@"), clock=clock).connect("queries")
     looks = [r.ReadRun(run="r", history=True), r.ListRuns(), r.ListRuns(after=(START, "r"), wanted=RunFilter(until=1)),

@@ -16,7 +16,7 @@ from holdfast.rules.runs.repository import RunFilter
 from holdfast.stores.redis import writing as redis_writing
 from holdfast.testing.builders import START
 from holdfast.testing.suite.runs import record, signal, start
-from stores.runs_asking import ask, claim, hire
+from stores.runs_asking import add_worker, ask, claim
 
 AT_ONCE = START - rule.LONG_AGO
 
@@ -35,7 +35,7 @@ def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened
 
     def work(worker):
         mine = store.connect("commands")
-        hire(mine, worker)
+        add_worker(mine, worker)
         taken = found[worker] = []
         together.wait(30)
         while claims := ask(mine, claim(worker, limit=37), Claimed).claims:
@@ -71,7 +71,7 @@ def test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_wri
     connection, server, base, monkeypatch
 ):
     monkeypatch.setattr(redis_writing, "AT_ONCE", 10_000)
-    hire(connection)
+    add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     before = {name: server.dump(name) for name in server.keys(base + "run*")}
     (failed,) = connection.execute([record(run, *map(str, range(9_000)), then=Park(0))])
@@ -81,7 +81,7 @@ def test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_wri
 
 
 def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(connection):
-    hire(connection)
+    add_worker(connection)
     entries = tuple(f'["step {n}"]' for n in range(1_200))
     runs = [outcome.run for outcome in connection.execute([start(f"r{n:04}", worker="w.1") for n in range(1_000)])]
     done = connection.execute([record(run, *entries[:3], then=Park(0)) for run in runs])
@@ -103,13 +103,13 @@ def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(conn
 
 
 def test_the_runs_of_a_dead_worker_are_freed_a_thousand_at_a_time_by_their_ids(connection, clock):
-    hire(connection, "w.1", seconds=1)
+    add_worker(connection, "w.1", seconds=1)
     names = [f"r{n:04}" for n in range(1_100)]
     for name in reversed(names):
         clock.now += 1
         connection.execute([start(name, worker="w.1")])
     clock.pass_by(2)
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[:1_000]
     assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[1_000:]
 
@@ -118,10 +118,10 @@ def test_a_parent_that_is_claimed_with_the_end_of_its_child_has_not_seen_it_yet(
     """One claim stops a child that kills its workers, and gives its parent: the event must not be lost in between."""
     ask(connection, start("child", parent="parent"), Started)
     for life in range(rule.POISONED):
-        hire(connection, f"w.{life}", seconds=0.5)
+        add_worker(connection, f"w.{life}", seconds=0.5)
         assert ask(connection, claim(f"w.{life}"), Claimed).claims
         clock.pass_by(0.6)
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     ask(connection, start("parent"), Started)
     (parent,) = ask(connection, claim("v.1"), Claimed).claims
     assert [(event.kind, event.name) for event in parent.events] == [("child", "child")]

@@ -26,7 +26,7 @@ from holdfast.testing.run_lock_histories import KEYS, RunLockHistoryGenerator
 from holdfast.testing.suite.comparison import unversioned
 from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import record, signal
-from stores.runs_asking import ask, by_the_rules, claim, driven, everything, hire
+from stores.runs_asking import add_worker, ask, by_the_rules, claim, driven, everything
 from stores.test_redis_conformance import made_strange
 
 AT_ONCE = START - rule.LONG_AGO
@@ -41,7 +41,7 @@ def provider(request):
 @pytest.fixture
 def drives(connection):
     """Runs that a living worker drives."""
-    hire(connection)
+    add_worker(connection)
 
     def some(*names):
         return [driven(connection, name) for name in names]
@@ -160,7 +160,7 @@ def test_a_worker_hears_that_its_run_was_offered_a_lock_and_nobody_else_does(ope
     watches = [store.watch(channel, told.append) for channel, told in heard.items()]
     try:
         eventually(lambda: all(heard.values()))  # the subscriptions have begun
-        hire(connection)
+        add_worker(connection)
         run = driven(connection)
         held = ask(connection, acquire("k", "y.1"), out.Granted)
         wants(connection, run, take())
@@ -428,7 +428,7 @@ def test_a_random_history_with_locks_of_a_newer_version_has_the_answers_that_the
 
 def test_entries_of_a_run_that_holds_a_lock_take_the_short_way(url, server, opened, clock, monkeypatch):
     connection = opened(url, clock=clock).connect("commands")
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     wants(connection, run, take())
     with monkeypatch.context() as patch:

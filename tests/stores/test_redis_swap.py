@@ -33,7 +33,7 @@ from holdfast.testing.builders import SECOND, START, acquire, release, renew, sw
 from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import record, signal, start
 from holdfast.testing.tally import CountRun, LeaveTally, SeeTally, add
-from stores.runs_asking import ask, claim, hire
+from stores.runs_asking import add_worker, ask, claim
 
 ONE = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
 TEN = WorkflowLimits(limits=(Limit(name="all", max=10, on_excess="queue"),))
@@ -187,7 +187,7 @@ CASES = {
 def test_what_somebody_else_has_changed_meanwhile_is_decided_anew(opened, url, clock, monkeypatch, case):
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
-    hire(connection, seconds=3600)
+    add_worker(connection, seconds=3600)
     for command in case.before:
         (outcome,) = connection.execute([command])
         assert not isinstance(outcome, c.Failed), outcome
@@ -226,7 +226,7 @@ def test_a_decision_that_is_half_a_minute_old_is_made_anew(opened, url, monkeypa
 def test_a_run_whose_fields_are_told_in_another_order_is_the_same_run(opened, url, server, base, monkeypatch):
     """A server may tell the fields of a hash in any order; only what is in them counts."""
     connection = opened(url).connect("commands")
-    hire(connection)
+    add_worker(connection)
     ask(connection, start("r", worker="w.1"), Started)
     write, tries = RedisSource.write, []
 
@@ -256,7 +256,7 @@ def test_what_was_only_asked_for_hints_may_change_meanwhile(opened, url, clock, 
     def interrupted(source, *decided):
         tries.append(source)
         if len(tries) == 1:
-            hire(other, "v.1")
+            add_worker(other, "v.1")
         return write(source, *decided)
 
     monkeypatch.setattr(RedisSource, "write", interrupted)
@@ -266,7 +266,7 @@ def test_what_was_only_asked_for_hints_may_change_meanwhile(opened, url, clock, 
 
 def test_commands_that_the_fast_path_declines_keep_their_order(connection):
     """After a declined command of a lock its later ones wait for it; after one of a run, everything does."""
-    hire(connection)
+    add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     outcomes = connection.execute([acquire(), acquire(id="b.1", queue=True), acquire("j"), release(token=START)])
     assert [type(outcome).__name__ for outcome in outcomes] == ["Granted", "Queued", "Granted", "Released"]
@@ -286,7 +286,7 @@ def test_what_goes_to_the_fast_path_waits_for_what_does_not(connection):
 
 
 def test_entries_after_a_hand_over_to_their_run_are_told_of_it(connection):
-    hire(connection)
+    add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     (held,) = connection.execute([acquire()])
     ask(connection, record(run, lock_requests=(take(1),), request="q.1"), Recorded)

@@ -134,12 +134,12 @@ sqlite_clock.LOOK_SECONDS = 0.0
 async def flow(ctx: Context) -> None:
     await asyncio.sleep(0.05)
 
-def say(word):  # by one write: two threads do this
+def report(word):  # by one write: two threads do this
     os.write(1, f"{word}\\n".encode())
 
 def tell(event):
     if event.name in ("worker_lost", "clock_differs") or event.fields.get("leases"):
-        say(event.name)
+        report(event.name)
 
 async def main():
     async with AsyncClient(sys.argv[1], name=sys.argv[2]) as hf:
@@ -147,7 +147,7 @@ async def main():
         async with Engine(hf, workflows=[flow], worker_ttl=3) as engine:
             for _ in range(5):
                 await (await engine.start(flow)).result()
-                say("returned")
+                report("returned")
             await asyncio.to_thread(sys.stdin.readline)
 
 asyncio.run(main())
@@ -274,14 +274,14 @@ def rows(url):
 PLAIN = """
 from holdfast import Client
 with Client(sys.argv[1]) as hf:
-    hf.events.subscribe(lambda event: event.name == "clock_differs" and say("event"))
+    hf.events.subscribe(lambda event: event.name == "clock_differs" and report("event"))
     hf.lock("k", ttl=5).acquire().release()
-    say("done")
+    report("done")
 """
 
 
 def test_processes_whose_clocks_are_right_write_nothing_of_it(url):
     for _ in range(2):
         with running(PLAIN, url) as process:
-            assert process.hear() == "done"
+            assert process.read_line() == "done"
     assert rows(url) == []

@@ -11,13 +11,13 @@ from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules.runs.outcomes import Claimed
 from holdfast.rules.runs.record import NewRun, RunEvent
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 
 @pytest.fixture
 def connection(tmp_path, opened):
     found = opened(f"sqlite:///{tmp_path / 'x.db'}").connect()
-    hire(found)
+    add_worker(found)
     return found
 
 

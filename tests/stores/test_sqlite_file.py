@@ -46,12 +46,12 @@ def query(path, statement):
 
 
 OPENER = """
-say("ready")
+report("ready")
 sys.stdin.readline()
 store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
 outcome, = connection.execute([acquire(f"key:{sys.argv[2]}")])
-say(type(outcome).__name__)
+report(type(outcome).__name__)
 connection.close()
 store.close()
 """
@@ -62,10 +62,10 @@ def test_eight_processes_may_open_a_new_file_at_once(url, path):
         processes = [Process(OPENER, url, f"{attempt}.{n}") for n in range(8)]
         try:
             for process in processes:
-                assert process.hear() == "ready"
+                assert process.read_line() == "ready"
             for process in processes:
-                process.tell()
-            assert [process.hear() for process in processes] == ["Granted"] * 8
+                process.send_line()
+            assert [process.read_line() for process in processes] == ["Granted"] * 8
         finally:
             for process in processes:
                 process.end()
@@ -201,7 +201,7 @@ os.setgid(65534); os.setuid(65534)
 try:
     open_store(sys.argv[1], namespace="default")
 except Exception as error:
-    say(type(error).__name__, error)
+    report(type(error).__name__, error)
 """
 
 
@@ -221,7 +221,7 @@ def test_what_may_not_be_written_says_what_to_do(tmp_path, folder_mode, file_mod
         query(folder / "locks.db", "PRAGMA user_version = 0")
         (folder / "locks.db").chmod(file_mode)
     with running(UNPRIVILEGED, f"sqlite:///{folder}/locks.db") as process:
-        said = process.hear()
+        said = process.read_line()
     assert said.startswith("StoreUnusable")
     assert advice in said
 

@@ -42,10 +42,10 @@ store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
 for key in sys.argv[2:]:
     granted, = connection.execute([acquire(key)])
-    say(granted.token)
+    report(granted.token)
     sys.stdin.readline()
     connection.execute([release(key, token=granted.token)])
-say("released")
+report("released")
 sys.stdin.readline()
 """
 
@@ -62,13 +62,13 @@ def test_another_process_is_heard(tmp_path, opened, watching, heard, options, de
     assert type(watch) is (wakeup.PollingWatch if options else wakeup.SocketWatch)
     connection = store.connect("commands")
     with running(RELEASER, url, "k") as other:
-        other.hear()
+        other.read_line()
         connection.execute([wait(id=f"{channel}.1")])
         watch.expect(f"{channel}.1", eager=True)
         heard.clear()
-        other.tell()
+        other.send_line()
         eventually(lambda: [None if options else [f"{channel}.1"]] == heard[:1])
-        assert other.hear() == "released"
+        assert other.read_line() == "released"
 
 
 def test_a_process_that_polls_tells_those_who_listen_on_a_socket(tmp_path, opened, watching, heard):
@@ -77,10 +77,10 @@ def test_a_process_that_polls_tells_those_who_listen_on_a_socket(tmp_path, opene
     watching(store)
     connection = store.connect("commands")
     with running(RELEASER, f"{url}?wakeup=poll", "k") as other:
-        other.hear()
+        other.read_line()
         connection.execute([wait(id="b.1")])
-        other.tell()
-        assert other.hear() == "released"
+        other.send_line()
+        assert other.read_line() == "released"
         assert eventually(lambda: heard) == [["b.1"]]
 
 
@@ -182,9 +182,9 @@ def test_a_watch_comes_back_after_its_folder_was_deleted(tmp_path, opened, watch
     folder.rmdir()
     eventually(lambda: (folder / "b").exists())
     with running(RELEASER, url, "k") as other:
-        other.hear()
+        other.read_line()
         connection.execute([wait(id="b.1")])
-        other.tell()
+        other.send_line()
         assert eventually(lambda: heard) == [["b.1"]]
 
 

@@ -125,9 +125,9 @@ for name in ("", "-wal", "-shm", "-turn"):
     try:
         file = os.open(f"{path}{name}", os.O_RDONLY)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        say(name, "taken")
+        report(name, "taken")
     except PermissionError as error:
-        say(name, "refused")
+        report(name, "refused")
 """
 )
 
@@ -141,7 +141,7 @@ def test_another_user_can_neither_read_the_database_nor_take_its_turn(url, path,
     finally:
         os.umask(before)
     with running(SPY, str(NOBODY), str(NOBODY), str(path)) as spy:
-        said = [spy.hear() for _ in range(4)]
+        said = [spy.read_line() for _ in range(4)]
     assert said == ["refused", "-wal refused", "-shm refused", "-turn refused"]
     assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
 
@@ -151,7 +151,7 @@ sys.stdin.readline()
 store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
 granted, = connection.execute([acquire(sys.argv[2])])
-say(granted.token > 0)
+report(granted.token > 0)
 sys.stdin.readline()
 """
 
@@ -164,8 +164,8 @@ def test_processes_that_make_the_database_at_the_same_moment_make_one_for_their_
         running(MAKER, url, "d") as d,
     ):
         for process in (a, b, c, d):
-            process.tell()
-        assert [process.hear() for process in (a, b, c, d)] == ["True"] * 4
+            process.send_line()
+        assert [process.read_line() for process in (a, b, c, d)] == ["True"] * 4
         assert {mode(beside(path, name)) for name in ("", "-turn", "-wal", "-shm")} == {0o600}
     connection = opened(url).connect("commands")
     assert [type(one) for one in connection.execute([acquire(key, "z.1") for key in "abcd"])] == [out.Busy] * 4
@@ -179,10 +179,10 @@ HOLDER = (
 store = open_store(url, namespace="default")
 connection = store.connect("commands")
 granted, = connection.execute([acquire()])
-say(type(granted).__name__)
+report(type(granted).__name__)
 sys.stdin.readline()
 connection.execute([release(token=granted.token)])
-say("released")
+report("released")
 sys.stdin.readline()
 """
 )
@@ -195,13 +195,13 @@ store = open_store(url, namespace="default")
 watch = store.watch("b", lambda ids: heard.set())
 connection = store.connect("commands")
 queued, = connection.execute([wait(id="b.1")])
-say(type(watch).__name__, type(queued).__name__)
-say(heard.wait(20))
+report(type(watch).__name__, type(queued).__name__)
+report(heard.wait(20))
 granted, = connection.execute([wait(id="b.1")])
-say(type(granted).__name__)
+report(type(granted).__name__)
 connection.execute([release(id="b.1", token=granted.token)])
 watch.close(); connection.close(); store.close()
-say("closed")
+report("closed")
 """
 )
 
@@ -218,12 +218,12 @@ def test_two_users_of_a_group_share_a_database_and_tell_each_other(path, first, 
         path.parent.chmod(0o3770)
     holder, waiter = (ANN, BOB) if first == ANN else (BOB, ANN)
     with running(HOLDER, str(holder), str(group), str(path)) as one:
-        assert one.hear() == "Granted"
+        assert one.read_line() == "Granted"
         with running(WAITER, str(waiter), str(STAFF), str(path)) as other:
-            assert other.hear() == "SocketWatch Queued"
-            one.tell()
-            assert one.hear() == "released"
-            assert [other.hear() for _ in range(3)] == ["True", "Granted", "closed"]
+            assert other.read_line() == "SocketWatch Queued"
+            one.send_line()
+            assert one.read_line() == "released"
+            assert [other.read_line() for _ in range(3)] == ["True", "Granted", "closed"]
 
 
 # -- root and others -----------------------------------------------------------------------------------------------
@@ -242,24 +242,24 @@ def test_root_uses_the_database_of_another_user_and_leaves_it_usable(path, opene
     owners = {(status.st_uid, status.st_gid) for status in (beside(path, one).stat() for one in ("", "-turn", "-wal"))}
     assert owners == {(ANN, STAFF)}
     with running(WAITER, str(ANN), str(STAFF), str(path)) as other:
-        assert other.hear() == "SocketWatch Queued"
+        assert other.read_line() == "SocketWatch Queued"
         connection.execute([release(token=granted.token)])
-        assert [other.hear() for _ in range(3)] == ["True", "Granted", "closed"]
+        assert [other.read_line() for _ in range(3)] == ["True", "Granted", "closed"]
 
 
 @as_root
 def test_a_user_may_not_use_the_database_of_root_unless_its_mode_allows_it(path, opened):
     opened(f"sqlite:///{path}").close()
     with running(BECOME + TRY, str(ANN), str(STAFF), str(path)) as user:
-        assert user.hear().startswith("StoreUnusable")
+        assert user.read_line().startswith("StoreUnusable")
 
 
 TRY = """
 try:
     open_store(url, namespace="default")
-    say("opened")
+    report("opened")
 except Exception as error:
-    say(type(error).__name__, error)
+    report(type(error).__name__, error)
 """
 
 PLANT = (
@@ -270,14 +270,14 @@ if sys.argv[4] == "-wake":
 else:
     Path(f"{path}{sys.argv[4]}").touch()
     Path(f"{path}{sys.argv[4]}").chmod(0o666)
-say("planted")
+report("planted")
 """
 )
 
 
 def plant(path, suffix):
     with running(PLANT, str(NOBODY), str(NOBODY), str(path), suffix) as other:
-        assert other.hear() == "planted"
+        assert other.read_line() == "planted"
 
 
 @as_root
@@ -392,10 +392,10 @@ path = Path(sys.argv[1])
 os.umask(int(sys.argv[2], 8))
 store = open_store(f"sqlite:///{path}", namespace="default")
 watch = store.watch("b", print)
-say(type(watch).__name__)
+report(type(watch).__name__)
 assert touched.wait(20)
 by_path = [what for what in changed if not isinstance(what[1], int) and not str(what[1]).startswith("/proc/self/fd/")]
-say(by_path)
+report(by_path)
 watch.close()
 """
 
@@ -407,8 +407,8 @@ def test_no_owner_and_no_mode_is_changed_by_a_path(path, asked, umask):
     path.touch()
     path.chmod(asked)
     with running(WATCHED, str(path), umask) as process:
-        assert process.hear() == "SocketWatch"
-        assert process.hear() == "[]"
+        assert process.read_line() == "SocketWatch"
+        assert process.read_line() == "[]"
 
 
 def test_the_time_of_a_file_behind_a_link_is_not_changed_and_the_link_is_replaced(url, path, opened, watch):

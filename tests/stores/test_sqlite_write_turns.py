@@ -23,12 +23,12 @@ from holdfast.testing.processes import running
 STUCK = """
 import time
 def clock():
-    say("in the middle")
+    report("in the middle")
     sys.stdin.readline()
     return time.time_ns() // 1000
 store = open_store(sys.argv[1], namespace="default", clock=clock)
 outcome, = store.connect("commands").execute([acquire("theirs")])
-say(type(outcome).__name__)
+report(type(outcome).__name__)
 sys.stdin.readline()
 """
 
@@ -41,7 +41,7 @@ def url(tmp_path):
 def test_a_process_killed_in_its_turn_is_in_nobodys_way(url, opened):
     connection = opened(url).connect("commands")
     with running(STUCK, url) as other:
-        assert other.hear() == "in the middle"
+        assert other.read_line() == "in the middle"
         os.kill(other.pid, signal.SIGKILL)
         other.popen.wait()
         began = elapsed()
@@ -55,15 +55,15 @@ def test_a_process_stopped_in_its_turn_is_named_after_the_patience_and_goes_on_l
     impatient = opened(url + "?patience=0.2").connect("commands")
     patient = opened(url).connect("heartbeats")
     with running(STUCK, url) as other:
-        assert other.hear() == "in the middle"
+        assert other.read_line() == "in the middle"
         os.kill(other.pid, signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match=f"process {other.pid} has locked .*locks.db-turn") as caught:
             impatient.execute([acquire()])
         assert (caught.value.retryable, caught.value.ambiguous) == (True, False)
         assert impatient.execute([c.Inspect(key="k")])[0].record is None, "reads wait for nobody"
         os.kill(other.pid, signal.SIGCONT)
-        other.tell()
-        assert other.hear() == "Granted"
+        other.send_line()
+        assert other.read_line() == "Granted"
         assert isinstance(patient.execute([acquire()])[0], out.Granted)
         assert isinstance(impatient.execute([acquire("theirs", "b.1")])[0], out.Busy)
 
@@ -176,7 +176,7 @@ def test_looking_again_does_not_touch_a_turn_that_is_in_order(url, opened, tmp_p
 SATURATE = """
 store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
-say("ready")
+report("ready")
 n = 0
 while True:
     granted, = connection.execute([acquire(sys.argv[2], f"a.{n}")])
@@ -190,7 +190,7 @@ def test_a_heartbeat_gets_its_turn_beside_writers_that_never_rest(url, opened):
     heartbeat = opened(url).connect("heartbeats")
     with running(SATURATE, url, "x") as one, running(SATURATE, url, "y") as two, running(SATURATE, url, "z") as three:
         for process in (one, two, three):
-            assert process.hear() == "ready"
+            assert process.read_line() == "ready"
         waits = []
         for n in range(50):
             began = elapsed()

@@ -22,7 +22,7 @@ from holdfast.stores.redis.connection import RedisLink
 from holdfast.stores.redis.scripts import FAST, READ, WRITE
 from holdfast.testing.builders import acquire
 from holdfast.testing.suite.runs import signal, start
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 AT_MOST = AT_ONCE // OF_A_RUN
 """So many starts are one step."""
@@ -100,7 +100,7 @@ class TestRedis:
     @pytest.fixture
     def connection(self, kind, tmp_path, opened):
         connection = opened(kind.url(tmp_path)).connect()
-        hire(connection)
+        add_worker(connection)
         connection.execute([start("first")])  # from then on it knows whose leases are asked for
         return connection
 

@@ -285,75 +285,80 @@ WAYS = {
     "a release by anyone": Way(
         ReleasesForAnyone,
         (
-            "test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing",
-            "test_a_release_changes_nothing_for_the_one_who_came_after",
+            "test_a_renewal_or_release_with_a_wrong_token_or_id_changes_nothing",
+            "test_a_release_sent_again_does_not_affect_the_next_holder",
         ),
     ),
     "a token that does not rise": Way(
         TokensOfTheClockAlone,
         ("test_tokens_rise_strictly_also_within_one_moment", "test_tokens_rise_also_when_the_clock_is_set_back"),
     ),
-    "barging past the queue": Way(LetsTheLightPass, ("test_a_light_one_does_not_pass_a_heavy_head_of_the_queue",)),
+    "barging past the queue": Way(
+        LetsTheLightPass, ("test_a_small_weight_does_not_overtake_a_large_one_at_the_head_of_the_queue",)
+    ),
     "a waiter that never expires": Way(
         WaitersNeverExpire,
         (
-            "test_a_waiter_that_shows_no_sign_of_life_loses_its_place",
-            "test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks",
+            "test_a_waiter_without_a_sign_of_life_loses_its_position",
+            "test_an_unconfirmed_offer_goes_to_the_first_waiter_that_sends_a_command",
         ),
     ),
     "a renewal that revives": Way(
         RenewalsRevive,
-        ("test_a_renewal_at_the_moment_of_expiry_is_too_late_also_where_nobody_else_has_come",),
+        ("test_a_renewal_at_the_moment_of_expiry_is_refused_even_without_a_waiter",),
     ),
     "a renewal under any token": Way(
-        RenewsByIdAlone, ("test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing",)
+        RenewsByIdAlone, ("test_a_renewal_or_release_with_a_wrong_token_or_id_changes_nothing",)
     ),
     "a failure that takes its neighbours along": Way(
         OneFailureTakesTheOthersAlong,
         (
             "test_one_bad_command_fails_alone",
-            "test_a_bad_command_spares_its_neighbours_on_the_same_key",
+            "test_a_bad_command_does_not_affect_other_commands_on_the_same_key",
             "test_a_bad_write_fails_alone",
-            "test_what_cannot_be_stored_fails_alone",
+            "test_a_value_that_cannot_be_stored_fails_alone",
         ),
     ),
     "a second grant for a lost reply": Way(
         AnswersTwiceGrantsTwice,
         (
-            "test_an_acquire_gets_the_one_grant_and_not_a_second",
-            "test_an_acquire_of_a_mutex_is_not_shut_out_by_itself",
+            "test_an_acquire_sent_again_returns_the_same_grant",
+            "test_an_acquire_of_a_mutex_sent_again_is_not_refused_by_its_own_grant",
         ),
     ),
     "a swap without comparing": Way(
         SwapsWithoutComparing,
         (
-            "test_a_write_on_what_is_not_the_last_write_is_a_conflict_and_changes_nothing",
-            "test_threads_that_count_in_a_slot_lose_no_update",
+            "test_a_write_based_on_an_older_write_is_a_conflict_and_changes_nothing",
+            "test_threads_that_increment_a_slot_lose_no_update",
         ),
     ),
-    "a swap that is made twice": Way(SwapsTwice, ("test_a_swap_is_made_once_and_told_twice",)),
+    "a swap that is made twice": Way(SwapsTwice, ("test_a_swap_sent_again_is_made_once_and_confirmed_twice",)),
     "a cleanup that forgets a fence ahead of the clock": Way(
         ForgetsAFenceAhead,
-        ("test_a_fence_ahead_of_the_clock_is_not_forgotten", "test_cleanup_spares_a_key_that_was_just_used"),
+        (
+            "test_cleanup_keeps_a_record_whose_fence_is_ahead_of_the_clock",
+            "test_cleanup_keeps_a_key_that_was_used_recently",
+        ),
     ),
     "an offer for the full ttl": Way(
         OffersForTheFullTtl,
         (
-            "test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks",
-            "test_an_offer_that_ran_out_is_never_revived",
+            "test_an_unconfirmed_offer_goes_to_the_first_waiter_that_sends_a_command",
+            "test_an_expired_offer_cannot_be_confirmed",
         ),
     ),
     "no hints": Way(
         Broken,
         (
-            "test_a_release_is_heard_by_the_one_who_is_next",
-            "test_those_that_a_record_wakes_are_told_by_their_channel",
-            "test_those_that_a_command_hints_at_are_told_also_where_nothing_changes",
+            "test_a_release_hints_the_next_waiter",
+            "test_attempts_that_a_command_wakes_are_hinted_on_their_channel",
+            "test_hints_of_a_command_are_sent_even_if_no_record_changes",
         ),
         watch=Deaf,
     ),
     "a record that cannot be removed": Way(
-        RemovedRecordsStay, ("test_a_record_is_made_changed_seen_by_others_and_removed",)
+        RemovedRecordsStay, ("test_a_record_is_created_changed_read_by_other_clients_and_removed",)
     ),
     "a due time that is not updated": Way(
         DueTimesAreNotUpdated, ("test_records_that_are_due_are_found_by_their_time",)
@@ -362,15 +367,15 @@ WAYS = {
         ChangesOfRecordsAreLost, ("test_threads_that_change_one_record_lose_no_change",)
     ),
     "a record that is unreadable and taken for none": Way(
-        UnreadableRecordsAreEmpty, ("test_a_record_that_cannot_be_read_is_refused_by_name_and_left_as_it_is",)
+        UnreadableRecordsAreEmpty, ("test_an_unreadable_record_is_refused_by_name_and_left_unchanged",)
     ),
     "lists of records that end early": Way(ListsOfRecordsEndEarly, ("test_pages_of_records_come_in_order_and_end",)),
     "a listing that skips a key": Way(ListingSkipsAKey, ("test_pages_come_in_order_and_end",)),
-    "pages that end early": Way(PagesEndEarly, ("test_no_key_is_left_out_where_there_are_many",)),
+    "pages that end early": Way(PagesEndEarly, ("test_a_list_of_many_keys_is_complete",)),
     "an abandoned attempt that comes back": Way(
         TheAbandonedComeBack, ("test_an_abandoned_attempt_cannot_come_back_for_one_ttl",)
     ),
-    "a look that writes": Way(LookingSettles, ("test_looking_settles_for_the_eye_only",)),
+    "a look that writes": Way(LookingSettles, ("test_inspect_returns_a_settled_record_and_writes_nothing",)),
     "one namespace for all": Way(Broken, ("test_namespaces_do_not_see_each_other",), namespaces=False),
 }
 SOUND = "sound"

@@ -125,7 +125,7 @@ from holdfast.testing import servers
 with getattr(servers, sys.argv[1])() as server:
     if sys.argv[2] == "paused":
         server.pause()
-    say(server.folder, *server.processes)
+    report(server.folder, *server.processes)
     sys.stdin.readline()
 """
 
@@ -135,7 +135,7 @@ def test_nothing_is_left_when_the_process_that_started_it_is_killed(kind, moment
     if kind in real_servers.left_out():
         pytest.skip(real_servers.reason(kind))
     with running(STARTS_ONE, kind, moment) as process:
-        folder, *pids = process.hear().split()
+        folder, *pids = process.read_line().split()
         assert not gone(pids)
         assert Path(folder).exists()
         process.kill()
@@ -169,10 +169,10 @@ with servers.valkey() as server:
         server.close()
         os._exit(0)
     os.waitpid(child, 0)
-    say(server.pid is not None, server.folder.exists())
+    report(server.pid is not None, server.folder.exists())
 """
     with running(script) as process:
-        assert process.hear() == "True True"
+        assert process.read_line() == "True True"
 
 
 def test_started_by_root_postgres_runs_as_somebody_else():

@@ -151,7 +151,7 @@ def test_the_newest_takes_the_place_of_the_oldest(played, engine_on, url):
     played(story)
 
 
-def test_the_newest_is_recorded_as_cancelled(played, engine_on, url):
+def test_the_newest_run_is_recorded_as_cancelled(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=1, on_excess="cancel_newest"))
 
     async def story():
