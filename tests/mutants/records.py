@@ -29,14 +29,14 @@ OF_TYPES = [
         "rules/record_type.py",
         '            self.decode("", text)\n',
         "            pass\n",
-        (TYPE + "test_what_could_not_be_read_again_is_not_stored",),
+        (TYPE + "test_a_record_that_could_not_be_read_back_is_not_stored",),
     ),
     Mutant(
         "two types share a name",
         "rules/record_type.py",
         "        if known is not None and known.struct.__qualname__ != struct.__qualname__:\n",
         "        if False:\n",
-        (TYPE + "test_one_name_is_one_type",),
+        (TYPE + "test_a_name_can_be_used_for_one_type_only",),
     ),
 ]
 """These need no store."""

@@ -50,7 +50,7 @@ MUTANTS = [
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
 SUITE = PACKAGE / "testing/suite"
-SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
+SOUND = "tests/rules/test_acquire.py::test_the_first_attempt_to_acquire_a_free_lock_gets_it"
 
 
 @pytest.fixture(scope="module", autouse=True)
