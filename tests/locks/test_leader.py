@@ -27,8 +27,8 @@ def leader(hf):
 
 
 @pytest.fixture
-def rival(colour, url):
-    return colour.client(url, name="rival").leader("scheduler")
+def rival(mode, url):
+    return mode.client(url, name="rival").leader("scheduler")
 
 
 def test_nobody_leads_before_the_campaign(leader):
@@ -37,55 +37,55 @@ def test_nobody_leads_before_the_campaign(leader):
     assert leader.name == "scheduler"
 
 
-def test_the_first_candidate_leads_and_the_second_does_not(leader, rival, colour):
-    term = colour.do(leader.campaign())
+def test_the_first_candidate_leads_and_the_second_does_not(leader, rival, mode):
+    term = mode.do(leader.campaign())
     assert leader.is_leader
     assert leader.token == term.token
     with pytest.raises((LockTimeout, WouldDeadlock)):  # the latter in the very thread that leads
-        colour.do(rival.campaign(wait=0))
+        mode.do(rival.campaign(wait=0))
     assert not rival.is_leader
-    colour.do(leader.resign())
+    mode.do(leader.resign())
     assert not leader.is_leader
     assert leader.token is None
 
 
-def test_the_next_leaders_token_is_higher(leader, rival, colour):
-    first = colour.do(leader.campaign()).token
-    colour.do(leader.resign())
-    assert colour.do(rival.campaign()).token > first
-    colour.do(rival.resign())
+def test_the_next_leaders_token_is_higher(leader, rival, mode):
+    first = mode.do(leader.campaign()).token
+    mode.do(leader.resign())
+    assert mode.do(rival.campaign()).token > first
+    mode.do(rival.resign())
 
 
-def test_the_default_ttl_is_15_seconds(hf, colour):
+def test_the_default_ttl_is_15_seconds(hf, mode):
     leader = hf.leader("scheduler")
-    term = colour.do(leader.campaign())
+    term = mode.do(leader.campaign())
     assert 14 < term.remaining() <= 15
-    colour.do(leader.resign())
+    mode.do(leader.resign())
 
 
-def test_resigning_without_a_term_does_nothing(leader, colour):
-    assert colour.do(leader.resign()) is None
+def test_resigning_without_a_term_does_nothing(leader, mode):
+    assert mode.do(leader.resign()) is None
 
 
-def test_a_block_leads_once_and_steps_down(leader, rival, colour):
-    with colour.block(leader) as term:
+def test_a_block_leads_once_and_steps_down(leader, rival, mode):
+    with mode.block(leader) as term:
         assert leader.token == term.token
     assert not leader.is_leader
-    with colour.block(rival):
+    with mode.block(rival):
         assert rival.is_leader
 
 
-def test_losing_the_term_inside_the_leaders_block_is_loud(leader, hf, colour):
-    with pytest.raises(LeaseLost), colour.block(leader):
-        colour.do(hf.locks.force_release(KEY, reason="test"))
+def test_losing_the_term_inside_the_leaders_block_is_loud(leader, hf, mode):
+    with pytest.raises(LeaseLost), mode.block(leader):
+        mode.do(hf.locks.force_release(KEY, reason="test"))
     assert not leader.is_leader
 
 
-def test_on_change_tells_of_every_beginning_and_end(hf, colour):
+def test_on_change_tells_of_every_beginning_and_end(hf, mode):
     told = []
     leader = hf.leader("scheduler", on_change=lambda who: told.append((who.is_leader, who.token is not None)))
-    colour.do(leader.campaign())
-    colour.do(leader.resign())
+    mode.do(leader.campaign())
+    mode.do(leader.resign())
     assert told == [(True, True), (False, False)]
 
 
@@ -99,16 +99,16 @@ def test_on_change_tells_of_a_loss(url):
         assert leader.token is None
 
 
-def test_an_on_change_that_raises_keeps_nobody_from_leading(hf, colour):
+def test_an_on_change_that_raises_keeps_nobody_from_leading(hf, mode):
     def grumble(_leader):
         raise RuntimeError("no")
 
     failed = []
     hf.events.subscribe(lambda event: failed.append(event) if event.name == "callback_failed" else None)
     leader = hf.leader("scheduler", on_change=grumble)
-    colour.do(leader.campaign())
+    mode.do(leader.campaign())
     assert leader.is_leader
-    colour.do(leader.resign())
+    mode.do(leader.resign())
     assert [event.fields["callback"] for event in failed] == ["on_change", "on_change"]
 
 

@@ -22,7 +22,7 @@ def doc(hf):
 
 
 @pytest.fixture
-def elsewhere(colour, url):
+def elsewhere(mode, url):
     """What a caller in another thread sees; the same thread would be refused."""
     with ThreadPoolExecutor(1) as pool, Client(url) as client:
 
@@ -38,15 +38,15 @@ def elsewhere(colour, url):
         yield attempt
 
 
-def test_readers_share_it_and_keep_writers_out(doc, elsewhere, colour):
-    with colour.block(doc.read()):
+def test_readers_share_it_and_keep_writers_out(doc, elsewhere, mode):
+    with mode.block(doc.read()):
         assert elsewhere("read")
         assert not elsewhere("write")
     assert elsewhere("write")
 
 
-def test_a_writer_is_alone(doc, elsewhere, colour):
-    with colour.block(doc.write()):
+def test_a_writer_is_alone(doc, elsewhere, mode):
+    with mode.block(doc.write()):
         assert not elsewhere("read")
         assert not elsewhere("write")
     assert elsewhere("read")
@@ -192,8 +192,8 @@ def test_a_timeout_names_who_is_in_the_way(url):
         reader.release()
 
 
-def test_a_key_that_is_a_plain_lock_is_not_a_read_write_lock(hf, doc, colour):
-    with colour.block(hf.lock("doc:7")), pytest.raises(KindMismatch), colour.block(doc.read()):
+def test_a_key_that_is_a_plain_lock_is_not_a_read_write_lock(hf, doc, mode):
+    with mode.block(hf.lock("doc:7")), pytest.raises(KindMismatch), mode.block(doc.read()):
         raise AssertionError
 
 

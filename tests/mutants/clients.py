@@ -265,7 +265,7 @@ ABOVE = [
         "fencing/files.py",
         "        if offer.floor > highest:\n            _remember(target, offer.floor)",
         "        if offer.token > highest:\n            _remember(target, offer.token)",
-        ("tests/fencing/test_files.py::test_holders_of_a_semaphore_do_not_shut_each_other_out",),
+        ("tests/fencing/test_files.py::test_holders_of_a_semaphore_do_not_refuse_each_other",),
     ),
     Mutant(
         "a stale token may replace a file",
@@ -279,7 +279,7 @@ ABOVE = [
         "fencing/files.py",
         "        if offer.floor > highest:  # also where there is no file",
         "        if offer.floor < highest:  # also where there is no file",
-        ("tests/fencing/test_files.py::test_who_reads_behind_the_fence_shuts_out_older_writers_at_once",),
+        ("tests/fencing/test_files.py::test_a_fenced_read_refuses_older_writers_from_then_on",),
     ),
     Mutant(
         "a stale token may write to a database",
@@ -300,7 +300,7 @@ ABOVE = [
         "fencing/files.py",
         "        if offer.floor > highest:  # also where there is no file",
         "        if offer.floor > highest and target.exists():  # also where there is no file",
-        ("tests/fencing/test_files.py::test_who_finds_no_file_behind_the_fence_shuts_out_older_writers_too",),
+        ("tests/fencing/test_files.py::test_a_fenced_read_of_a_missing_file_also_refuses_older_writers",),
     ),
     Mutant(
         "a caller at the gate starts no keeper, and nobody sees to what it leaves",

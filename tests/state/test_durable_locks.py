@@ -32,8 +32,8 @@ def mutex():
 class Actors:
     """Short words for one lock on one slot."""
 
-    def __init__(self, lock, slot, colour):
-        self.lock, self.slot, self.do = lock, slot, colour.do
+    def __init__(self, lock, slot, mode):
+        self.lock, self.slot, self.do = lock, slot, mode.do
 
     def acquire(self, who, at=0, **options):
         return self.do(self.lock.try_acquire(self.slot, holder_id=who, now=NOW + at, **options))
@@ -55,12 +55,12 @@ class Actors:
 
 
 @pytest.fixture
-def one(mutex, slot, colour):
-    return Actors(mutex, slot, colour)
+def one(mutex, slot, mode):
+    return Actors(mutex, slot, mode)
 
 
-def three(slot, colour, **options):
-    return Actors(DurableSemaphore(permits=3, lease=30, **options), slot, colour)
+def three(slot, mode, **options):
+    return Actors(DurableSemaphore(permits=3, lease=30, **options), slot, mode)
 
 
 def test_a_free_mutex_is_acquired_at_once(one):
@@ -121,8 +121,8 @@ def test_fifo_fairness_over_a_whole_queue(one):
     assert order == list("abcdef")
 
 
-def test_a_semaphore_admits_as_many_as_its_permits_and_queues_the_rest(slot, colour):
-    actors = three(slot, colour)
+def test_a_semaphore_admits_as_many_as_its_permits_and_queues_the_rest(slot, mode):
+    actors = three(slot, mode)
     assert [actors.acquire(who) for who in "abcde"] == [HELD, HELD, HELD, waiting(0), waiting(1)]
     actors.release("b")
     assert actors.acquire("e") == waiting(1)
@@ -135,10 +135,10 @@ def test_20_contenders_on_one_slot_get_the_positions_minus_1_and_0_to_18(one):
     assert one.record().permits == 1
 
 
-def test_a_mutex_is_a_semaphore_with_one_permit(slot, colour, mutex):
+def test_a_mutex_is_a_semaphore_with_one_permit(slot, mode, mutex):
     same = DurableSemaphore(permits=1, lease=60)
-    Actors(mutex, slot, colour).acquire("a")
-    assert Actors(same, slot, colour).acquire("b") == waiting(0)
+    Actors(mutex, slot, mode).acquire("a")
+    assert Actors(same, slot, mode).acquire("b") == waiting(0)
     assert isinstance(mutex, DurableSemaphore)
     assert repr(DurableMutex()) == "<DurableMutex permits=1 lease=30>"
 
@@ -225,7 +225,7 @@ def test_renew_is_false_once_the_lease_has_lapsed_even_if_nobody_took_it(one):
     assert one.renew("a", at=62) is False
 
 
-def test_inspect_shows_holders_and_waiters_and_never_writes(one, slot, plan, colour):
+def test_inspect_shows_holders_and_waiters_and_never_writes(one, slot, plan, mode):
     one.acquire("a")
     one.acquire("b")
     written = plan.count(SwapSlot)
@@ -241,32 +241,32 @@ def test_inspect_of_a_slot_that_begins_with_the_initial_record_sees_an_empty_loc
     assert one.record() == LockRecord(kind="semaphore")
 
 
-def test_inspect_of_a_slot_without_an_initial_value_is_none(hf, mutex, colour):
-    assert colour.do(mutex.inspect(hf.state("bare"))) is None
+def test_inspect_of_a_slot_without_an_initial_value_is_none(hf, mutex, mode):
+    assert mode.do(mutex.inspect(hf.state("bare"))) is None
 
 
-def test_a_slot_without_an_initial_value_serves_as_well(hf, mutex, colour):
-    actors = Actors(mutex, hf.state("bare"), colour)
+def test_a_slot_without_an_initial_value_serves_as_well(hf, mutex, mode):
+    actors = Actors(mutex, hf.state("bare"), mode)
     assert actors.acquire("a") == HELD
     assert actors.acquire("b") == waiting(0)
 
 
-def test_an_operator_inspects_and_force_releases_a_stuck_holder_from_outside(one, colour, url):
+def test_an_operator_inspects_and_force_releases_a_stuck_holder_from_outside(one, mode, url):
     one.acquire("stuck-run")
     one.acquire("b")
     outside = Actors(
-        DurableMutex(), colour.client(url, name="operator").state.workflow("transfer", "account-42:lock"), colour
+        DurableMutex(), mode.client(url, name="operator").state.workflow("transfer", "account-42:lock"), mode
     )
     stuck = outside.record().holders[0].id
     outside.release(stuck)
     assert one.acquire("b") == HELD
 
 
-def test_two_workflow_types_with_the_same_key_do_not_see_each_other(hf, mutex, colour):
-    first = Actors(mutex, hf.state.workflow("transfer", "lock", initial=initial_lock_record()), colour)
-    other = Actors(mutex, hf.state.workflow("refund", "lock", initial=initial_lock_record()), colour)
-    tree = Actors(mutex, hf.state.execution("transfer", "lock", initial=initial_lock_record()), colour)
-    shared = Actors(mutex, hf.state("lock", initial=initial_lock_record()), colour)
+def test_two_workflow_types_with_the_same_key_do_not_see_each_other(hf, mutex, mode):
+    first = Actors(mutex, hf.state.workflow("transfer", "lock", initial=initial_lock_record()), mode)
+    other = Actors(mutex, hf.state.workflow("refund", "lock", initial=initial_lock_record()), mode)
+    tree = Actors(mutex, hf.state.execution("transfer", "lock", initial=initial_lock_record()), mode)
+    shared = Actors(mutex, hf.state("lock", initial=initial_lock_record()), mode)
     assert [actors.acquire("a") for actors in (first, other, tree, shared)] == [HELD] * 4
 
 
@@ -279,8 +279,8 @@ def test_a_stale_waiter_at_the_head_blocks_nobody_for_longer_than_its_waiter_ttl
     assert one.acquire("b", at=60) == HELD
 
 
-def test_the_waiter_ttl_is_the_larger_of_30_seconds_and_the_lease(slot, colour):
-    actors = Actors(DurableMutex(lease=5), slot, colour)
+def test_the_waiter_ttl_is_the_larger_of_30_seconds_and_the_lease(slot, mode):
+    actors = Actors(DurableMutex(lease=5), slot, mode)
     actors.acquire("a", lease="1 hour")
     actors.acquire("dead")
     actors.acquire("b", at=20)
@@ -289,8 +289,8 @@ def test_the_waiter_ttl_is_the_larger_of_30_seconds_and_the_lease(slot, colour):
     assert actors.acquire("b", at=30) == waiting(0)
 
 
-def test_a_waiter_ttl_of_none_keeps_the_place_for_ever_until_it_is_released_by_hand(slot, colour):
-    actors = Actors(DurableMutex(lease=5, waiter_ttl=None), slot, colour)
+def test_a_waiter_ttl_of_none_keeps_the_place_for_ever_until_it_is_released_by_hand(slot, mode):
+    actors = Actors(DurableMutex(lease=5, waiter_ttl=None), slot, mode)
     actors.acquire("a")
     actors.acquire("dead")
     assert actors.acquire("b", at=86_400 * 365) == waiting(1)
@@ -298,8 +298,8 @@ def test_a_waiter_ttl_of_none_keeps_the_place_for_ever_until_it_is_released_by_h
     assert actors.acquire("b", at=86_400 * 365) == HELD
 
 
-def test_a_waiter_ttl_may_be_given(slot, colour):
-    actors = Actors(DurableMutex(lease=60, waiter_ttl=5), slot, colour)
+def test_a_waiter_ttl_may_be_given(slot, mode):
+    actors = Actors(DurableMutex(lease=60, waiter_ttl=5), slot, mode)
     actors.acquire("a")
     actors.acquire("dead")
     assert actors.acquire("b", at=5) == waiting(0)
@@ -362,21 +362,21 @@ def test_a_bad_waiter_ttl_raises_value_error_at_once():
         DurableMutex(waiter_ttl=-1)
 
 
-def test_a_slot_that_holds_something_else_is_refused_and_left_as_it_is(hf, mutex, colour):
+def test_a_slot_that_holds_something_else_is_refused_and_left_as_it_is(hf, mutex, mode):
     slot = hf.state("n", initial=7)
     with pytest.raises(InvalidValue, match="holds int, not a lock"):
-        colour.do(mutex.try_acquire(slot, holder_id="a", now=NOW))
+        mode.do(mutex.try_acquire(slot, holder_id="a", now=NOW))
     other = hf.state("o", initial={"holders": "all of us"})
     with pytest.raises(RecordUnreadable):
-        colour.do(mutex.try_acquire(other, holder_id="a", now=NOW))
-    assert colour.do(other.get()) == {"holders": "all of us"}
+        mode.do(mutex.try_acquire(other, holder_id="a", now=NOW))
+    assert mode.do(other.get()) == {"holders": "all of us"}
 
 
-def test_a_slot_with_a_type_and_a_slot_with_something_of_anybody_elses_are_refused_at_once(hf, mutex, colour):
+def test_a_slot_with_a_type_and_a_slot_with_something_of_anybody_elses_are_refused_at_once(hf, mutex, mode):
     with pytest.raises(InvalidOption, match="without type="):
-        colour.do(mutex.try_acquire(hf.state("t", type=LockRecord), holder_id="a", now=NOW))
+        mode.do(mutex.try_acquire(hf.state("t", type=LockRecord), holder_id="a", now=NOW))
     with pytest.raises(InvalidValue, match="not a lock"):
-        colour.do(mutex.try_acquire(hf.state("d", initial={"foo": 1}), holder_id="a", now=NOW))
+        mode.do(mutex.try_acquire(hf.state("d", initial={"foo": 1}), holder_id="a", now=NOW))
 
 
 def test_what_is_no_slot_is_refused(mutex):
@@ -393,10 +393,10 @@ def test_a_lost_reply_neither_takes_a_second_place_nor_a_second_permit(plan, one
     assert one.waiters() == ["b", "c"]
 
 
-def test_random_contenders_are_never_more_than_the_permits_and_always_in_order(slot, colour):
+def test_random_contenders_are_never_more_than_the_permits_and_always_in_order(slot, mode):
     """Over a random history with crashes, expiries and a clock that moves, nobody barges and nobody is over."""
     chance = random.Random(7)
-    actors = three(slot, colour)
+    actors = three(slot, mode)
     at, inside = 0.0, {}
     for _ in range(300):
         at += chance.choice([0, 0, 1, 5])
