@@ -1,4 +1,4 @@
-"""Leases by name: every case of the interface, on every store, in both colours."""
+"""Leases by name: every case of the interface, on every store, sync and async."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def leases(hf):
     return hf.leases
 
 
-def test_the_first_caller_claims_the_lease_and_is_told_so(leases, mode):
+def test_the_first_caller_acquires_the_lease(leases, mode):
     result = mode.do(leases.acquire_lease(KEY, "run-1", 15))
     assert result.acquired
     assert result.owner == "run-1"
     assert result.token > 0
 
 
-def test_another_caller_is_refused_and_told_who_holds_so_that_it_can_route_to_them(leases, mode):
+def test_another_caller_is_refused_with_the_name_of_the_owner(leases, mode):
     mode.do(leases.acquire_lease(KEY, "run-1", 15))
     assert mode.do(leases.acquire_lease(KEY, "run-2", 15)) == LeaseResult(acquired=False, owner="run-1", token=None)
 
@@ -52,11 +52,11 @@ def test_the_owner_string_is_the_identity_across_clients(leases, mode, url):
     assert mode.do(leases.get_lease_owner(KEY)) is None
 
 
-def test_nobody_owns_a_lease_that_nobody_took(leases, mode):
+def test_a_lease_that_was_never_acquired_has_no_owner(leases, mode):
     assert mode.do(leases.get_lease_owner(KEY)) is None
 
 
-def test_the_owner_is_read_without_taking_anything(leases, mode):
+def test_reading_the_owner_acquires_nothing(leases, mode):
     mode.do(leases.acquire_lease(KEY, "run-1", 15))
     assert mode.do(leases.get_lease_owner(KEY)) == "run-1"
     assert mode.do(leases.get_lease_owner(KEY)) == "run-1"
@@ -71,17 +71,17 @@ def test_release_by_the_owner_frees_the_key(leases, mode):
     assert second.token > first.token
 
 
-def test_release_is_a_no_op_for_anyone_but_the_owner(leases, mode):
+def test_release_by_another_owner_does_nothing(leases, mode):
     mode.do(leases.acquire_lease(KEY, "run-1", 15))
     mode.do(leases.release_lease(KEY, "run-2"))
     assert mode.do(leases.get_lease_owner(KEY)) == "run-1"
 
 
-def test_release_of_a_key_that_nobody_holds_is_a_no_op(leases, mode):
+def test_release_of_a_free_key_does_nothing(leases, mode):
     assert mode.do(leases.release_lease(KEY, "run-1")) is None
 
 
-def test_a_release_after_expiry_does_not_clobber_the_next_owner(leases, mode):
+def test_a_release_after_expiry_does_not_affect_the_next_owner(leases, mode):
     mode.do(leases.acquire_lease(KEY, "run-1", 0.1))
     eventually(lambda: mode.do(leases.acquire_lease(KEY, "run-2", 15)).acquired)
     mode.do(leases.release_lease(KEY, "run-1"))
@@ -105,7 +105,7 @@ def test_renew_is_false_once_the_ttl_has_expired_and_nothing_renews_it_in_the_ba
     assert mode.do(leases.renew_lease(KEY, "run-1", 15)) is False
 
 
-def test_renew_of_a_key_that_nobody_holds_is_false(leases, mode):
+def test_renew_of_a_free_key_is_false(leases, mode):
     assert mode.do(leases.renew_lease(KEY, "run-1", 15)) is False
 
 
@@ -130,19 +130,19 @@ def test_transfer_is_false_when_the_lease_was_lost_and_changes_nothing(leases, m
     assert mode.do(leases.get_lease_owner(KEY)) == "run-3"
 
 
-def test_transfer_of_a_key_that_nobody_holds_is_false_and_a_fresh_acquire_follows(leases, mode):
+def test_transfer_of_a_free_key_is_false_and_the_key_can_be_acquired(leases, mode):
     assert mode.do(leases.transfer_lease(KEY, "run-1", "run-2", 15)) is False
     assert mode.do(leases.acquire_lease(KEY, "run-2", 15)).acquired
 
 
-def test_transfer_to_oneself_renews(leases, mode):
+def test_transfer_to_the_same_owner_renews(leases, mode):
     first = mode.do(leases.acquire_lease(KEY, "run-1", 15))
     assert mode.do(leases.transfer_lease(KEY, "run-1", "run-1", 15)) is True
     assert mode.do(leases.acquire_lease(KEY, "run-1", 15)).token == first.token
     assert mode.do(leases.transfer_lease(KEY, "run-2", "run-2", 15)) is False
 
 
-def test_a_lost_reply_changes_no_answer(plan, leases, mode):
+def test_a_lost_reply_changes_no_result(plan, leases, mode):
     plan.lose_reply_of = Acquire
     first = mode.do(leases.acquire_lease(KEY, "run-1", 15))
     assert first.acquired
@@ -172,7 +172,7 @@ def test_a_bad_ttl_is_refused(leases, mode):
         mode.do(leases.acquire_lease(KEY, "run-1", 0))
 
 
-def test_a_provider_is_known_by_its_five_methods_whatever_its_class(leases):
+def test_a_provider_is_recognised_by_its_five_methods_whatever_its_class(leases):
     class Custom:
         acquire_lease = get_lease_owner = release_lease = renew_lease = transfer_lease = lambda *_: None
 
@@ -188,7 +188,7 @@ def test_a_provider_is_known_by_its_five_methods_whatever_its_class(leases):
     assert not is_lease_provider(NotAMethod())
 
 
-def test_the_no_op_provider_lets_everybody_win_is_inert_and_warns_once(mode):
+def test_the_no_op_provider_grants_every_request_stores_nothing_and_warns_once(mode):
     provider = NoopLeaseProvider() if mode.name == "sync" else AsyncNoopLeaseProvider()
     assert is_lease_provider(provider)
     with pytest.warns(RuntimeWarning, match="grants every lease to every caller"):

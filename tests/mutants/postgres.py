@@ -113,7 +113,7 @@ POSTGRES = [
         "runtime/flows.py",
         "if may_be_stored and not never_arrived:",
         "if may_be_stored:",
-        ("tests/locks/test_on_servers.py::test_what_never_reached_a_server_is_not_given_back",),
+        ("tests/locks/test_on_servers.py::test_a_command_that_never_reached_a_server_is_not_abandoned",),
     ),
     Mutant(
         "what a joined transaction waits for it waits for as briefly as a batch",

@@ -14,14 +14,14 @@ SERVERS = [
         "stores/postgresql/repository.py",
         "self._trip((*writing.statements, *notes, *self._transactions.commit))",
         "self._trip((*writing.statements, *self._transactions.commit))",
-        (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[postgres]",),
+        (HERE + "test_a_release_wakes_the_next_waiter_in_another_process[postgres]",),
     ),
     Mutant(
         "Redis wakes nobody",
         "stores/redis/lua/locks.lua",
         '  if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0 then -- only a hint\n',
         '  if redis.pcall("ECHO", message) == 0 then\n',
-        (HERE + "test_a_release_wakes_the_next_in_line_in_another_process[valkey]",),
+        (HERE + "test_a_release_wakes_the_next_waiter_in_another_process[valkey]",),
     ),
     Mutant(
         "a batch on PostgreSQL waits for a row that somebody has locked",
@@ -49,13 +49,13 @@ SERVERS = [
         "stores/postgresql/store.py",
         "        at = None if self._clock is None else str(self._clock()).encode()\n",
         "        at = str((self._clock or host_clock)()).encode()\n",
-        (HERE + "test_the_clock_of_a_client_neither_ends_nor_stretches_a_lease[postgres-1]",),
+        (HERE + "test_the_clock_of_a_client_neither_shortens_nor_prolongs_a_lease[postgres-1]",),
     ),
     Mutant(
         "Redis goes by the clocks of its clients",
         "stores/redis/store.py",
         "None if clock is host_clock else clock",
         "clock",
-        (HERE + "test_the_clock_of_a_client_neither_ends_nor_stretches_a_lease[valkey-1]",),
+        (HERE + "test_the_clock_of_a_client_neither_shortens_nor_prolongs_a_lease[valkey-1]",),
     ),
 ]
