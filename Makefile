@@ -81,7 +81,7 @@ test-rules: $(DEV)
 	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
 
 test-suite: $(DEV)
-	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/stores/test_redis_whole.py \
+	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/stores/test_redis_atomicity.py \
 	  tests/testing/test_broken.py
 
 test-growth: $(DEV)

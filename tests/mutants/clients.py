@@ -244,14 +244,16 @@ ABOVE = [
         "stores/sqlite/batch.py",
         "BETWEEN ? + 1 AND",
         "BETWEEN 0 * ? AND",
-        ("tests/stores/test_sqlite_file.py::test_renewing_many_is_equal_to_the_rule_for_records_of_every_shape",),
+        ("tests/stores/test_sqlite_file.py::test_renewing_many_leases_equals_the_rule_for_records_of_every_shape",),
     ),
     Mutant(
         "heartbeats wait behind everyone else",
         "stores/sqlite/write_turns.py",
         "            queue = self._urgent or self._others",
         "            queue = self._others or self._urgent",
-        ("tests/stores/test_sqlite_write_turns.py::test_within_a_process_heartbeats_go_first_and_the_others_in_order",),
+        (
+            "tests/stores/test_sqlite_write_turns.py::test_within_a_process_heartbeats_write_first_and_the_others_in_order",
+        ),
     ),
     Mutant(
         "an answered command may be lost with the power",
@@ -391,7 +393,7 @@ ABOVE = [
         "stores/sqlite/file.py",
         "    _forking.acquire()\n",
         "",
-        ("tests/stores/test_sqlite_file.py::test_one_thread_at_a_time_forks_and_lets_go_only_of_its_own",),
+        ("tests/stores/test_sqlite_file.py::test_one_thread_forks_at_a_time_and_releases_only_its_own_fork_lock",),
     ),
     Mutant(
         "a fork takes a connection along that is only passing",
@@ -399,16 +401,14 @@ ABOVE = [
         "        with _forking:  # a fork under way has listed the handles; a new one would stay open in the child\n"
         "            _handles.add(self)\n",
         "        if sys._getframe(1).f_code.co_name != 'passing':\n            _handles.add(self)\n",
-        (
-            "tests/stores/test_sqlite_file.py::test_a_fork_while_another_thread_opens_the_file_takes_no_connection_along",
-        ),
+        ("tests/stores/test_sqlite_file.py::test_a_fork_while_another_thread_opens_the_file_inherits_no_connection",),
     ),
     Mutant(
         "a fork takes a connection along that is just being opened",
         "stores/sqlite/file.py",
         "        if handle not in rested:",
         "        if handle not in rested and _inherited:",
-        ("tests/stores/test_sqlite_file.py::test_a_child_of_a_fork_in_the_middle_of_an_opening_is_refused_too",),
+        ("tests/stores/test_sqlite_file.py::test_a_child_forked_while_a_file_is_being_opened_is_refused_too",),
     ),
     Mutant(
         "a hold is handed over, and so prolonged",
@@ -458,7 +458,7 @@ ABOVE = [
         "stores/sqlite/hints.py",
         "            if not _local_hints.send(self._folder, channel, ids) and self._sends and",
         "            if not _local_hints.send(self._folder, channel, ids) and not self._poll and",
-        ("tests/stores/test_sqlite_hints.py::test_a_process_that_polls_tells_those_who_listen_on_a_socket",),
+        ("tests/stores/test_sqlite_hints.py::test_a_process_that_polls_sends_hints_to_sockets",),
     ),
     Mutant(
         "a keeper that has retired takes a lease into care",
@@ -486,7 +486,7 @@ ABOVE = [
         "stores/memory/store.py",
         "quote(name, safe='')",
         "str(name)",
-        ("tests/stores/test_memory.py::test_a_name_and_a_namespace_are_never_mistaken_for_another_pair",),
+        ("tests/stores/test_memory.py::test_a_name_and_a_namespace_never_collide_with_another_pair",),
     ),
     Mutant(
         "a key function is not looked at before it is called",

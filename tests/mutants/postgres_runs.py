@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .postgres_run_locks import POSTGRES_BELONGINGS
+from .postgres_run_locks import POSTGRES_LOCKS_OF_RUNS
 from .runner import Mutant
 
 RUNS = "tests/stores/test_postgres_runs.py::"
@@ -20,28 +20,28 @@ POSTGRES_RUNS = [
         "stores/repository.py",
         "        if run.worker in self._snapshot.forgotten and",
         "        if run.worker in () and",
-        (RUNS + "test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting[2]",),
+        (RUNS + "test_nothing_is_started_for_a_worker_that_another_transaction_removes[2]",),
     ),
     Mutant(
         "a worker is forgotten while it is given a run",
         "stores/postgresql/answers.py",
         "            if one in self._changing and one.worker in registered - self._locked_workers:",
         "            if one in self._changing and one.worker in ():",
-        (RUNS + "test_a_run_given_to_a_worker_that_is_just_being_buried_is_found[2]",),
+        (RUNS + "test_a_run_started_for_a_worker_that_is_just_being_removed_is_claimed_by_another[2]",),
     ),
     Mutant(
         "a worker goes although one of its runs cannot be had",
         "stores/repository.py",
         "        if worker in self._new.workers:\n            raise occupied\n",
         "",
-        (RUNS + "test_a_worker_goes_only_when_all_its_runs_are_free",),
+        (RUNS + "test_a_worker_is_removed_only_when_all_its_runs_are_released",),
     ),
     Mutant(
         "who claims does not look past what others are claiming",
         "stores/postgresql/statements.py",
         "LIMIT (k.a->>1)::bigint FOR UPDATE SKIP LOCKED) AS at_once",
         "LIMIT (k.a->>1)::bigint) AS at_once",
-        (RUNS + "test_who_claims_passes_over_what_others_are_just_claiming",),
+        (RUNS + "test_a_claim_skips_runs_that_another_transaction_is_claiming",),
     ),
     Mutant(
         "a form records under any fence",
@@ -55,7 +55,7 @@ POSTGRES_RUNS = [
         "stores/postgresql/sql/fast_path.sql",
         "       AND s.length = s.known AND s.last",
         "       AND s.last",
-        (PROTOCOL + "test_a_form_records_at_the_end_of_the_journal_only",),
+        (PROTOCOL + "test_a_native_form_appends_at_the_end_of_the_journal_only",),
     ),
     Mutant(
         "a form records in a run that nobody drives any more",
@@ -69,7 +69,7 @@ POSTGRES_RUNS = [
         "stores/postgresql/sql/fast_path.sql",
         " AND s.posted <= (s.c->>4)::bigint\n",
         "\n",
-        (RUNS + "test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends[1-finish]",),
+        (RUNS + "test_a_run_with_an_unread_signal_neither_parks_nor_ends[1-finish]",),
     ),
     Mutant(
         "a form parks until a time that has passed, and nobody is told",
@@ -83,35 +83,35 @@ POSTGRES_RUNS = [
         "stores/postgresql/sql/fast_path.sql",
         "OR x.parent = '' AND x.plain",
         "OR x.plain",
-        (RUNS + "test_who_watches_an_end_is_told_once[1]",),
+        (RUNS + "test_a_client_that_waits_for_the_end_of_a_run_is_notified_once[1]",),
     ),
     Mutant(
         "a form ends a run, and nobody is let in",
         "stores/postgresql/sql/fast_path.sql",
         "AND x.rest->'places' IS NULL AND x.rest->'locks' IS NULL)",
         "AND x.rest->'locks' IS NULL)",
-        (RUNS + "test_whoever_waits_is_let_in_by_the_ends_of_a_batch[2]",),
+        (RUNS + "test_ends_of_a_batch_admit_queued_runs[2]",),
     ),
     Mutant(
         "a parent in the same batch hears of its child too late",
         "stores/postgresql/sql/fast_path.sql",
         " /*end*/ AND s.simple /**/",
         " /*end*/ AND (s.simple OR s.what <> 'finish') /**/",
-        (RUNS + "test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it",),
+        (RUNS + "test_the_event_of_a_childs_end_keeps_the_order_of_the_batch",),
     ),
     Mutant(
         "who watches an end is not told by a form",
         "stores/postgresql/sql/fast_path.sql",
         "CASE WHEN s.what = 'finish' THEN s.woken ELSE '{}' END AS woken",
         "CASE WHEN s.what = 'finish' THEN '{}'::text[] ELSE '{}' END AS woken",
-        (PROTOCOL + "test_who_watches_an_end_is_told_by_the_form",),
+        (PROTOCOL + "test_a_native_form_notifies_clients_that_wait_for_the_end_of_a_run",),
     ),
     Mutant(
         "a form starts a run for a worker that somebody is just forgetting",
         "stores/postgresql/sql/fast_path.sql",
         "\n                     FOR KEY SHARE SKIP LOCKED) AS w",
         ") AS w",
-        (RUNS + "test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting[1]",),
+        (RUNS + "test_nothing_is_started_for_a_worker_that_another_transaction_removes[1]",),
     ),
     Mutant(
         "a form starts a run for a dead worker",
@@ -125,7 +125,7 @@ POSTGRES_RUNS = [
         "stores/postgresql/sql/fast_path.sql",
         "       AND (s.c->>5 <> '' OR NOT EXISTS (",
         "       AND (s.c->>5 IS NOT NULL OR NOT EXISTS (",
-        (RUNS + "test_a_form_starts_nothing_that_a_limit_counts",),
+        (RUNS + "test_a_native_form_starts_no_run_that_a_limit_counts",),
     ),
     Mutant(
         "a record with a slot, children or asks is taken for a simple one",
@@ -146,14 +146,14 @@ POSTGRES_RUNS = [
         "stores/postgresql/sql/001_tables.sql",
         "runs_status ON holdfast.runs ((namespace || ''), (status || ''), created_at, (id || ''));",
         "runs_status ON holdfast.runs (namespace, (status || ''), created_at, (id || ''));",
-        (RUNS + "test_a_run_is_never_looked_for_among_all_of_its_namespace",),
+        (RUNS + "test_a_run_is_always_found_by_its_primary_key",),
     ),
     Mutant(
         "a record waits for a slot that somebody has locked",
         "stores/postgresql/reading.py",
         'SKIP, WAIT = "FOR UPDATE SKIP LOCKED", "FOR UPDATE"',
         'SKIP, WAIT = "FOR UPDATE", "FOR UPDATE"',
-        (RUNS + "test_a_stuck_slot_delays_its_own_record_alone[locked]",),
+        (RUNS + "test_a_locked_slot_delays_only_its_own_record[locked]",),
     ),
     Mutant(
         "runs are counted before those who are counted are locked",
@@ -163,7 +163,7 @@ POSTGRES_RUNS = [
         "        if self._has(*COUNTS, q.QueuedLimitKeys):\n            self._lock_groups()\n",
         (
             RUNS + "test_a_start_that_waited_for_another_one_counts_it[start]",
-            RUNS + "test_of_many_who_come_at_once_no_more_are_let_in_than_may_be[start]",
+            RUNS + "test_of_many_concurrent_starts_no_more_than_the_limit_are_admitted[start]",
         ),
     ),
     Mutant(
@@ -173,7 +173,7 @@ POSTGRES_RUNS = [
         "",
         (
             RUNS + "test_a_start_that_waited_for_another_one_counts_it[start]",
-            RUNS + "test_of_many_who_come_at_once_no_more_are_let_in_than_may_be[start]",
+            RUNS + "test_of_many_concurrent_starts_no_more_than_the_limit_are_admitted[start]",
         ),
     ),
     Mutant(
@@ -181,21 +181,21 @@ POSTGRES_RUNS = [
         "stores/postgresql/reading.py",
         "            (sql.ALONE, sql.TRY_ALONE, [q.LimitsOf(workflow) for workflow in alone]),\n",
         "",
-        (RUNS + "test_terms_wait_for_those_who_are_just_counted",),
+        (RUNS + "test_publishing_limits_waits_for_starts_in_progress",),
     ),
     Mutant(
         "a start is not counted by the terms that came while it waited",
         "stores/postgresql/reading.py",
         "            (sql.SHARED, sql.TRY_SHARED, [q.LimitsOf(workflow) for workflow in shared]),\n",
         "",
-        (RUNS + "test_a_start_that_waited_for_new_terms_is_told_them",),
+        (RUNS + "test_a_start_that_waited_for_newly_published_limits_gets_them",),
     ),
     Mutant(
         "runs are counted by what a transaction saw before it waited",
         "stores/postgresql/repository.py",
         "        if reading.counts:",
         "        if False:",
-        (RUNS + "test_nothing_is_counted_in_a_transaction_that_sees_the_past",),
+        (RUNS + "test_nothing_is_counted_in_a_transaction_with_an_old_snapshot",),
     ),
     Mutant(
         "a batch of many keys takes a lock of the server's for each",
@@ -209,16 +209,16 @@ POSTGRES_RUNS = [
         "stores/postgresql/writing.py",
         "        self._send(LEAVE_PLACES, gone)\n",
         "",
-        (RUNS + "test_whoever_waits_is_let_in_by_the_ends_of_a_batch[1]",),
+        (RUNS + "test_ends_of_a_batch_admit_queued_runs[1]",),
     ),
     Mutant(
         "a run that cannot be ended now keeps its worker from all others",
         "stores/repository.py",
         "run.crashes < POISONED or self._may_end(run)",
         "run.crashes < POISONED or run.crashes > 1",
-        (RUNS + "test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other",),
+        (RUNS + "test_a_run_that_cannot_be_ended_now_does_not_block_other_runs_of_its_worker",),
     ),
-    *POSTGRES_BELONGINGS,
+    *POSTGRES_LOCKS_OF_RUNS,
     Mutant(
         "runs with a prefix are looked for among all",
         "stores/postgresql/lists.py",
@@ -238,21 +238,21 @@ POSTGRES_RUNS = [
         "stores/postgresql/lists.py",
         '            next_at, next_id = int(last_at or b"0"), (last_id or b"").decode()',
         '            next_at, next_id = int(last_at or b"0"), ""',
-        (LISTS + "test_a_list_is_what_the_filter_says_in_pages_of_any_size[filter14]",),
+        (LISTS + "test_a_list_contains_exactly_the_filtered_runs_in_pages_of_any_size[filter14]",),
     ),
     Mutant(
         "a list finds runs by an attribute that only looks like it",
         "stores/postgresql/lists.py",
         'starts_with(x.id, $8)\n   AND {_HAS_ATTRIBUTES.format(wanted="$9::jsonb")}\n',
         "starts_with(x.id, $8)\n   AND $9::jsonb IS NOT NULL\n",
-        (LISTS + "test_a_list_is_what_the_filter_says_in_pages_of_any_size[filter16]",),
+        (LISTS + "test_a_list_contains_exactly_the_filtered_runs_in_pages_of_any_size[filter16]",),
     ),
     Mutant(
         "a busy limit is waited for by commands that are together",
         "stores/postgresql/reading.py",
         "        everything = self._patient or self._alone\n",
         "        everything = True\n",
-        (BUSY + "test_a_busy_limit_delays_its_own_starts_alone[last]",),
+        (BUSY + "test_a_locked_limit_delays_only_its_own_starts[last]",),
     ),
     Mutant(
         "runs are counted without the lock that another transaction has",
@@ -266,35 +266,35 @@ POSTGRES_RUNS = [
         "stores/postgresql/batch.py",
         "                return (*(one for one in self._moving if one != busy), busy)",
         "                return (busy,)",
-        (BUSY + "test_a_limit_that_was_waited_for_is_waited_for_again_with_the_next_one",),
+        (BUSY + "test_limits_that_a_batch_waited_for_are_locked_together_with_the_next_one",),
     ),
     Mutant(
         "a batch that was cut waits for as long as before",
         "stores/postgresql/repository.py",
         "            if self.hasty:",
         "            if False:",
-        (BUSY + "test_keys_that_another_transaction_inserts_delay_their_own_commands_alone",),
+        (BUSY + "test_keys_that_another_transaction_inserts_delay_only_their_own_commands",),
     ),
     Mutant(
         "an error behind a part that was carried out is not ambiguous",
         "stores/postgresql/batch.py",
         "                error.ambiguous = error.ambiguous or source.wrote",
         "                pass",
-        (BUSY + "test_an_error_of_a_batch_whose_first_part_was_carried_out_is_ambiguous",),
+        (BUSY + "test_an_error_after_the_first_part_of_a_batch_was_executed_is_ambiguous",),
     ),
     Mutant(
         "a list that failed leaves its transaction open",
         "stores/postgresql/repository.py",
         "        rows = self._trip((*look, *statements, *end))\n",
         "        rows = self._transactions.trip((*look, *statements, *end))\n",
-        (BUSY + "test_a_list_that_cannot_be_asked_leaves_nothing_behind",),
+        (BUSY + "test_a_list_that_cannot_be_sent_leaves_nothing_behind",),
     ),
     Mutant(
         "a list does not make functions that are gone",
         "stores/postgresql/repository.py",
         "                self._mend(missing)",
         "                raise",
-        (BUSY + "test_a_list_makes_functions_that_are_gone",),
+        (BUSY + "test_a_list_creates_missing_functions_again",),
     ),
     Mutant(
         "a list of locks reads beyond its prefix",
@@ -308,27 +308,27 @@ POSTGRES_RUNS = [
         "stores/postgresql/repository.py",
         "WIDER = 6",
         "WIDER = 0",
-        (DAMAGED + "test_runs_that_cannot_be_read_keep_no_other_from_being_claimed[1-9-rest]",),
+        (DAMAGED + "test_unreadable_runs_do_not_prevent_the_claim_of_others[1-9-rest]",),
     ),
     Mutant(
         "a run whose events cannot be read fails all claims",
         "stores/postgresql/answers.py",
         "                self._runs[name] = events\n",
         "                pass\n",
-        (DAMAGED + "test_runs_that_cannot_be_read_keep_no_other_from_being_claimed[20-1-event]",),
+        (DAMAGED + "test_unreadable_runs_do_not_prevent_the_claim_of_others[20-1-event]",),
     ),
     Mutant(
         "a start counts a queue that has no bound",
         "stores/footprint.py",
         "        if limit is not None and limit.max_queue is not None:",
         "        if True:",
-        (LISTS + "test_a_start_costs_the_same_however_many_wait_before_it",),
+        (LISTS + "test_a_start_costs_the_same_for_every_length_of_the_queue",),
     ),
     Mutant(
         "an end reads the whole queue",
         "rules/runs/admission.py",
         "        limit *= FURTHER",
         "        limit = 1_000_000",
-        (LISTS + "test_an_end_looks_no_further_into_a_queue_than_it_must",),
+        (LISTS + "test_the_end_of_a_run_reads_no_more_of_a_queue_than_necessary",),
     ),
 ]

@@ -11,7 +11,7 @@ VALKEY = "tests/stores/test_conformance.py::TestValkey::"
 SQLITE = "tests/stores/test_conformance.py::TestSqlite::"
 MEMORY = "tests/stores/test_conformance.py::TestMemory::"
 QUESTIONED = "tests/stores/test_executor.py::TestQuestioned::"
-SWAP = "tests/stores/test_redis_swap.py::test_what_somebody_else_has_changed_meanwhile_is_decided_anew"
+SWAP = "tests/stores/test_redis_swap.py::test_a_decision_is_repeated_when_another_client_changed_its_data"
 DUE = "test_records_that_are_due_are_found_by_their_time"
 UNREADABLE = "test_an_unreadable_record_is_refused_by_name_and_left_unchanged"
 VIEW, DECISIONS = "stores/batch_view.py", "stores/decisions.py"
@@ -117,7 +117,7 @@ OF_RECORDS = [
         "stores/redis/reading.py",
         '        raise TypeError("it contains bytes that are not valid UTF-8")\n    return text\n',
         "        return None\n    return text\n",
-        (RECORDS + "TestRedis::test_what_is_no_record_in_its_place_is_refused_and_left_alone[valkey-set]",),
+        (RECORDS + "TestRedis::test_another_value_at_the_key_of_a_record_is_refused_and_unchanged[valkey-set]",),
     ),
     Mutant(
         "a record whose row is taken is read as absent",
@@ -125,14 +125,14 @@ OF_RECORDS = [
         "            self._answers.append((one, self._free(one, found.get(one))))\n",
         "            mine = one in self._owned or one not in self._changing\n"
         "            self._answers.append((one, found.get(one) if mine else None))\n",
-        (RECORDS + "TestPostgres::test_a_row_that_somebody_keeps_locked_delays_its_own_commands_alone",),
+        (RECORDS + "TestPostgres::test_a_locked_row_delays_only_its_own_commands",),
     ),
     Mutant(
         "a record is written though its row is not locked",
         "stores/postgresql/answers.py",
         "            self._answers.append((one, self._free(one, found.get(one))))\n",
         "            self._owned.add(one)\n            self._answers.append((one, found.get(one)))\n",
-        (RECORDS + "TestPostgres::test_a_change_that_another_transaction_is_making_is_not_written_over",),
+        (RECORDS + "TestPostgres::test_a_change_of_an_open_transaction_is_not_overwritten",),
     ),
     Mutant(
         "hints without a grant do not reach waiters of the same process on PostgreSQL",

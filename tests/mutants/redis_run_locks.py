@@ -6,15 +6,15 @@ from .runner import Mutant
 
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
 SUITE = "tests/stores/test_conformance.py::TestValkey::"
-BELONGINGS = "tests/stores/test_redis_run_locks.py::"
+LOCKS_OF_RUNS = "tests/stores/test_redis_run_locks.py::"
 
-REDIS_BELONGINGS = [
+REDIS_LOCKS_OF_RUNS = [
     Mutant(
         "a run that is offered a lock on the short way is not told",
         "stores/redis/lua/queue.lua",
         '      and sub(line[head].id, 1, 4) ~= "run:"\n',
         "",
-        (BELONGINGS + "test_a_run_that_waits_like_a_client_is_told_as_well[valkey]",),
+        (LOCKS_OF_RUNS + "test_a_run_that_waits_like_a_client_gets_an_event_too[valkey]",),
     ),
     Mutant(
         "a run is not told that a client has left it a lock",
@@ -28,28 +28,28 @@ REDIS_BELONGINGS = [
         "stores/redis/record_source.py",
         "woken_among((*woken, *hints))",
         "woken_among(woken)",
-        (BELONGINGS + "test_a_worker_hears_that_its_run_was_offered_a_lock_and_nobody_else_does[valkey]",),
+        (LOCKS_OF_RUNS + "test_only_the_worker_of_a_run_is_notified_of_an_offer_to_the_run[valkey]",),
     ),
     Mutant(
         "what a run gives back stays written in it",
         "stores/redis/writing.py",
         '                removals.append(["HDEL", layout.run(after.id), *gone])\n',
         "                pass\n",
-        (BELONGINGS + "test_a_run_that_ends_or_begins_again_leaves_no_field_behind[valkey]",),
+        (LOCKS_OF_RUNS + "test_a_run_that_ends_or_is_retried_leaves_no_lock_field_behind[valkey]",),
     ),
     Mutant(
         "a lock that is no longer waited for stays among those that are due",
         "stores/redis/writing.py",
         '                removals.append(["ZREM", layout.due, key])\n            else',
         "                pass\n            else",
-        (BELONGINGS + "test_a_run_that_waits_is_settled_with_what_is_due[valkey]",),
+        (LOCKS_OF_RUNS + "test_a_waiting_run_is_settled_with_due_records[valkey]",),
     ),
     Mutant(
         "a lock that a run has taken is not listed",
         "stores/redis/writing.py",
         '            additions.append(["ZADD", layout.index, "0", key])\n',
         "",
-        (BELONGINGS + "test_the_layout_of_what_a_run_has_is_this_one[valkey]",),
+        (LOCKS_OF_RUNS + "test_the_layout_of_locks_of_runs_is_this_one[valkey]",),
     ),
     Mutant(
         "a record that fails has taken locks all the same",
@@ -58,14 +58,14 @@ REDIS_BELONGINGS = [
         "            outcome = failed(command, error)\n            self.repository.drop()\n",
         "        except Exception as error:  # a bad command fails alone\n"
         "            outcome = failed(command, error)\n",
-        (BELONGINGS + "test_an_ask_for_a_lock_that_cannot_be_read_changes_nothing",),
+        (LOCKS_OF_RUNS + "test_a_request_for_an_unreadable_lock_changes_nothing",),
     ),
     Mutant(
         "an ask may have a number that Lua cannot count",
         "stores/redis/codec.py",
         "    for number, _ in run.locks:\n        score(number)\n",
         "",
-        (BELONGINGS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]",),
+        (LOCKS_OF_RUNS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]",),
     ),
     Mutant(
         "a record with asks takes the short way",
@@ -86,27 +86,27 @@ REDIS_BELONGINGS = [
         "stores/redis/fast_path.py",
         '"entries", "seen", "then"},',
         '"entries", "seen", "then", "stuck"},',
-        (BELONGINGS + "test_the_layout_of_what_a_run_has_is_this_one[valkey]",),
+        (LOCKS_OF_RUNS + "test_the_layout_of_locks_of_runs_is_this_one[valkey]",),
     ),
     Mutant(
         "a run that goes on is still called stuck",
         "stores/redis/lua/entries.lua",
         "      and not found[4] and not found[5]\n",
         "      and not found[4]\n",
-        (BELONGINGS + "test_entries_of_a_run_that_holds_a_lock_take_the_short_way[valkey]",),
+        (LOCKS_OF_RUNS + "test_entries_of_a_run_that_holds_a_lock_use_the_fast_path[valkey]",),
     ),
     Mutant(
         "a run that goes on is still suspected of its workers' deaths",
         "stores/redis/lua/entries.lua",
         "      and not found[4] and not found[5]\n",
         "      and not found[5]\n",
-        (RUN_FAULTS + "test_entries_end_the_suspicion_that_a_run_kills_its_workers[valkey]",),
+        (RUN_FAULTS + "test_new_entries_reset_the_crash_count_of_a_run[valkey]",),
     ),
     Mutant(
         "a worker that cannot be read keeps a run from being told",
         "rules/runs/helpers.py",
         "    with suppress(RecordUnreadable):  # only a hint: the decision does not depend on it\n        able +=",
         "    if True:\n        able +=",
-        (RUN_FAULTS + "test_a_start_needs_no_worker_that_can_be_read[valkey]",),
+        (RUN_FAULTS + "test_a_start_does_not_need_a_readable_worker[valkey]",),
     ),
 ]

@@ -11,7 +11,7 @@ SEARCH = "tests/workflows/test_deadlock.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
 RULE = "rules/runs/locks.py"
 
-BELONGINGS = [
+LOCKS_OF_RUNS = [
     Mutant(
         "a run that is offered a lock is not told",
         RULE,
@@ -85,7 +85,7 @@ BELONGINGS = [
     ),
 ]
 
-BELONGINGS += [
+LOCKS_OF_RUNS += [
     Mutant(
         "a run that was granted something is stuck all the same",
         "rules/runs/transitions.py",

@@ -94,7 +94,7 @@ RUN_QUEUES = [
         "rules/runs/lock_queue.py",
         "        limit = len(self._taken) + LISTED + 1\n",
         "        limit = 10**9\n",
-        (GROWTH + "test_a_hand_over_reads_and_writes_as_many_rows_among_few_as_among_many",),
+        (GROWTH + "test_a_hand_over_reads_and_writes_the_same_rows_for_every_length_of_the_queue",),
     ),
     Mutant(
         "a lock with an overflow and an empty list is not due",

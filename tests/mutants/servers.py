@@ -28,7 +28,7 @@ SERVERS = [
         "stores/postgresql/sql/fast_path.sql",
         "AND o.key = c.command->>1 FOR UPDATE SKIP LOCKED) AS x OFFSET 0",
         "AND o.key = c.command->>1 FOR UPDATE) AS x OFFSET 0",
-        ("tests/stores/test_postgres_protocol.py::test_a_form_passes_over_a_row_that_somebody_has",),
+        ("tests/stores/test_postgres_protocol.py::test_a_native_form_skips_a_locked_row",),
     ),
     Mutant(
         "a free key on PostgreSQL gets the next token, whatever the clock says",
@@ -42,7 +42,7 @@ SERVERS = [
         "stores/redis/lua/locks.lua",
         "      local token, version = now, 1",
         "      local token, version = 1, 1",
-        (REDIS + "test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising",),
+        (REDIS + "test_after_a_flush_holders_are_notified_and_tokens_keep_rising",),
     ),
     Mutant(
         "PostgreSQL goes by the clocks of its clients",

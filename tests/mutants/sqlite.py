@@ -18,7 +18,7 @@ SQLITE = [
         "a new database can be read by every local user",
         "PRIVATE = 0o600\n",
         "PRIVATE = 0o644\n",
-        SIDE + "test_a_new_database_and_all_beside_it_are_for_its_user_alone",
+        SIDE + "test_a_new_database_and_its_side_files_are_private_to_their_user",
     ),
     side(
         "a side file may belong to anybody",
@@ -30,7 +30,7 @@ SQLITE = [
         "hints go to the folder of anybody",
         "    if not _trusted(status, like):\n        raise",
         "    if False:\n        raise",
-        SIDE + "test_nobody_listens_or_sends_in_a_folder_of_another_user",
+        SIDE + "test_no_hint_is_received_or_sent_in_a_folder_of_another_user",
     ),
     side(
         "a side file is opened through a link",
@@ -42,20 +42,20 @@ SQLITE = [
         "root gives away what somebody moved into the place of a turn",
         "            if status.st_size:\n",
         "            if False:\n",
-        SIDE + "test_what_is_not_empty_is_neither_given_away_nor_taken_for_a_turn",
+        SIDE + "test_a_file_with_content_is_neither_given_away_nor_used_as_a_turn_lock",
     ),
     side(
         "the mode of a socket is set by its path",
         'itself = f"/proc/self/fd/{file}"',
         'itself = f"{database}-wake/{name}"',
-        SIDE + "test_no_owner_and_no_mode_is_changed_by_a_path",
+        SIDE + "test_owners_and_modes_are_never_changed_by_path",
     ),
     Mutant(
         "the sign of life of a socket is given by its path",
         "stores/sqlite/hints.py",
         "os.utime(self._name, dir_fd=folder, follow_symlinks=False)",
         "os.utime(self._folder / self._name)",
-        (SIDE + "test_no_owner_and_no_mode_is_changed_by_a_path",),
+        (SIDE + "test_owners_and_modes_are_never_changed_by_path",),
     ),
     Mutant(
         "the sign of life of a socket goes through a link",
@@ -69,14 +69,14 @@ SQLITE = [
         "stores/sqlite/runs.py",
         "        self._db.executemany(DROP_ATTRIBUTE, [(self._namespace, *row) for row in old - new])\n",
         "",
-        (LISTS + "test_runs_are_listed_by_the_attributes_that_they_have_now",),
+        (LISTS + "test_runs_are_listed_by_their_current_attributes",),
     ),
     Mutant(
         "a list ends where a source was looked at for the first time",
         "stores/sqlite/lists.py",
         "_length(db, source, rows) < rows:\n                    return",
         "_length(db, source, rows) <= rows:\n                    return",
-        (LISTS + "test_whatever_the_filter_the_pages_are_those_of_the_rule",),
+        (LISTS + "test_pages_of_every_filter_equal_those_of_the_rule",),
     ),
     Mutant(
         "a list by status looks at every run",
@@ -90,7 +90,7 @@ SQLITE = [
         "stores/sqlite/clock.py",
         "not -TOLERANCE <= ahead <= TOLERANCE +",
         "not ahead <= TOLERANCE +",
-        (CLOCK + "test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor[-5.0]",),
+        (CLOCK + "test_a_process_whose_clock_differs_is_named_in_every_process_and_by_doctor[-5.0]",),
     ),
     Mutant(
         "a process whose clock differs goes by it",
@@ -98,8 +98,8 @@ SQLITE = [
         "                if self._differs:\n                    return stamp\n",
         "",
         (
-            CLOCK + "test_workers_keep_their_leases_also_where_the_clock_of_one_differs[3600.0]",
-            CLOCK + "test_workers_keep_their_leases_also_where_the_clock_of_one_differs[-3600.0]",
+            CLOCK + "test_workers_keep_their_leases_although_the_clock_of_one_differs[3600.0]",
+            CLOCK + "test_workers_keep_their_leases_although_the_clock_of_one_differs[-3600.0]",
         ),
     ),
     Mutant(
@@ -107,23 +107,20 @@ SQLITE = [
         "stores/sqlite/clock.py",
         "self._differs or abs(now / MICROSECONDS - elapsed() - self._began) > TOLERANCE",
         'self._differs or self._began == float("-inf")',
-        (
-            CLOCK
-            + "test_a_clock_that_differs_takes_no_lock_away_and_loses_none_also_when_it_is_moved_meanwhile[3600.0]",
-        ),
+        (CLOCK + "test_a_clock_that_differs_or_moves_neither_takes_nor_loses_a_lock[3600.0]",),
     ),
     Mutant(
         "a clock that differs is told of with every write",
         "stores/sqlite/clock.py",
         "            self._known = {one.process for one in found}\n",
         "",
-        (CLOCK + "test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor[5.0]",),
+        (CLOCK + "test_a_process_whose_clock_differs_is_named_in_every_process_and_by_doctor[5.0]",),
     ),
     Mutant(
         "damaged runs of a file hide those behind them",
         "stores/sqlite/runs.py",
         "            while len(found) < limit and (row := rows.fetchone()) is not None:",
         "            for row in rows.fetchmany(limit):",
-        ("tests/stores/test_sqlite_damaged.py::test_runs_that_cannot_be_read_keep_no_other_from_being_claimed[1-run]",),
+        ("tests/stores/test_sqlite_damaged.py::test_unreadable_runs_do_not_prevent_the_claim_of_others[1-run]",),
     ),
 ]

@@ -18,7 +18,7 @@ from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
-from .run_locks import BELONGINGS, OF_THE_ENGINE
+from .run_locks import LOCKS_OF_RUNS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
 from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_package, dismiss, run_tests
 from .servers import SERVERS
@@ -26,7 +26,7 @@ from .sqlite import SQLITE
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *BELONGINGS, *RUN_QUEUES, *OF_TYPES]
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *OF_TYPES]
 """Those of the rules. The others need a client, an engine or a server, and are tried by `make test-mutants`."""
 MUTANTS = [
     *CHEAP,

@@ -6,7 +6,7 @@ from holdfast.commands import Renew
 from holdfast.rules import lock_outcomes as out
 
 from . import explorer
-from .proof import SEARCHING
+from .hypothesis_settings import SEARCHING
 
 DEPTH = 8 if SEARCHING else 6
 OWNERS = 4 if SEARCHING else 3

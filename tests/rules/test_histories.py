@@ -14,9 +14,9 @@ from holdfast.rules.lock import LockState
 from holdfast.rules.lock_record import EMPTY, Label, decode, encode
 
 from .harness import HOUR, SECOND, T0
+from .hypothesis_settings import SEARCHING, histories
 from .invariants import Asked, step_violations, violations
 from .model import Model
-from .proof import SEARCHING, histories
 
 ids = st.sampled_from("abcde")
 ttls = st.sampled_from([7 * SECOND, HOUR, 2 * SECOND, SECOND, None])

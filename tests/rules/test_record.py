@@ -21,7 +21,7 @@ from holdfast.rules.lock_record import (
 )
 
 from .harness import HOUR, SECOND, T0, LockHarness
-from .proof import proven
+from .hypothesis_settings import proven
 
 FULL = {
     "kind": "semaphore",

@@ -99,7 +99,7 @@ def paid_within_a_run(url, *, meanwhile=lambda run: None):
 
 
 @pytest.mark.parametrize("altered", ["role"], indirect=True)
-def test_a_transaction_of_a_run_that_saw_the_past_is_rolled_back_and_run_again(altered):
+def test_a_transaction_of_a_run_with_an_old_snapshot_is_rolled_back_and_run_again(altered):
     """A signal changes the run's row after the snapshot of the transaction: the record cannot be made in it."""
     url = altered(*DEFAULTS["repeatable_read"])
     with Client(url) as hf:
@@ -108,7 +108,7 @@ def test_a_transaction_of_a_run_that_saw_the_past_is_rolled_back_and_run_again(a
 
 
 @pytest.mark.parametrize("altered", ["role"], indirect=True)
-def test_a_connection_of_the_users_own_pool_is_lent_as_it_is(altered, opened):
+def test_a_connection_of_the_users_pool_is_used_unchanged(altered, opened):
     """Only those that the store has opened itself are its own to change."""
     url = altered(*DEFAULTS["read_only"])
     modes = []
@@ -142,7 +142,7 @@ def store(server, opened, admin):
     [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE],
     ids=lambda level: level.name,
 )
-def test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_the_present(store, server, level):
+def test_a_transaction_with_an_old_snapshot_gets_an_error_for_the_command_that_needs_current_data(store, server, level):
     connection = store.connect()
     connection.execute([started("a"), started("b")])
     with psycopg.connect(server.url) as mine:
@@ -159,7 +159,7 @@ def test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_
     assert isinstance(seen, RunSeen)
 
 
-def test_a_read_only_transaction_is_told_so_and_goes_on(store, server):
+def test_a_read_only_transaction_gets_an_error_and_continues(store, server):
     connection = store.connect()
     connection.execute([started("a")])
     with psycopg.connect(server.url) as mine:

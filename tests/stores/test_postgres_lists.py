@@ -180,7 +180,7 @@ SELECT CASE WHEN n % 11 = 0 THEN 'other' ELSE 'default' END, 'run-' || n % 10 ||
     ],
     ids=(f"filter{n}" for n in count(1)),
 )
-def test_a_list_is_what_the_filter_says_in_pages_of_any_size(varied, wanted):
+def test_a_list_contains_exactly_the_filtered_runs_in_pages_of_any_size(varied, wanted):
     everything, filled = varied
     for limit in (40, 700):
         assert pages(filled, wanted, limit) == [run.id for run in everything if wanted.fits(run)]
@@ -210,7 +210,7 @@ def varied():
 # -- what workers look at all the time -------------------------------------------------------------------------
 
 
-def test_looks_of_workers_cost_the_same_however_many_runs_have_ended_or_sleep(filled):
+def test_polls_of_workers_cost_the_same_however_many_runs_have_ended_or_sleep(filled):
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=600_000_000)
     filled.connection.execute([lease, r.RegisterWorker(worker="w.1", name="w", types=("order",))])
     looks = (
@@ -244,7 +244,7 @@ SELECT sum(pg_stat_get_tuples_returned(x.oid) + pg_stat_get_tuples_fetched(x.oid
 """
 
 
-def test_one_more_entry_costs_the_same_rows_however_long_the_history_is(filled):
+def test_appending_an_entry_costs_the_same_rows_for_every_length_of_history(filled):
     """By the statement of its own that a record has; counted in all tables of the schema."""
     session, schema = filled.connection._session, filled.schema
 
@@ -301,7 +301,7 @@ def start_of(run, tenant, terms, worker=""):
     return r.StartRun(new=new, worker=worker)
 
 
-def test_a_start_costs_the_same_however_many_wait_before_it(filled):
+def test_a_start_costs_the_same_for_every_length_of_the_queue(filled):
     terms = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),), version=1)
     filled.connection.execute([r.PublishLimits(workflow="order", terms=terms)])
     costs = []
@@ -311,7 +311,7 @@ def test_a_start_costs_the_same_however_many_wait_before_it(filled):
     assert costs[1] <= costs[0] + 10
 
 
-def test_an_end_looks_no_further_into_a_queue_than_it_must(filled):
+def test_the_end_of_a_run_reads_no_more_of_a_queue_than_necessary(filled):
     """Many of one tenant are kept out by their own limit; behind the first of them is one for whom there is room."""
     connection = filled.connection
     add_worker(connection)

@@ -164,7 +164,7 @@ def waits_for_a_row(admin):
 # -- trips -----------------------------------------------------------------------------------------------------
 
 
-def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, asked):
+def test_simple_commands_about_a_run_are_one_round_trip_and_others_few(url, opened, asked):
     """A trip that locks and reads, one that writes; and one for each level of rows that lead to others."""
     connection = opened(url).connect()
     add_worker(connection)
@@ -196,7 +196,7 @@ def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, ask
         assert len(asked) <= trips, command
 
 
-def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
+def test_the_outcomes_of_a_batch_of_locks_slots_and_runs_are_in_its_order(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
@@ -224,7 +224,7 @@ def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
     assert outcomes[9].claim.entries == ("1", "a", "b", "c", "d")
 
 
-def test_a_record_of_a_driven_run_touches_no_index(url, opened, admin):
+def test_a_record_of_a_driven_run_updates_no_index(url, opened, admin):
     store = opened(url)
     connection = store.connect()
     add_worker(connection)
@@ -241,7 +241,7 @@ def test_a_record_of_a_driven_run_touches_no_index(url, opened, admin):
     assert counts == (21, 21)
 
 
-def test_a_run_is_never_looked_for_among_all_of_its_namespace(url, opened):
+def test_a_run_is_always_found_by_its_primary_key(url, opened):
     """Of a table that is new the server knows nothing, and another index would seem as good as that of the key."""
     opened(url).connect()
     with psycopg.connect(url.partition("?")[0]) as db:
@@ -254,7 +254,7 @@ def test_a_run_is_never_looked_for_among_all_of_its_namespace(url, opened):
 # -- at once ---------------------------------------------------------------------------------------------------
 
 
-def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened):
+def test_two_concurrent_claims_share_the_runs_and_get_each_once(url, opened):
     store = opened(url)
     connections = [store.connect(), store.connect()]
     workers = [add_worker(connection, f"w.{n}") for n, connection in enumerate(connections)]
@@ -278,7 +278,7 @@ def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened)
     assert min(len(mine), len(yours)) > 200, "both had work"
 
 
-def test_who_claims_passes_over_what_others_are_just_claiming(url, opened, asked):
+def test_a_claim_skips_runs_that_another_transaction_is_claiming(url, opened, asked):
     store = opened(url)
     connection = store.connect()
     add_worker(connection, "w.1")
@@ -294,7 +294,7 @@ def test_who_claims_passes_over_what_others_are_just_claiming(url, opened, asked
     assert names == [f"r{n:03}" for n in range(100)], "all in order"
 
 
-def test_a_park_that_waited_for_a_signal_is_refused_with_it(url, opened, admin):
+def test_a_park_that_waited_for_a_signal_is_refused_with_the_signal(url, opened, admin):
     """The signal is committed while the park waits for the row: what it decides must be younger than its lock."""
     store = opened(url)
     connection = store.connect()
@@ -383,7 +383,7 @@ def test_children_that_end_at_once_all_reach_their_parent(url, opened):
     assert contended < 500, "short waits for the parent's row are absorbed"
 
 
-def test_two_who_start_the_same_run_at_once_agree(url, opened):
+def test_two_concurrent_starts_of_the_same_run_return_one_run(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -395,7 +395,7 @@ def test_two_who_start_the_same_run_at_once_agree(url, opened):
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened, many):
+def test_a_run_started_for_a_worker_that_is_just_being_removed_is_claimed_by_another(url, opened, many):
     """Its start is under way when somebody else finds the worker dead: nobody would look for the run otherwise."""
     now, later = ManualClock(), ManualClock()
     later.pass_by(60)
@@ -412,7 +412,7 @@ def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened,
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting(url, opened, many):
+def test_nothing_is_started_for_a_worker_that_another_transaction_removes(url, opened, many):
     connection = opened(url).connect()
     add_worker(connection)
     starts = [start(f"r{n}", worker="w.1") for n in range(many)]
@@ -426,7 +426,7 @@ def test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting(url, o
     assert seen(connection, "r0") is None
 
 
-def test_starts_of_a_batch_are_answered_as_if_one_came_after_the_other(url, opened):
+def test_starts_of_a_batch_have_the_outcomes_of_sequential_starts(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     connection.execute([start("old"), start("keyed", key="k0")])
@@ -461,7 +461,7 @@ def test_starts_of_a_batch_are_answered_as_if_one_came_after_the_other(url, open
     assert outcomes[2].run == outcomes[3].run == seen(connection, "new").run
 
 
-def test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it(url, opened):
+def test_the_event_of_a_childs_end_keeps_the_order_of_the_batch(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     outcomes = connection.execute(
@@ -477,7 +477,7 @@ def test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it(url,
 
 @pytest.mark.parametrize("then", [Park(None), Finish("completed", "1")], ids=["park", "finish"])
 @pytest.mark.parametrize("many", [1, 2])
-def test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends(url, opened, many, then):
+def test_a_run_with_an_unread_signal_neither_parks_nor_ends(url, opened, many, then):
     connection = opened(url).connect()
     add_worker(connection)
     runs = [one.run for one in connection.execute([start(f"r{n}", worker="w.1") for n in range(many)])]
@@ -490,7 +490,7 @@ def test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends(url, opened, 
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_who_watches_an_end_is_told_once(url, opened, many):
+def test_a_client_that_waits_for_the_end_of_a_run_is_notified_once(url, opened, many):
     connection = opened(url).connect()
     add_worker(connection)
     started = connection.execute(
@@ -525,7 +525,7 @@ def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(url
     assert posted.number == 2
 
 
-def test_a_worker_goes_only_when_all_its_runs_are_free(url, opened):
+def test_a_worker_is_removed_only_when_all_its_runs_are_released(url, opened):
     """One that was left with the worker's name would be nobody's for ever."""
     store = opened(url)
     connection = store.connect()
@@ -572,7 +572,7 @@ def test_a_start_that_waited_for_another_one_counts_it(url, opened, admin, way):
 
 
 @pytest.mark.parametrize("way", ["start", "child"])
-def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, admin, way):
+def test_of_many_concurrent_starts_no_more_than_the_limit_are_admitted(url, opened, admin, way):
     store = opened(url)
     connections = [store.connect() for _ in range(8)]
     add_worker(connections[0])
@@ -596,7 +596,7 @@ def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, ad
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_whoever_waits_is_let_in_by_the_ends_of_a_batch(url, opened, admin, many):
+def test_ends_of_a_batch_admit_queued_runs(url, opened, admin, many):
     connection = opened(url).connect()
     add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=many, on_excess="queue"),)))
@@ -608,7 +608,7 @@ def test_whoever_waits_is_let_in_by_the_ends_of_a_batch(url, opened, admin, many
     assert_that_places_are_those_of_living_runs(admin)
 
 
-def test_who_comes_while_the_last_one_goes_is_let_in(url, opened, admin):
+def test_a_start_concurrent_with_the_end_of_the_last_run_is_admitted(url, opened, admin):
     """A start and an end that each miss the other would leave somebody in the queue whom nobody ever lets in."""
     store = opened(url)
     worker, friend = store.connect(), store.connect()
@@ -628,7 +628,7 @@ def test_who_comes_while_the_last_one_goes_is_let_in(url, opened, admin):
     assert_that_places_are_those_of_living_runs(admin)
 
 
-def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
+def test_a_run_that_is_cancelled_while_it_is_admitted_has_ended(url, opened, admin):
     store = opened(url)
     worker, friend = store.connect(), store.connect()
     add_worker(worker)
@@ -644,7 +644,7 @@ def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
     assert admin.execute("SELECT count(*) FROM tests.places").fetchone() == (0,)
 
 
-def test_an_end_waits_for_the_row_of_the_one_whom_it_lets_in(url, opened):
+def test_the_end_of_a_run_waits_for_the_row_of_the_run_that_it_admits(url, opened):
     """Passed over it would wait for ever: nobody else lets it in."""
     connection = opened(url).connect()
     add_worker(connection)
@@ -661,7 +661,7 @@ def test_an_end_waits_for_the_row_of_the_one_whom_it_lets_in(url, opened):
     assert statuses(connection, "a", "b") == ["completed", "pending"]
 
 
-def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, opened, admin):
+def test_a_run_that_cannot_be_ended_now_does_not_block_other_runs_of_its_worker(url, opened, admin):
     """Its workers died over and over; and the one whom its end would let in cannot be had."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
@@ -677,7 +677,7 @@ def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, open
     assert statuses(connection, "a", "b") == ["failed", "pending"]
 
 
-def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
+def test_a_start_waits_for_the_row_of_the_run_that_it_cancels(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
@@ -691,7 +691,7 @@ def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
     assert [seen(connection, run).run.cancelling for run in "ab"] == [True, False]
 
 
-def test_a_parent_whose_child_has_it_cancelled_is_told_at_once(url, opened):
+def test_a_parent_that_is_cancelled_by_the_start_of_its_child_gets_the_event_at_once(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
@@ -703,7 +703,7 @@ def test_a_parent_whose_child_has_it_cancelled_is_told_at_once(url, opened):
     assert (run.status, run.length, run.posted, run.cancelling) == ("running", 2, 1, True)
 
 
-def test_a_start_that_waited_for_new_terms_is_told_them(url, opened, admin):
+def test_a_start_that_waited_for_newly_published_limits_gets_them(url, opened, admin):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -719,7 +719,7 @@ def test_a_start_that_waited_for_new_terms_is_told_them(url, opened, admin):
     assert outcome.terms == THREE_OF_EACH
 
 
-def test_terms_wait_for_those_who_are_just_counted(url, opened, admin):
+def test_publishing_limits_waits_for_starts_in_progress(url, opened, admin):
     """Whoever is queued by the old ones is let in by the new ones."""
     store = opened(url)
     connection = store.connect()
@@ -735,7 +735,7 @@ def test_terms_wait_for_those_who_are_just_counted(url, opened, admin):
     assert statuses(connection, "a", "b") == ["running", "pending"]
 
 
-def test_batches_that_count_the_same_in_another_order_are_not_in_each_others_way(url, opened):
+def test_batches_that_use_the_same_limits_in_another_order_do_not_deadlock(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(2)]
     terms = publish(connections[0], THREE_OF_EACH)
@@ -765,7 +765,7 @@ def test_a_batch_of_many_keys_does_not_use_up_the_servers_locks(url, opened):
         assert mine.execute(query).fetchone()[0] <= 257
 
 
-def test_nothing_is_counted_in_a_transaction_that_sees_the_past(url, opened):
+def test_nothing_is_counted_in_a_transaction_with_an_old_snapshot(url, opened):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -779,7 +779,7 @@ def test_nothing_is_counted_in_a_transaction_that_sees_the_past(url, opened):
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_starts_that_know_of_no_limits_are_told_them(url, opened, many):
+def test_starts_without_limits_get_the_published_ones(url, opened, many):
     connection = opened(url).connect()
     publish(connection)
     outcomes = connection.execute([*(start(f"r{n}") for n in range(many)), *[start("m", type="mail")] * (many - 1)])
@@ -789,7 +789,7 @@ def test_starts_that_know_of_no_limits_are_told_them(url, opened, many):
 # -- rows that somebody else has -------------------------------------------------------------------------------
 
 
-def test_a_form_starts_nothing_that_a_limit_counts(url, opened):
+def test_a_native_form_starts_no_run_that_a_limit_counts(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     publish(connection)
@@ -797,7 +797,7 @@ def test_a_form_starts_nothing_that_a_limit_counts(url, opened):
         assert {type(one).__name__ for one in connection.execute(starts)} == {"LimitsDiffer"}
 
 
-def test_a_stuck_row_delays_its_own_run_alone(url, opened):
+def test_a_locked_row_delays_only_its_own_run(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(5)])]
@@ -822,7 +822,7 @@ def test_a_stuck_row_delays_its_own_run_alone(url, opened):
     assert [run.id for run in claim(connection)] == ["due1"]
 
 
-def test_a_stuck_row_costs_its_neighbours_no_more_than_a_moment(url, opened):
+def test_a_locked_row_delays_other_commands_of_its_batch_only_for_a_moment(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(100)])]
@@ -836,7 +836,7 @@ def test_a_stuck_row_costs_its_neighbours_no_more_than_a_moment(url, opened):
     assert sorted(times)[3] < 0.3
 
 
-def test_a_stuck_parent_delays_the_end_of_its_own_children_alone(url, opened):
+def test_a_locked_parent_delays_only_the_end_of_its_own_children(url, opened):
     connection = opened(url).connect()
     add_worker(connection)
     runs = [
@@ -862,7 +862,7 @@ def test_a_stuck_parent_delays_the_end_of_its_own_children_alone(url, opened):
     assert [event.name for event in seen(connection, "p1").events] == ["c1", "c3"]
 
 
-def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, opened, admin):
+def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_locked(url, opened, admin):
     connection = opened(url).connect()
     add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
@@ -894,7 +894,7 @@ MAKING = "INSERT INTO tests.slots VALUES ('default', 'global', '', 'k', 1, '7', 
 @pytest.mark.parametrize(
     "statement", ["UPDATE tests.slots SET version = version", MAKING], ids=["locked", "being made"]
 )
-def test_a_stuck_slot_delays_its_own_record_alone(url, opened, statement):
+def test_a_locked_slot_delays_only_its_own_record(url, opened, statement):
     connection = opened(url).connect()
     add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])]
@@ -919,7 +919,7 @@ def test_a_stuck_slot_delays_its_own_record_alone(url, opened, statement):
 
 
 @pytest.mark.parametrize("neighbours", [False, True])
-def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(url, opened, admin, neighbours):
+def test_a_record_waits_for_a_locked_slot_and_no_later_record_overtakes_it(url, opened, admin, neighbours):
     connection = opened(url).connect()
     add_worker(connection)
     (started, _) = connection.execute([start(worker="w.1"), swap("a.1")])
@@ -941,7 +941,7 @@ def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(ur
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.usefixtures("patient")
-def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end):
+def test_a_slot_that_another_transaction_creates_is_read_again(url, opened, end):
     connection = opened(url).connect()
     add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
@@ -956,7 +956,7 @@ def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end
         assert connection.execute([read()]) == [SlotSeen(version=1, last="r:q.1", value="1")]
 
 
-def test_a_slot_of_a_joined_transaction_is_written_when_that_is_committed(url, opened):
+def test_a_slot_of_a_joined_transaction_is_written_at_its_commit(url, opened):
     store = opened(url)
     connection = store.connect()
     add_worker(connection)
@@ -972,7 +972,7 @@ def test_a_slot_of_a_joined_transaction_is_written_when_that_is_committed(url, o
     assert seen(connection).entries == ("1", "a")
 
 
-def test_batches_that_write_slots_in_opposite_order_neither_lock_each_other_in_nor_lose_a_write(url, opened, admin):
+def test_batches_that_write_slots_in_opposite_order_neither_deadlock_nor_lose_a_write(url, opened, admin):
     """New slots and old ones, with records and without: every fourth round makes them anew."""
     rounds, sessions = 120, 3
     store = opened(url)
@@ -1035,7 +1035,7 @@ def deadlocks(admin):
 # -- hints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_notifies_once_and_only_who_is_elsewhere(url, opened):
+def test_a_batch_sends_one_notification_and_only_to_other_clients(url, opened):
     store = opened(url)
     connection = store.connect()
     add_worker(connection, "far.1")
@@ -1058,7 +1058,7 @@ def test_a_batch_notifies_once_and_only_who_is_elsewhere(url, opened):
 # -- what is stored --------------------------------------------------------------------------------------------
 
 
-def test_what_people_look_at_by_night_shows_runs_as_they_are(url, opened, admin):
+def test_the_views_for_operators_show_runs_as_they_are(url, opened, admin):
     connection = opened(url).connect()
     add_worker(connection)
     started, other = connection.execute([start("a", worker="w.1", attributes={"customer": "acme"}), start("b")])
@@ -1075,7 +1075,7 @@ def test_what_people_look_at_by_night_shows_runs_as_they_are(url, opened, admin)
     assert admin.execute("SELECT attributes->>'customer' FROM tests.runs WHERE id = 'a'").fetchone() == ("acme",)
 
 
-def test_a_run_that_makes_no_sense_is_refused_and_left_alone(url, opened, admin):
+def test_an_unreadable_run_is_refused_and_unchanged(url, opened, admin):
     connection = opened(url).connect()
     connection.execute([start()])
     admin.execute("UPDATE tests.runs SET status = 'asleep'")
@@ -1098,7 +1098,7 @@ def test_a_value_that_the_server_cannot_take_fails_alone(url, opened):
     assert (outcomes[-1].version, seen(connection, "d").entries) == (0, ("1",))
 
 
-def test_attributes_are_kept_whatever_is_in_them(url, opened):
+def test_attributes_may_contain_any_value(url, opened):
     connection = opened(url).connect()
     odd = {'a,"b":1': "\0", "n": 2**63 - 1, "t": True, "e": "é😀\\"}
     connection.execute([start("a", attributes=odd), start("b", attributes={"n": 1})])
@@ -1108,7 +1108,7 @@ def test_attributes_are_kept_whatever_is_in_them(url, opened):
         assert [run.id for run in page.runs] == found
 
 
-def test_a_worker_whose_session_has_ended_is_dead(url, opened):
+def test_a_worker_whose_session_has_ended_loses_its_runs(url, opened):
     """With advisory=true a lease ends with its process: so do its claims."""
     tied, other = opened(f"{url}&advisory=true"), opened(url)
     mine, yours = tied.connect(), other.connect()

@@ -84,7 +84,7 @@ def refused(match, *, ambiguous=False):
 # ---------------------------------------------------------------- what a server says
 
 
-def test_a_server_that_has_forgotten_the_script_is_told_it_again(own, operator, opened):
+def test_a_script_that_the_server_has_lost_is_loaded_again(own, operator, opened):
     connection = opened(own.url).connect("commands")
     (held,) = connection.execute([acquire()])
     operator.script_flush()
@@ -94,7 +94,7 @@ def test_a_server_that_has_forgotten_the_script_is_told_it_again(own, operator, 
     assert "cmdstat_eval" not in operator.info("commandstats")
 
 
-def test_a_server_that_becomes_a_replica_refuses_writes_and_looks(kind, own, operator, opened):
+def test_a_server_that_becomes_a_replica_refuses_writes_and_reads(kind, own, operator, opened):
     store = opened(own.url)
     connection, reader = store.connect("commands"), store.connect("queries")
     connection.execute([acquire()])
@@ -114,7 +114,7 @@ def test_a_server_that_becomes_a_replica_refuses_writes_and_looks(kind, own, ope
 
 
 @pytest.mark.parametrize("way", ["short", "long"])
-def test_a_look_at_a_replica_is_refused_whatever_the_way(kind, own, operator, opened, way):
+def test_a_read_from_a_replica_is_refused_on_every_path(kind, own, operator, opened, way):
     """A batch that writes nothing would otherwise be answered from what may be long past."""
     connection = opened(own.url, clock=ManualClock()).connect("commands")
     (held,) = connection.execute([acquire()])
@@ -138,7 +138,7 @@ def test_a_full_memory_refuses_the_batch_and_changes_nothing(own, operator, open
     assert isinstance(store.connect("commands").execute([acquire("other")])[0], out.Granted)
 
 
-def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
+def test_a_server_that_is_loading_its_data_is_retried(own, operator, opened):
     store = opened(own.url)
     connection = store.connect("commands")
     (held,) = connection.execute([acquire(ttl=None)])
@@ -166,35 +166,35 @@ def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
     assert not any(error.ambiguous for error in refusals)
 
 
-def test_a_server_that_is_kept_busy_by_a_script_says_so_and_blames_nobody(own, operator, opened):
+def test_a_server_that_is_blocked_by_a_script_is_reported_as_unavailable(own, operator, opened):
     store = opened(own.url)
     connection = store.connect("commands")
     connection.execute([acquire()])
     operator.config_set("lua-time-limit", "5")
     with redis.Redis(port=own.port) as other, redis.Redis(port=own.port) as killer:
 
-        def never_end():
+        def run_forever():
             with pytest.raises(redis.ResponseError):
                 other.eval("while true do end", 0)
 
-        busy = threading.Thread(target=never_end)
+        busy = threading.Thread(target=run_forever)
         busy.start()
 
-        def told():
+        def message():
             try:
                 store.connect("commands")
             except StoreUnavailable as error:
-                told = str(error)
-                whose = "another program or to Holdfast (EVALSHA" in told and FAST.sha.decode() in told
-                return not error.ambiguous and whose and "SLOWLOG GET" in told and "SCRIPT KILL" in told
+                message = str(error)
+                whose = "another program or to Holdfast (EVALSHA" in message and FAST.sha.decode() in message
+                return not error.ambiguous and whose and "SLOWLOG GET" in message and "SCRIPT KILL" in message
 
-        eventually(told)
+        eventually(message)
         killer.script_kill()
         busy.join()
     assert isinstance(connection.execute([acquire(id="b.1")])[0], out.Busy)
 
 
-def test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed(own, operator, opened, monkeypatch):
+def test_a_slow_script_of_holdfast_that_is_killed_gets_an_error(own, operator, opened, monkeypatch):
     monkeypatch.setattr(work, "AT_ONCE", 10**9)  # one script for the whole batch
     store = opened(own.url)
     slow, other = store.connect("commands"), store.connect("commands")
@@ -227,7 +227,7 @@ def test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed(own, o
     assert other.execute([renew(token=held.token)])[0].floor == held.token
 
 
-def test_a_server_with_too_many_clients_says_so(own, operator, opened):
+def test_too_many_clients_of_the_server_is_an_error_that_says_so(own, operator, opened):
     store = opened(own.url)
     store.connect("commands")
     operator.config_set("maxclients", "1")
@@ -237,7 +237,7 @@ def test_a_server_with_too_many_clients_says_so(own, operator, opened):
     store.connect("heartbeats")
 
 
-def test_a_wrong_type_in_the_place_of_an_index_changes_nothing(own, operator, opened):
+def test_a_wrong_type_at_the_key_of_an_index_changes_nothing(own, operator, opened):
     operator.rpush("holdfast:{default}:keys", "mine")
     connection = opened(own.url).connect("commands")
     (failed,) = connection.execute([acquire()])
@@ -246,7 +246,7 @@ def test_a_wrong_type_in_the_place_of_an_index_changes_nothing(own, operator, op
     assert operator.keys("*") == ["holdfast:{default}:keys"]
 
 
-def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_goes_on(own, operator, opened):
+def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_stays_usable(own, operator, opened):
     """The index of runs by age is not ours: locks before and after the start of a run are taken all the same."""
     operator.set("holdfast:{default}:runs:age", "mine")
     connection = opened(own.url).connect("commands")
@@ -262,7 +262,7 @@ def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_goes_o
     assert [type(outcome) for outcome in connection.execute([start("r"), acquire("more")])] == [Started, out.Granted]
 
 
-def test_a_look_that_the_server_refuses_fails_alone(own, operator, opened):
+def test_a_query_that_the_server_refuses_fails_alone(own, operator, opened):
     user(operator, "app")
     connection = opened(own.url.replace("redis://", "redis://app:pw@")).connect("commands")
     operator.execute_command("ACL", "SETUSER", "app", "-zrangebylex", "-hmget")
@@ -271,7 +271,7 @@ def test_a_look_that_the_server_refuses_fails_alone(own, operator, opened):
     assert all(isinstance(outcome.error, StoreUnusable) for outcome in outcomes[1:3])
 
 
-def test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_it_is(own, opened, monkeypatch):
+def test_any_error_after_a_part_of_a_batch_was_executed_is_ambiguous(own, opened, monkeypatch):
     connection = opened(own.url).connect("commands")
 
     def unusable(*_):
@@ -286,7 +286,7 @@ def test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_
     assert not caught.value.ambiguous
 
 
-def test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again(own, operator, opened, monkeypatch):
+def test_a_connection_that_is_lost_after_a_batch_was_executed_is_opened_again(own, operator, opened, monkeypatch):
     """The batch is answered. What comes after it, ending an offer that nobody receives, is not needed."""
     connection = opened(own.url).connect("commands")
     (held,) = connection.execute([acquire()])
@@ -304,7 +304,7 @@ def test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again
     assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
 
 
-def test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_the_next_one(proxy, through, opened):
+def test_a_connection_that_cannot_be_opened_again_has_executed_nothing_of_the_next_batch(proxy, through, opened):
     connection = opened(through).connect("commands")
     (held,) = connection.execute([acquire()])
     connection.execute([wait(listens=True)])
@@ -328,7 +328,7 @@ def test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_t
         connection.execute([acquire("other")])
 
 
-def test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising(own, operator):
+def test_after_a_flush_holders_are_notified_and_tokens_keep_rising(own, operator):
     with Client(own.url) as hf:
         lease = hf.lock("k", ttl=30).acquire()
         operator.flushall()
@@ -342,7 +342,7 @@ def test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising(
 
 
 @pytest.mark.parametrize("way", ["kill", "stop"])
-def test_work_goes_on_by_itself_after_a_restart(kind, way):
+def test_clients_continue_without_help_after_a_restart(kind, way):
     with real_servers.server(kind) as server, Client(server.url) as hf:
         lease = hf.lock("k", ttl=30).acquire()
         getattr(server, way)()
@@ -371,7 +371,7 @@ def user(operator, name, password="pw"):
     operator.execute_command("ACL", "SETUSER", name, "reset", "on", f">{password}", *words)
 
 
-def test_the_minimal_rights_of_the_page_are_enough(own, operator):
+def test_the_minimal_rights_of_the_documentation_are_sufficient(own, operator):
     user(operator, "app")
     url = own.url.replace("redis://", "redis://app:pw@")
     with Client(url) as hf, Client(url) as other:
@@ -385,7 +385,7 @@ def test_the_minimal_rights_of_the_page_are_enough(own, operator):
         hf.locks.cleanup()
 
 
-def test_the_read_only_rights_of_the_page_show_everything_and_change_nothing(own, operator, opened):
+def test_the_read_only_rights_of_the_documentation_permit_all_reads_and_no_change(own, operator, opened):
     with Client(own.url) as hf:
         hf.state("s", initial=1).increment()
         lease = hf.lock("k").acquire()
@@ -403,7 +403,7 @@ def test_the_read_only_rights_of_the_page_show_everything_and_change_nothing(own
     ("who", "match"),
     [("app:hunter2@", "login failed"), ("", "password"), ("nobody:hunter2@", "login failed")],
 )
-def test_a_wrong_password_is_told_without_being_repeated(own, operator, opened, who, match):
+def test_a_wrong_password_is_reported_without_showing_it(own, operator, opened, who, match):
     user(operator, "app")
     operator.config_set("requirepass", "s3cret")
     store = opened(own.url.replace("redis://", f"redis://{who}"))
@@ -416,7 +416,7 @@ def test_a_wrong_password_is_told_without_being_repeated(own, operator, opened, 
 # ---------------------------------------------------------------- what the network does
 
 
-def test_a_server_that_is_not_there_is_not_ambiguous(proxy, through, opened):
+def test_an_unreachable_server_is_not_ambiguous(proxy, through, opened):
     store = opened(through)
     proxy.refuse()
     with refused("cannot be reached"):
@@ -425,7 +425,7 @@ def test_a_server_that_is_not_there_is_not_ambiguous(proxy, through, opened):
     store.connect("commands")
 
 
-def test_something_else_than_a_redis_is_unusable_or_unavailable(opened, own):
+def test_a_server_that_is_no_redis_is_unusable_or_unavailable(opened, own):
     """An HTTP server that answers in its own way."""
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
@@ -444,14 +444,14 @@ def test_a_lost_connection_is_ambiguous(proxy, through, opened):
         connection.execute([acquire("other")])
 
 
-def test_no_answer_in_time_is_ambiguous(proxy, through, opened):
+def test_a_timeout_of_an_answer_is_ambiguous(proxy, through, opened):
     connection = opened(through + "&socket_timeout=0.2").connect("commands")
     proxy.stall()
     with refused("did not answer in time", ambiguous=True):
         connection.execute([acquire()])
 
 
-def test_no_connection_in_time_is_not(opened, proxy, through):
+def test_a_timeout_of_a_connection_is_not_ambiguous(opened, proxy, through):
     store = opened(through + "&socket_connect_timeout=0.2&socket_timeout=0.2")
     proxy.stall()
     with refused("in time"):
@@ -478,7 +478,7 @@ def test_no_connection_in_time_is_not(opened, proxy, through):
     ids=["Acquire", "Renew", "Release", "Transfer", "Abandon", "ForceRelease", "Settle", "Inspect", "ListLocks",
          "SettleDue", "Cleanup", "SwapSlot", "ReadSlot"],
 )  # fmt: skip
-def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opened, command, first):
+def test_a_lost_reply_of_a_real_server_changes_no_effect(proxy, through, opened, command, first):
     def prepared(connection):
         (held,) = connection.execute([acquire()])
         return command(held.token) if callable(command) else command
@@ -521,7 +521,7 @@ def _state(connection):
     return [(item.key, [(h.id, h.token) for h in item.record.holders]) for item in page.items], slot
 
 
-def test_the_flow_asks_again_by_itself(proxy, through):
+def test_the_flow_sends_a_command_again_after_a_lost_reply(proxy, through):
     with Client(through) as hf:
         hf.lock("warm").acquire().release()
         proxy.drop_next_reply(b"EVALSHA")
@@ -534,7 +534,7 @@ def test_the_flow_asks_again_by_itself(proxy, through):
         assert not hf.locks.inspect("k").held
 
 
-def test_a_lease_outlives_a_stall_that_is_longer_than_the_timeout(proxy, through):
+def test_a_lease_survives_a_stall_that_is_longer_than_the_timeout(proxy, through):
     with Client(through + "&socket_timeout=0.3&socket_connect_timeout=0.3") as hf:
         lease = hf.lock("k", ttl=10).acquire()
         before = proxy.connections
@@ -550,7 +550,7 @@ def test_a_lease_outlives_a_stall_that_is_longer_than_the_timeout(proxy, through
         lease.release()
 
 
-def test_a_url_option_that_makes_no_sense_says_which(opened):
+def test_an_invalid_url_option_is_refused_by_name(opened):
     for option in ("colour=red", "socket_timeout=soon", "cluster=perhaps", "prefix=a{b", "protocol=7"):
         with pytest.raises(InvalidOption, match=option.partition("=")[0]):
             opened(f"redis://:hunter2@127.0.0.1:1/0?{option}")

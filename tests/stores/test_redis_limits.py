@@ -93,7 +93,7 @@ def test_the_layout_of_limits_is_this_one(server, base, connection):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_place_says_what_the_runs_say(server, base, connection, clock, seed):
+def test_the_indexes_of_limits_match_the_runs(server, base, connection, clock, seed):
     model, generator, told = RunModel(), LimitHistoryGenerator(seed), 0
     while told < 250:
         clock.pass_by(generator.time_passes() + generator.clock_jumps())
@@ -128,7 +128,7 @@ def test_every_place_says_what_the_runs_say(server, base, connection, clock, see
     assert starts == {group: [at for at, _ in made] for group, made in model.repo._starts.items()}
 
 
-def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, connection, clock):
+def test_when_all_runs_have_ended_the_indexes_of_limits_are_empty(server, base, connection, clock):
     add_worker(connection)
     terms = publish(connection, ONE, EACH, PACE)
     names = [f"run {n}" for n in range(12)]
@@ -146,7 +146,7 @@ def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, 
     assert WEEK - 60 <= server.ttl(base + "limits:starts:order/pace/") <= WEEK + 60
 
 
-def test_starts_of_a_long_span_are_kept_for_all_of_it(server, base, connection):
+def test_starts_of_a_rate_over_a_long_period_are_kept_for_all_of_it(server, base, connection):
     terms = publish(connection, Limit(name="pace", max=1, per=100 * WEEK * SECOND, on_excess="queue"))
     connection.execute([asked(run, terms, worker="") for run in "abc"])
     assert [at for _, at in server.zrange(base + "limits:starts:order/pace/", 0, -1, withscores=True)] == [
@@ -158,7 +158,7 @@ def test_starts_of_a_long_span_are_kept_for_all_of_it(server, base, connection):
 # ---------------------------------------------------------------- order and numbers
 
 
-def test_arrivals_of_one_moment_are_distinct_to_the_last_digit(server, base, connection, clock):
+def test_arrival_numbers_of_one_moment_are_distinct_to_the_last_digit(server, base, connection, clock):
     """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
     clock.now += 123_457
     add_worker(connection)
@@ -168,7 +168,7 @@ def test_arrivals_of_one_moment_are_distinct_to_the_last_digit(server, base, con
     assert arrivals == [str(START + 123_457 + n) for n in range(4)]
 
 
-def test_every_priority_has_its_place_in_the_queue(connection):
+def test_the_queue_is_ordered_by_priority(connection):
     add_worker(connection)
     terms = publish(connection, ONE)
     begun(connection, "first", terms)
@@ -184,7 +184,7 @@ def test_every_priority_has_its_place_in_the_queue(connection):
     assert order == expected
 
 
-def test_one_who_may_come_in_is_found_behind_many_who_may_not(connection):
+def test_an_admissible_run_is_found_behind_many_that_are_not(connection):
     add_worker(connection)
     terms = publish(connection, Limit(name="all", max=2, on_excess="queue"), EACH)
     begun(connection, "ann", terms, key='"ann"')
@@ -196,7 +196,7 @@ def test_one_who_may_come_in_is_found_behind_many_who_may_not(connection):
     assert status(connection, "ann 000", "ann 299", "bob 1") == ["queued"] * 3
 
 
-def test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms(server, base, connection):
+def test_newly_published_limits_admit_a_run_behind_an_admitted_one(server, base, connection):
     add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
@@ -207,7 +207,7 @@ def test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms(server, base
     assert status(connection, "c") == ["pending"]
 
 
-def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connection):
+def test_removing_a_limit_admits_thousands_of_runs(server, base, connection):
     add_worker(connection)
     terms = publish(connection, ONE)
     names = [f"run {n:04}" for n in range(2_500)]
@@ -231,7 +231,7 @@ def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connect
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
-def test_terms_that_cannot_be_kept_are_refused(server, base, connection, limits, why):
+def test_published_limits_that_cannot_be_stored_are_refused(server, base, connection, limits, why):
     bad = r.PublishLimits(workflow="order", terms=WorkflowLimits(limits=tuple(limits)))
     failed, kept = connection.execute([bad, r.PublishLimits(workflow="mail", terms=WorkflowLimits(limits=(ONE,)))])
     assert isinstance(failed, c.Failed)
@@ -240,7 +240,7 @@ def test_terms_that_cannot_be_kept_are_refused(server, base, connection, limits,
     assert set(server.hgetall(base + "limits:terms")) == {"mail"}
 
 
-def test_starts_that_cannot_be_kept_are_refused(server, base, connection):
+def test_starts_that_cannot_be_stored_are_refused(server, base, connection):
     terms = publish(connection, ONE)
     before = everything(server, base)
     bad = [
@@ -279,7 +279,7 @@ def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
 # ---------------------------------------------------------------- within one command
 
 
-def test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_told(connection):
+def test_children_of_one_record_are_counted_together_and_events_of_the_parent_are_returned(connection):
     add_worker(connection)
     add_worker(connection, "v.1", "mail")
     oldest = publish(connection, Limit(name="all", max=2, on_excess="cancel_oldest"))
@@ -309,7 +309,7 @@ def test_a_command_that_fails_after_its_first_child_has_changed_nothing(server, 
     assert everything(server, base) == before
 
 
-def test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter(server, base, connection):
+def test_a_run_whose_retry_is_rejected_is_unchanged_byte_for_byte(server, base, connection):
     add_worker(connection)
     terms = publish(connection, Limit(name="all", max=1))
     run = begun(connection, "a", terms)
@@ -335,7 +335,7 @@ def test_a_run_that_starts_twice_at_one_moment_is_counted_twice(connection):
 
 
 @pytest.mark.parametrize("text", ["{", "7", '{"limits":7}', '{"limits":[{"name":"all","max":"x"}]}'])
-def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything(server, base, connection, text):
+def test_unreadable_limits_are_named_and_do_not_affect_other_workflows(server, base, connection, text):
     add_worker(connection)
     terms = publish(connection, ONE)
     server.hset(base + "limits:terms", "mail", text)
@@ -355,7 +355,7 @@ def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything
 
 
 @pytest.mark.parametrize("limits", ['[{"name":"all"}]', "[7]", "7", '[{"name":"all","max":1,"on_excess":"dance"}]'])
-def test_a_run_whose_limits_cannot_be_read_is_neither_let_in_nor_ended(server, base, connection, limits):
+def test_a_run_with_unreadable_limits_is_neither_admitted_nor_ended(server, base, connection, limits):
     add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
@@ -368,7 +368,7 @@ def test_a_run_whose_limits_cannot_be_read_is_neither_let_in_nor_ended(server, b
     assert ask(connection, record(run, "x", request="y"), Recorded).done
 
 
-def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connection):
+def test_an_unreadable_queued_run_does_not_delay_others(server, base, connection):
     add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
@@ -382,7 +382,7 @@ def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connecti
 
 
 @pytest.mark.parametrize("places", ["7", "{", "[[]]", "[7]", '[["all",7]]'])
-def test_a_run_whose_places_cannot_be_read_is_refused_and_left_alone(server, base, connection, places):
+def test_a_run_with_unreadable_limit_keys_is_refused_and_unchanged(server, base, connection, places):
     add_worker(connection)
     run = begun(connection, "a", publish(connection, ONE))
     server.hset(base + "run:a", "places", places)
@@ -393,7 +393,7 @@ def test_a_run_whose_places_cannot_be_read_is_refused_and_left_alone(server, bas
     assert everything(server, base) == before
 
 
-def test_looks_at_limits_write_nothing(server, connection):
+def test_queries_about_limits_write_nothing(server, connection):
     add_worker(connection)
     terms = publish(connection, Limit(name="all", max=1))
     begun(connection, "a", terms)

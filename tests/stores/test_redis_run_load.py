@@ -26,7 +26,7 @@ def provider(request):
     return request.param
 
 
-def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened, url):
+def test_two_concurrent_workers_claim_each_due_run_once(opened, url):
     store = opened(url)
     connection = store.connect("commands")
     for first in range(0, 2_000, 500):
@@ -54,7 +54,7 @@ def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened
     assert all(worker in found and entries == ("1",) for _, worker, entries in everyone)
 
 
-def test_more_events_with_keys_than_one_command_carries_are_removed_at_once(connection, server, base):
+def test_more_keyed_events_than_one_redis_command_takes_are_removed_at_once(connection, server, base):
     """A script sends at most about 8,000 values with one command."""
     ask(connection, start("r"), Started)
     many = 8_100
@@ -102,7 +102,7 @@ def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(conn
     assert (freed[1].counts, freed[2].runs) == ({"order": 1_000}, {})
 
 
-def test_the_runs_of_a_dead_worker_are_freed_a_thousand_at_a_time_by_their_ids(connection, clock):
+def test_orphans_are_released_a_thousand_at_a_time_in_order_of_their_ids(connection, clock):
     add_worker(connection, "w.1", seconds=1)
     names = [f"r{n:04}" for n in range(1_100)]
     for name in reversed(names):
@@ -114,7 +114,7 @@ def test_the_runs_of_a_dead_worker_are_freed_a_thousand_at_a_time_by_their_ids(c
     assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[1_000:]
 
 
-def test_a_parent_that_is_claimed_with_the_end_of_its_child_has_not_seen_it_yet(connection, clock):
+def test_a_parent_claimed_together_with_the_end_of_its_child_has_an_unread_event(connection, clock):
     """One claim stops a child that kills its workers, and gives its parent: the event must not be lost in between."""
     ask(connection, start("child", parent="parent"), Started)
     for life in range(rule.POISONED):
@@ -129,7 +129,7 @@ def test_a_parent_that_is_claimed_with_the_end_of_its_child_has_not_seen_it_yet(
     assert ask(connection, signal("parent"), Posted).number == 2
 
 
-def test_a_page_that_finds_nothing_among_many_says_where_to_go_on(connection, clock):
+def test_an_empty_page_among_many_runs_returns_a_cursor(connection, clock):
     """No script keeps the server for long: it looks at two thousand, and is asked again."""
     for first in range(0, 5_000, 1_000):
         block = range(first, first + 1_000)
@@ -148,7 +148,7 @@ def test_a_page_that_finds_nothing_among_many_says_where_to_go_on(connection, cl
     assert ids == [f"r{n:04}" for block in blocks for n in block]
 
 
-def test_a_page_begins_after_any_cursor_also_one_that_nobody_is_at(connection, clock):
+def test_a_page_begins_after_any_cursor_even_one_without_a_run(connection, clock):
     connection.execute([start(f"r{n}") for n in range(10)])
     for cursor, first in (((START, "r5x"), "r5"), ((START, "r5"), "r4"), ((START, ""), None), ((START + 1, ""), "r9")):
         page = ask(connection, r.ListRuns(after=cursor, limit=1), RunPage)

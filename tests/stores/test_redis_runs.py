@@ -91,7 +91,7 @@ def test_the_layout_of_a_slot_that_was_written_with_a_record_is_this_one(server,
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_index_says_what_the_runs_say(server, base, connection, clock, seed):
+def test_every_index_matches_the_runs(server, base, connection, clock, seed):
     model, generator, told = RunModel(), RunHistoryGenerator(seed), 0
     while told < 200:
         clock.pass_by(generator.time_passes() + generator.clock_jumps())
@@ -151,7 +151,7 @@ TEXTS = ["", "1.50", "1e400", '"\\u0000\\ud83d\\ude00"', "\x00", "\x7f\n\r\t", "
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:20]))
-def test_every_text_comes_back_byte_for_byte(connection, text):
+def test_every_text_is_read_back_byte_for_byte(connection, text):
     add_worker(connection)
     run = driven(connection, input=text, attributes={"a": text})
     assert run.attributes == {"a": text}
@@ -188,7 +188,7 @@ def test_any_text_may_be_an_id_a_type_a_worker_and_a_key(connection, name):
     assert [one.id for one in page.runs] == [run.id]
 
 
-def test_a_run_whose_outside_lock_has_a_slash_or_a_percent_is_left_alone_too(connection):
+def test_a_run_lock_with_a_slash_or_a_percent_in_its_key_is_respected_too(connection):
     add_worker(connection, "w.1", "a/b%")
     ask(connection, start("x/y%", type="a/b%"), Started)
     key = rule.run_key("a/b%", "x/y%")
@@ -283,7 +283,7 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
     assert connection.execute([r.ReadNextDue(types=("order",))])[0].next_due == 2**53 - 1
 
 
-def test_a_batch_sees_the_journal_that_it_has_cut(connection):
+def test_a_batch_sees_a_journal_that_it_has_shortened(connection):
     add_worker(connection)
     run = driven(connection)
     ask(connection, record(run, "x", "y", then=Finish("failed", "1")), Recorded)
@@ -292,7 +292,7 @@ def test_a_batch_sees_the_journal_that_it_has_cut(connection):
     assert seen.claim.entries == ("1", "x")
 
 
-def test_attributes_beyond_what_lua_can_count_are_told_apart(connection):
+def test_numbers_in_attributes_beyond_the_precision_of_lua_are_distinguished(connection):
     for n in range(3):
         ask(connection, start(f"r{n}", attributes={"n": 2**60 + n, "yes": n == 1, "s": str(n)}), Started)
     for wanted, found in (

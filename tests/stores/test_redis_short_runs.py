@@ -47,7 +47,7 @@ def child(parent, run="c"):
     return NewRun(id=run, type="mail", input="1", request=f"child {run}", parent=parent, root=parent)
 
 
-def test_a_plain_start_and_a_plain_end_are_one_trip_each(opened, url, monkeypatch):
+def test_a_plain_start_and_a_plain_end_are_one_round_trip_each(opened, url, monkeypatch):
     connection = opened(url).connect()
     add_worker(connection)
     connection.execute([r.PublishLimits(workflow="mail", terms=WorkflowLimits())])
@@ -116,7 +116,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
-def test_the_native_form_answers_and_stores_what_the_rules_do(opened, url, stored_in, monkeypatch, case):
+def test_the_native_form_has_the_outcomes_and_records_of_the_rules(opened, url, stored_in, monkeypatch, case):
     """Each batch goes by a connection of its own, which remembers nothing of the run that the form might decline."""
     clock, found = ManualClock(), []
     for namespace in ("native", "rules"):
@@ -134,7 +134,7 @@ def test_the_native_form_answers_and_stores_what_the_rules_do(opened, url, store
 
 
 @pytest.mark.parametrize("name", ["run:r", "journal:r", "inbox:r"])
-def test_a_start_into_what_was_left_of_another_run_is_left_to_the_rules(opened, url, server, base, name):
+def test_a_start_over_the_remains_of_another_run_is_left_to_the_rules(opened, url, server, base, name):
     connection = opened(url).connect()
     add_worker(connection)
     server.rpush(base + name, "left")

@@ -184,7 +184,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
-def test_what_somebody_else_has_changed_meanwhile_is_decided_anew(opened, url, clock, monkeypatch, case):
+def test_a_decision_is_repeated_when_another_client_changed_its_data(opened, url, clock, monkeypatch, case):
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
     add_worker(connection, seconds=3600)
@@ -206,7 +206,7 @@ def test_what_somebody_else_has_changed_meanwhile_is_decided_anew(opened, url, c
     assert case.right(answer, lambda look: other.execute([look])[0]), answer
 
 
-def test_a_decision_that_is_half_a_minute_old_is_made_anew(opened, url, monkeypatch):
+def test_a_decision_that_is_half_a_minute_old_is_repeated(opened, url, monkeypatch):
     """Its time has passed: what was alive may be dead, and what was due first may be due no more."""
     connection = opened(url).connect("commands")
     write, moments = RedisSource.write, []
@@ -223,7 +223,7 @@ def test_a_decision_that_is_half_a_minute_old_is_made_anew(opened, url, monkeypa
     assert ask(connection, r.ReadRun(run="r"), RunSeen).claim.run.created_at == moments[1]
 
 
-def test_a_run_whose_fields_are_told_in_another_order_is_the_same_run(opened, url, server, base, monkeypatch):
+def test_the_order_of_a_runs_fields_does_not_matter(opened, url, server, base, monkeypatch):
     """A server may tell the fields of a hash in any order; only what is in them counts."""
     connection = opened(url).connect("commands")
     add_worker(connection)
@@ -246,7 +246,7 @@ def test_a_run_whose_fields_are_told_in_another_order_is_the_same_run(opened, ur
     assert tries[0] != tries[1]
 
 
-def test_what_was_only_asked_for_hints_may_change_meanwhile(opened, url, clock, monkeypatch):
+def test_data_that_is_read_for_hints_only_may_change_meanwhile(opened, url, clock, monkeypatch):
     """A worker that comes while an event is posted costs no second decision."""
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
@@ -279,13 +279,13 @@ def test_commands_that_the_fast_path_declines_keep_their_order(connection):
     assert [event.kind for event in outcomes[2].events] == ["signal"]
 
 
-def test_what_goes_to_the_fast_path_waits_for_what_does_not(connection):
+def test_commands_of_the_fast_path_wait_for_earlier_commands_of_the_rules(connection):
     (held,) = connection.execute([acquire()])
     moved, renewed = connection.execute([transfer(token=held.token), renew(token=held.token)])
     assert (type(moved), type(renewed)) == (out.Transferred, out.NotHolder)
 
 
-def test_entries_after_a_hand_over_to_their_run_are_told_of_it(connection):
+def test_entries_after_an_offer_to_their_run_return_its_event(connection):
     add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     (held,) = connection.execute([acquire()])

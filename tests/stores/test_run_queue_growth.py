@@ -86,7 +86,7 @@ def test_the_record_of_a_lock_stays_small(waiting):
     assert len(encode(seen.record)) < LISTED * 160
 
 
-def test_a_hand_over_reads_and_writes_as_many_rows_among_few_as_among_many():
+def test_a_hand_over_reads_and_writes_the_same_rows_for_every_length_of_the_queue():
     costs = []
     for count in (FEW, MANY):
         counted = Counted()

@@ -81,7 +81,7 @@ def beside(path, suffix):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_a_new_database_and_all_beside_it_are_for_its_user_alone(url, path, opened, umask, watch):
+def test_a_new_database_and_its_side_files_are_private_to_their_user(url, path, opened, umask, watch):
     before = os.umask(umask)
     try:
         store = opened(url)
@@ -95,7 +95,7 @@ def test_a_new_database_and_all_beside_it_are_for_its_user_alone(url, path, open
 
 
 @pytest.mark.parametrize("asked", [0o600, 0o640, 0o644, 0o660, 0o664, 0o666])
-def test_the_mode_of_an_existing_database_stays_and_is_copied(url, path, opened, asked, watch):
+def test_the_mode_of_an_existing_database_is_kept_and_copied_to_its_side_files(url, path, opened, asked, watch):
     path.touch()
     path.chmod(asked)
     before = os.umask(0o077)
@@ -133,7 +133,7 @@ for name in ("", "-wal", "-shm", "-turn"):
 
 
 @as_root
-def test_another_user_can_neither_read_the_database_nor_take_its_turn(url, path, opened):
+def test_another_user_can_neither_read_the_database_nor_take_its_turn_lock(url, path, opened):
     before = os.umask(0o000)
     try:
         connection = opened(url).connect("commands")
@@ -141,8 +141,8 @@ def test_another_user_can_neither_read_the_database_nor_take_its_turn(url, path,
     finally:
         os.umask(before)
     with running(SPY, str(NOBODY), str(NOBODY), str(path)) as spy:
-        said = [spy.read_line() for _ in range(4)]
-    assert said == ["refused", "-wal refused", "-shm refused", "-turn refused"]
+        printed = [spy.read_line() for _ in range(4)]
+    assert printed == ["refused", "-wal refused", "-shm refused", "-turn refused"]
     assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
 
 
@@ -156,7 +156,7 @@ sys.stdin.readline()
 """
 
 
-def test_processes_that_make_the_database_at_the_same_moment_make_one_for_their_user_alone(url, path, opened):
+def test_processes_that_create_the_database_at_the_same_moment_create_one_private_database(url, path, opened):
     with (
         running(MAKER, url, "a") as a,
         running(MAKER, url, "b") as b,
@@ -209,7 +209,7 @@ report("closed")
 @as_root
 @pytest.mark.parametrize("first", [ANN, BOB], ids=["by its owner", "by another of the group"])
 @pytest.mark.parametrize("group", [TEAM, STAFF], ids=["their own group", "the folder's group"])
-def test_two_users_of_a_group_share_a_database_and_tell_each_other(path, first, group):
+def test_two_users_of_a_group_share_a_database_and_its_hints(path, first, group):
     path.touch()
     os.chown(path, ANN, TEAM)
     path.chmod(0o660)
@@ -296,7 +296,7 @@ def test_a_side_file_of_another_user_is_refused(url, path, opened, suffix, befor
 
 
 @as_root
-def test_nobody_listens_or_sends_in_a_folder_of_another_user(url, path, opened, watch):
+def test_no_hint_is_received_or_sent_in_a_folder_of_another_user(url, path, opened, watch):
     store = opened(url)
     plant(path, "-wake")
     connection = store.connect("commands")
@@ -344,7 +344,7 @@ def test_a_wake_up_folder_that_is_a_link_is_not_used(url, path, opened, folder, 
     assert (list(elsewhere.iterdir()), mode(elsewhere)) == ([], 0o755)
 
 
-def test_what_is_not_empty_is_neither_given_away_nor_taken_for_a_turn(url, path, opened):
+def test_a_file_with_content_is_neither_given_away_nor_used_as_a_turn_lock(url, path, opened):
     opened(url).close()
     turn = beside(path, "-turn")
     turn.write_text("a log of root's that somebody moved here")
@@ -366,7 +366,7 @@ def test_a_folder_with_something_in_it_is_not_given_to_the_owner_of_the_database
 
 
 @as_root
-def test_an_empty_turn_that_root_left_is_given_to_the_owner_of_the_database(url, path, opened):
+def test_an_empty_turn_file_that_root_left_is_given_to_the_owner_of_the_database(url, path, opened):
     opened(url).close()
     os.chown(path, ANN, STAFF)
     opened(url).close()
@@ -402,7 +402,7 @@ watch.close()
 
 @pytest.mark.parametrize("asked", [0o600, 0o660, 0o666])
 @pytest.mark.parametrize("umask", ["000", "077"])
-def test_no_owner_and_no_mode_is_changed_by_a_path(path, asked, umask):
+def test_owners_and_modes_are_never_changed_by_path(path, asked, umask):
     """A path may lead elsewhere by the time of the change; only what an open descriptor names is changed."""
     path.touch()
     path.chmod(asked)
@@ -428,7 +428,7 @@ def test_the_time_of_a_file_behind_a_link_is_not_changed_and_the_link_is_replace
 
 
 @as_root
-def test_a_socket_that_was_exchanged_is_not_opened_to_others(path, opened, monkeypatch, watch):
+def test_the_mode_of_a_socket_that_was_replaced_is_not_changed(path, opened, monkeypatch, watch):
     path.touch()
     path.chmod(0o660)
     secret = path.with_name("secret")
@@ -447,7 +447,7 @@ def test_a_socket_that_was_exchanged_is_not_opened_to_others(path, opened, monke
     assert mode(secret) == 0o600
 
 
-def test_the_turn_of_a_database_that_was_opened_to_a_group_follows_at_its_next_opening(url, path, opened):
+def test_the_turn_file_follows_a_changed_mode_of_the_database_at_the_next_opening(url, path, opened):
     opened(url).close()
     path.chmod(0o660)
     opened(url).close()

@@ -93,7 +93,7 @@ class HintTests(SuiteBase):
         watch.forget("b.1")
         watch.forget("never expected")
 
-    def test_another_process_is_heard(self) -> None:
+    def test_a_hint_from_another_process_is_received(self) -> None:
         self.need_processes()
         watch, received = self.watching()
         with running(RELEASER, self.address) as other:

@@ -18,7 +18,7 @@ from providers import REDISES
 
 from holdfast.errors import StoreError
 from holdfast.testing.builders import ManualClock
-from stores.redis_whole import CASES, Stage, commands_of_the_scripts
+from stores.redis_atomicity import CASES, Stage, commands_of_the_scripts
 from stores.test_redis_faults import user
 
 BASE = "holdfast:{default}:"
@@ -106,7 +106,7 @@ def test_a_command_is_done_once_or_not_at_all_whichever_right_is_missing(operato
 
 
 @EVERY
-def test_a_batch_that_was_refused_in_its_middle_is_completed_by_sending_it_again(operator, stage):
+def test_a_batch_that_was_refused_in_the_middle_is_completed_by_sending_it_again(operator, stage):
     """Its commands are independent of each other: some may have been carried out, and these are not done twice."""
     batch = [command for case in BATCH for command in CASES[case]]
     names, _, _ = used(operator, stage, batch)
@@ -146,7 +146,7 @@ RECORDS = ("run:", "journal:", "inbox:", "lock:", "slot:", "record:")
 
 @pytest.mark.parametrize("case", CASES)
 @NEWEST
-def test_a_wrong_type_in_the_place_of_an_index_leaves_nothing_half_done(operator, stage, case):
+def test_a_wrong_type_at_the_key_of_an_index_leaves_nothing_half_done(operator, stage, case):
     commands, wrong, told = CASES[case], set(), []
     _, before, after = used(operator, stage, commands)
     for name in sorted(before.keys() | after.keys()):
