@@ -113,13 +113,13 @@ LIMITS = [
         "workflow/replay.py",
         "        self.taken.pop(new.id, None)  # it may be admitted this time\n",
         "",
-        (ENGINE + "test_a_child_that_was_kept_out_may_be_started_again_under_its_id[memory-False]",),
+        (ENGINE + "test_a_rejected_child_may_be_started_again_with_its_id[memory-False]",),
     ),
     Mutant(
         "a signal goes to the run that is there in the place of another",
         "workflow/engine.py",
         'handle.admission.outcome in ("skipped", "cancelled")',
         'handle.admission.outcome == "cancelled"',
-        (ENGINE + "test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody[memory-skip]",),
+        (ENGINE + "test_a_signal_with_a_rejected_start_is_not_delivered[memory-skip]",),
     ),
 ]

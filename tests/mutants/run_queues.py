@@ -111,13 +111,13 @@ OF_THE_WORKER = [
         "workflow/worker.py",
         "                self._early.add(run)\n",
         "",
-        (HINTS + "test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once[sqlite]",),
+        (HINTS + "test_a_signal_that_arrives_while_its_run_is_claimed_is_delivered_at_once[sqlite]",),
     ),
     Mutant(
         "an engine without room lets those wait who wait for what is due",
         "workflow/worker.py",
         "                return EARLY_PARKING if self._make_room() else POLL_SECONDS\n",
         "                return POLL_SECONDS\n",
-        (ENGINE + "test_an_engine_without_room_parks_those_who_wait_for_what_is_due[sqlite]",),
+        (ENGINE + "test_a_full_engine_parks_waiting_runs_to_claim_due_ones[sqlite]",),
     ),
 ]

@@ -1,4 +1,4 @@
-"""A client of this release or of a made-up later one, in a process of its own: `other_release.py URL RELEASE`.
+"""A client of this release or of a simulated later one, as a separate process: `other_release.py URL RELEASE`.
 
 With `sql` as a third argument it prints what `holdfast schema sql` of that release does, as JSON, and ends. Otherwise
 it opens the store, prints `{"ready": digest}` or `{"refused": why}`, and then answers each line of its input with a
@@ -30,7 +30,7 @@ from holdfast.testing.builders import acquire, release
 
 CURRENT_TEXT = "another transaction has written first"
 LATER_TEXT = "another transaction was faster"
-"""What tells the functions of the later release apart."""
+"""What differs in the functions of the later release."""
 
 LATER_TABLES = {
     "functions": None,
@@ -44,7 +44,7 @@ SAME_FUNCTIONS = ("breaking_tables_alone",)
 
 
 def become(kind: str) -> None:
-    """Let this process be one of a later release, in which the functions, the tables or both are others."""
+    """Make this process a client of a later release, with other functions, other tables or both."""
     original, change = postgres_functions.source, LATER_TABLES[kind]
     later = CURRENT_TEXT if kind in SAME_FUNCTIONS else LATER_TEXT
 
@@ -63,7 +63,7 @@ def become(kind: str) -> None:
 
 
 def work(connection, name: str, times: int) -> int:
-    """Everything that two releases have to do with each other: the same lock, and runs of one table."""
+    """Use everything that two releases share: the same lock, and runs in one table."""
     done = 0
     while done < times:
         (granted,) = connection.execute([acquire("shared", f"{name}.{done}", ttl=30)])

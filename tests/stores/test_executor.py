@@ -1,4 +1,4 @@
-"""The executor over a source of answers is equal to the rules under a mutex: the whole suite, by way of questions."""
+"""The executor over a record source equals the rules under a mutex: the whole suite, by questions."""
 
 import pytest
 from providers import PROVIDERS
@@ -75,7 +75,7 @@ class TestTrips:
         self.send(*(self.start(f"run-{number}") for number in range(50)))
         (claimed,) = self.send(r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=50))
         assert len(claimed.claims) == 50
-        assert self.trips == (3, 1)  # what is due, the runs, and what may lock them
+        assert self.trips == (3, 1)  # the due runs, their records, and their run locks
 
     def test_the_end_of_a_run_with_a_queue_takes_one_read_per_level(self):
         terms = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
@@ -88,7 +88,7 @@ class TestTrips:
         (ended,) = self.send(r.RecordRun(run=run.id, fence=run.fence, at=1, request="x.1", then=end))
         assert ended.done
         assert self.space.runs.run("run-1").status == "pending"
-        assert self.trips == (3, 1)  # the run, its limit, and who is first in the queue
+        assert self.trips == (3, 1)  # the run, its limit, and the first run in the queue
 
     def test_orphaned_runs_take_one_read_per_level(self):
         self.send(acquire(worker_key("v.1"), "v.1", kind="worker", ttl=1))
@@ -97,7 +97,7 @@ class TestTrips:
         self.clock.pass_by(2)
         (claimed,) = self.send(r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=200))
         assert len(claimed.claims) == 200
-        assert self.trips == (4, 1)  # who has died, what it had, the runs, and what may lock them
+        assert self.trips == (4, 1)  # the expired worker, its list of runs, the runs, and their run locks
 
     def test_many_queued_runs_that_each_wait_for_another_limit(self):
         limits = (Limit(name="all", max=1, on_excess="queue"), Limit(name="each", path="x", max=1, on_excess="queue"))
@@ -112,7 +112,7 @@ class TestTrips:
 
 
 class Contended(MemorySource):
-    """A source in which another client changes one record before each write that rests on it, so many times."""
+    """A source in which another client changes one record before each write that depends on it, so many times."""
 
     def __init__(self, space, now, *, hot, times):
         super().__init__(space, now)
@@ -128,7 +128,7 @@ class Contended(MemorySource):
 
 
 class Signalled(MemorySource):
-    """A source in which some run is always signalled while many of them are claimed."""
+    """A source in which a run is signalled during every claim of many runs."""
 
     def __init__(self, space, now, *, most):
         super().__init__(space, now)
@@ -140,7 +140,7 @@ class Signalled(MemorySource):
 
 
 class TestContention:
-    """Commands about a record that other clients change all the time do not take the others along."""
+    """Commands about a record that other clients change all the time do not affect other commands."""
 
     def test_a_claim_that_conflicts_repeatedly_takes_fewer_runs(self):
         space, clock = _Space(), ManualClock()

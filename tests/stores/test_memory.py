@@ -1,4 +1,4 @@
-"""What is special about memory."""
+"""What is specific to the memory store."""
 
 from __future__ import annotations
 

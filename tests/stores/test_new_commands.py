@@ -1,4 +1,4 @@
-"""A new command, field or type of record needs a rule in Python and nothing else: all work on every store as it is."""
+"""A new command, field or record type needs only a rule in Python, and works on every store unchanged."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from holdfast.testing.builders import ME, SECOND, acquire, release
 
 
 class Changed(out.Outcome, frozen=True, kw_only=True):
-    """What a made-up command answers."""
+    """The outcome of the commands of this module."""
 
     before: str
 
 
 class SetColour(c.LockCommand, frozen=True, kw_only=True):
-    """Give a lock a colour, which is a field that no store has ever heard of."""
+    """Give a lock a colour, a field that no store knows."""
 
     colour: str
 
@@ -39,7 +39,7 @@ class SetColour(c.LockCommand, frozen=True, kw_only=True):
 
 
 class Hurry(r.RunCommand, frozen=True, kw_only=True):
-    """Raise the priority of a run, and tell its parent."""
+    """Raise the priority of a run, and note it in its parent."""
 
     run: str
 
@@ -65,7 +65,7 @@ NATIVE = {
     "StartRun": (STARTED, ()),
     "NewRun": (STARTED, ("new",)),
 }
-"""Commands for which there are native forms, and where in them the made-up field is."""
+"""Commands that have native forms, and where in them the new field is."""
 FORMS = {
     "redis": (redis_fast, lambda command: redis_fast.asked([command]) is not None, "_ROWS"),
     "postgres": (
@@ -86,7 +86,7 @@ def with_an_extra_field(value, **made_up):
 @pytest.mark.parametrize("store", FORMS)
 @pytest.mark.parametrize("name", NATIVE)
 def test_no_native_form_accepts_an_unknown_field(store, name, monkeypatch):
-    """The forms are made to know the type with one more field, as if the field had been added to the type itself."""
+    """The forms are given the type with one more field, as if the field had been added to the type itself."""
     (module, is_native, table), (command, path) = FORMS[store], NATIVE[name]
     old = getattr(command, path[0]) if path else command
     for made_up, native in (({}, True), ({"zone": "eu"}, False)):
@@ -150,7 +150,7 @@ def test_a_new_command_that_fails_does_not_affect_others(opened, url, clock):
 
 
 class Basket(RecordStruct, frozen=True):
-    """A made-up type of record."""
+    """A new record type."""
 
     apples: int = 0
     ripe_at: int | None = None
@@ -160,7 +160,7 @@ BASKET = RecordType("basket", Basket, due="ripe_at")
 
 
 class PutApple(c.RecordCommand, frozen=True, kw_only=True):
-    """Put an apple into a basket; with the last of three, the basket is gone and its owner is woken."""
+    """Put an apple into a basket; with the third one the basket is removed and its owner is woken."""
 
     record_type = BASKET
     owner: str

@@ -1,4 +1,4 @@
-"""PostgreSQL's own: rows that others keep locked, schemas and rights, what is on the wire, and what a pooler breaks."""
+"""What is specific to PostgreSQL: locked rows, schemas and rights, lost connections, notifications."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def admin(server):
 
 @pytest.fixture
 def schema(admin):
-    """The name of a schema that nobody has made yet, with letters that must be quoted."""
+    """The name of a schema that does not exist yet, with letters that must be quoted."""
     name = f'test "{next(_names)}"; É'
     yield name
     admin.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
@@ -80,7 +80,7 @@ def url(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often a server was asked something, through whatever session."""
+    """How many round trips were made, over all sessions."""
     trips = []
     for name in ("_talk", "_trip"):
         way = getattr(postgres_session.Session, name)
@@ -95,7 +95,7 @@ def asked(monkeypatch):
 
 @contextmanager
 def locked_row(url, key):
-    """Somebody has left a transaction open, with this lock's row in it."""
+    """Another session has left a transaction open that locks this row."""
     with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
         db.execute("SELECT 1 FROM tests.locks WHERE key = %s FOR UPDATE", (key,))
         yield db
@@ -106,10 +106,11 @@ def locked_row(url, key):
 
 
 def test_a_simple_command_is_one_round_trip_and_any_other_two(url, opened, asked):
-    """What is usual is one statement; else a trip locks and reads, and another one writes or ends the transaction."""
+    """A simple command is one statement; otherwise one round trip locks and reads, and a second one writes and
+    commits."""
     connection = opened(url).connect()
     granted = connection.execute([acquire()])[0]
-    connection.execute([read()])  # each statement is made known to the server once a session
+    connection.execute([read()])  # each statement is prepared once per session
     for command, kind, trips in (
         (renew(token=granted.token), out.Renewed, 1),
         (wait(), out.Queued, 3),
@@ -128,7 +129,7 @@ def test_a_simple_command_is_one_round_trip_and_any_other_two(url, opened, asked
 
 def test_a_batch_takes_at_most_one_round_trip_per_kind_of_command(url, opened, asked):
     connection = opened(url).connect()
-    for turn in range(2):  # the first time the server is told to remember how it is done
+    for turn in range(2):  # the first time, the statement is prepared
         asked.clear()
         outcomes = connection.execute(
             [
@@ -179,7 +180,7 @@ def test_a_command_waits_for_a_row_that_is_soon_free(url, opened):
 
 
 def test_a_renewal_whose_row_is_locked_for_a_while_does_not_count_as_a_failure(url):
-    """Three failures in a row would cost the lease, long before its time."""
+    """Three failures in a row would lose the lease, long before it expires."""
     tried = []
     with Client(url) as hf, hf.lock("k", ttl=60, renew_every=0.1) as lease:
         hf.events.subscribe(lambda event: tried.append(1) if event.name == "renewal_unknown" else None)
@@ -192,7 +193,7 @@ def test_a_renewal_whose_row_is_locked_for_a_while_does_not_count_as_a_failure(u
 
 def test_a_caller_waits_for_a_row_that_is_locked_for_a_while(url):
     with Client(url) as hf, locked_row_of(url, hf) as other:
-        threading.Timer(3.5, other.rollback).start()  # longer than what is not answered at all is asked for
+        threading.Timer(3.5, other.rollback).start()  # longer than a single command is retried
         with hf.lock("k", wait=20) as lease:
             assert lease.valid
 
@@ -271,7 +272,7 @@ def test_a_batch_skips_a_locked_row_and_does_not_fail_as_a_whole(url, opened, as
 
 @pytest.mark.usefixtures("patient")
 def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_locked(url, opened):
-    """The row is set free between the two: the second command must not have what the first could not."""
+    """The row is unlocked between the two: the second command must not get what the first could not."""
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire("k1")])
     with locked_row(url, "k1") as other:
@@ -286,7 +287,7 @@ def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_locked(url, ope
 
 @pytest.fixture
 def slow_key(admin, url, opened):
-    """A key whose row takes its time to be written."""
+    """A key whose row is slow to write."""
     opened(url).connect().execute([c.Inspect(key="slow")])
     admin.execute(
         "CREATE FUNCTION tests.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ "
@@ -301,7 +302,7 @@ def slow_key(admin, url, opened):
 
 
 def test_a_row_that_is_unlocked_during_a_batch_is_not_used_by_a_later_command(url, opened, slow_key):
-    """The renewal cannot have the row, and the release, a part later, could: it waits all the same."""
+    """The renewal does not get the row, and the release, in a later part, could: it is skipped too."""
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire("k1")])
     with locked_row(url, "k1") as other:
@@ -316,7 +317,8 @@ def test_a_row_that_is_unlocked_during_a_batch_is_not_used_by_a_later_command(ur
 
 
 def test_a_row_that_was_locked_when_the_clock_was_read_is_not_decided_by_that_time(url, opened, slow_key):
-    """While a batch dawdles the row is set free and its lease renewed: to the batch it would seem to end too late."""
+    """While a batch is slow the row is unlocked and its lease renewed: by the time of the batch it would end too
+    late."""
     store = opened(url)
     holder, stranger = store.connect(), store.connect()
     (granted, slow) = holder.execute([acquire("k1", ttl=60), acquire(slow_key)])
@@ -567,7 +569,7 @@ def test_a_schema_of_a_development_version_is_refused_with_what_to_do(server, sc
 
 @pytest.fixture
 def roles(server, schema, opened, admin):
-    """The two roles of the SQL that comes with the package, with the schema made by an owner before."""
+    """The two roles of the packaged SQL, with the schema created by an owner before."""
     opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
     admin.execute(postgres_schema.script("roles.sql", schema).encode())
     for role in ("holdfast_app", "holdfast_reader"):
@@ -690,7 +692,7 @@ def test_commits_are_synchronous_although_the_role_has_another_default(server, u
 
 
 def test_a_client_that_is_paused_within_a_transaction_does_not_keep_its_row_locks(url, opened, monkeypatch):
-    """The server ends its session within a second; nothing was done, and that is known."""
+    """The server ends its session within a second; nothing was done, and the error says so."""
     store = opened(url)
     paused, other = store.connect(), store.connect()
     (granted,) = other.execute([acquire()])
@@ -711,7 +713,7 @@ def test_a_client_that_is_paused_within_a_transaction_does_not_keep_its_row_lock
 
 
 def persist(connection, command):
-    """Send a command again until nobody is in its way."""
+    """Send a command again until its row is free."""
     late = time.monotonic() + 5
     while True:
         outcomes = connection.execute([command])
@@ -725,13 +727,13 @@ def persist(connection, command):
 
 @pytest.fixture
 def listening():
-    """What is opened here is closed at the end of the test."""
+    """Opens watches, which are closed at the end of the test."""
     with ExitStack() as stack:
         yield stack
 
 
 def listener_for(url, store, channel):
-    """A raw ear on the channel of an attempt."""
+    """A plain connection that listens on the channel of an attempt."""
     db = psycopg.connect(url.partition("?")[0], autocommit=True)
     watch = store.watch(channel, print)
     db.execute(watch._listen)
@@ -757,7 +759,7 @@ def test_only_waiters_of_other_clients_are_notified(url, opened, listening):
 
 
 def test_a_notification_that_would_be_too_long_is_sent_without_names(url, opened, listening):
-    """The server takes 8,000 bytes: of 400 runs that are started at once their names would be more."""
+    """The server accepts 8,000 bytes: the names of 400 runs that are started at once would be longer."""
     elsewhere, here = opened(url), opened(url)
     connection = elsewhere.connect()
     worker = {"key": "worker/far.1", "id": "far.1", "label": ME, "kind": "worker", "ttl": 60_000_000}
@@ -804,7 +806,7 @@ def test_without_notifications_the_head_of_a_queue_polls(url, opened, listening,
 
 
 class TestByTheServersClock(StoreConformance):
-    """The suite again, by the clock that people live by."""
+    """The suite again, with the server's own clock."""
 
     histories = 20
     processes = True
@@ -819,7 +821,7 @@ class TestByTheServersClock(StoreConformance):
         return PROVIDERS["postgres"].dump(url, namespace)
 
     def decided_at(self, connection, commands):
-        """A batch of several kinds is several transactions, each by its own time: here all get that of the first."""
+        """A batch of several kinds is several transactions, each with its own time: here all use that of the first."""
         (seen,) = connection.execute([c.Inspect(key="nobody's")])
         connection._clock = lambda: seen.now
         try:

@@ -1,4 +1,5 @@
-"""`advisory=true`: grants are tied to a session. A crash frees at once, and a lost connection is told at once."""
+"""`advisory=true`: grants are tied to a session. A crash frees them at once, and a lost connection is reported at
+once."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_a_killed_holder_is_replaced_at_once_by_the_next_waiter(url):
     with running(HOLDER, url) as holder, Client(url) as hf:
         token = int(holder.read_line())
         threading.Timer(0.2, os.kill, (holder.pid, signal.SIGKILL)).start()
-        with hf.lock("k", ttl=3600, wait=60) as lease:  # the dead one's time would end in an hour
+        with hf.lock("k", ttl=3600, wait=60) as lease:  # the lease of the killed holder would expire in an hour
             assert lease.token > token
 
 
@@ -119,7 +120,7 @@ def test_grants_of_one_batch_about_one_key_are_tied_to_the_session_too(url, open
 
 
 def test_a_killed_waiter_is_removed_from_the_queue_at_once(url):
-    """Its place would be kept for ten seconds, and an offer to it for one."""
+    """Otherwise its position would be kept for ten seconds, and an offer to it for one."""
     with Client(url) as hf, hf.lock("k", ttl=3600) as lease:
         with running(HOLDER, url) as waiter:
             eventually(lambda: len(hf.locks.inspect("k").waiters) == 1)
@@ -165,7 +166,7 @@ def test_the_lock_delay_applies_after_a_lost_session(url, opened, admin):
 def test_two_grants_with_the_same_advisory_number_delay_each_other_and_never_share(
     url, opened, clock, admin, monkeypatch
 ):
-    """A stranger's advisory lock of the same number, as a collision would be."""
+    """An advisory lock of another program with the same number, as in a collision."""
     numbers = iter([7, 7, 8])
     monkeypatch.setattr(advisory.secrets, "randbits", lambda _bits: next(numbers))
     first, second = opened(url, clock=clock), opened(url, clock=clock)

@@ -1,4 +1,5 @@
-"""What another transaction keeps on PostgreSQL delays only the commands that need it, and errors name what it is."""
+"""Rows and tables that another transaction has locked on PostgreSQL delay only the commands that need them; errors
+name them."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def admin(url):
 
 @pytest.fixture
 def trips(monkeypatch):
-    """What was sent with each trip."""
+    """What was sent in each round trip."""
     made, trip = [], Session.trip
 
     def counting(self, statements):
@@ -142,7 +143,8 @@ def test_a_change_of_limits_delays_only_the_starts_that_they_count(url, opened):
 
 
 def test_nothing_is_counted_without_its_lock(url, opened, admin):
-    """Another transaction has let in ten of ten and is not committed: who does not wait for it must not count."""
+    """Another transaction has admitted ten of ten and is not committed: a start that does not wait for it must not
+    count."""
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -157,7 +159,7 @@ def test_nothing_is_counted_without_its_lock(url, opened, admin):
 
 
 def test_limits_that_a_batch_waited_for_are_locked_together_with_the_next_one(url, opened, monkeypatch):
-    """Or two clients whose commands need the same two limits would take turns at missing one of them."""
+    """Otherwise two clients whose commands need the same two limits would alternately miss one of them."""
     store = opened(url)
     connection = store.connect()
     publish(connection, BOTH)

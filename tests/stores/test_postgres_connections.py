@@ -1,4 +1,4 @@
-"""Ways to a PostgreSQL server: a pool or an engine that a program has already, and poolers in transaction mode."""
+"""Connections to a PostgreSQL server: a pool or an engine of the program, and poolers in transaction mode."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_async_client_is_made_from_a_pool_and_from_an_engine(pool):
 
 
 def test_an_exhausted_pool_costs_no_lease(pool, engine):
-    with pool.connection(), engine.connect():  # the only ones that there are
+    with pool.connection(), engine.connect():  # all connections of the pool
         for handle in (pool, engine):
             with Client(handle, store_options=SCHEMA) as hf, hf.lock("k", ttl=3, renew_every=0.3) as lease:
                 first = lease.expires_at
@@ -129,7 +129,7 @@ with Client(sys.argv[1]) as hf, hf.lock("k"):
 
 @pytest.fixture
 def secured(server, certificates):
-    """The address of the server by TLS, which it is asked for from the first byte on."""
+    """The address of the server over TLS, which is required from the first byte on."""
     with tunnel(certificates, server.port) as port:
         userinfo = server.url.partition("://")[2].partition("@")[0]
         yield f"postgresql://{userinfo}@localhost:{port}/postgres?schema=tests&sslmode=verify-full&sslnegotiation=direct"
@@ -168,7 +168,7 @@ def contend(url, *, turns=10):
 
 
 def test_locks_work_if_every_statement_runs_in_another_session(server, monkeypatch):
-    """What a pooler in transaction mode does at its worst: no two statements of ours meet the same session."""
+    """The worst case of a pooler in transaction mode: no two statements use the same session."""
     let_every_statement_have_a_session_of_its_own(monkeypatch)
     with Client(server.url, store_options={**SCHEMA, "wakeup": "poll"}) as hf:
         with hf.lock("k", ttl=3, renew_every=0.3) as lease, hf.semaphore("s", permits=2):
@@ -214,7 +214,7 @@ def other_default(server, request):
 
 
 def test_a_shared_session_of_a_role_with_another_default_gets_an_error(server, other_default, monkeypatch):
-    """A pooler that does not show: what was set for the session is not there for the next statement."""
+    """A pooler that is not detected: settings of the session are missing in the next statement."""
     let_every_statement_have_a_session_of_its_own(monkeypatch)
     with (
         closing(open_store(server.url, namespace="default", options=SCHEMA)) as store,
@@ -226,7 +226,7 @@ def test_a_shared_session_of_a_role_with_another_default_gets_an_error(server, o
 
 @contextmanager
 def pgbouncer(server, folder):
-    """A PgBouncer in transaction mode with two connections for all, as whoever may run one."""
+    """A PgBouncer in transaction mode with two connections for all clients, run by an account that may run it."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("no pgbouncer is installed; the same is tested by closing the session between statements")

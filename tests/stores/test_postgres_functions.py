@@ -1,4 +1,4 @@
-"""Releases of Holdfast side by side on one PostgreSQL database: each client calls functions of its own."""
+"""Releases of Holdfast side by side on one PostgreSQL database: each client calls its own functions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def admin(server):
 
 @pytest.fixture
 def schema(admin):
-    """The name of a schema that nobody has made yet, with letters that must be quoted, as long as a name can be."""
+    """The name of a schema that does not exist yet, with letters that must be quoted, of maximum length."""
     name = f"releases {next(_names)} % \"É'".ljust(62, "x")
     yield name
     admin.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
@@ -62,7 +62,7 @@ def url(server, schema):
 
 
 class Release:
-    """A client of some release in a process of its own."""
+    """A client of some release in a separate process."""
 
     def __init__(self, process):
         self._process = process
@@ -127,7 +127,7 @@ def test_two_releases_work_side_by_side_each_with_its_own_functions(releases, ad
     again = releases(kinds[0])
     assert again.ask("work 1") == {"done": 1}
     assert again.first == one.first != two.first
-    assert before == rows_of(admin, schema, one.first["ready"]), "nobody has replaced anything"
+    assert before == rows_of(admin, schema, one.first["ready"]), "no function was replaced"
     assert digests_in(admin, schema) == {one.first["ready"], two.first["ready"]}
     texts = {
         kind: text_of(admin, schema, client.first["ready"]) for kind, client in zip(kinds, (one, two), strict=True)
@@ -136,7 +136,7 @@ def test_two_releases_work_side_by_side_each_with_its_own_functions(releases, ad
 
 
 def text_of(admin, schema, digest):
-    """What a function of a set says."""
+    """The source of a function of a set."""
     name = sql.SQL("{}.{}").format(sql.Identifier(schema), sql.Identifier(f"insist_{digest}")).as_string(None)
     return admin.execute("SELECT pg_get_functiondef(%s::regproc)", (name,)).fetchone()[0]
 
@@ -183,7 +183,7 @@ def client(url, opened):
 
 @pytest.fixture
 def created(monkeypatch):
-    """How often something was made."""
+    """How often functions were created."""
     made = []
     missing_parts = postgres_schema.missing_parts
 
@@ -243,7 +243,8 @@ def test_a_transaction_without_functions_fails_and_the_next_one_creates_them(url
 
 @pytest.fixture
 def role(server, url, schema, opened, admin):
-    """The address as a role of the application, of a database whose owner lets nobody call functions unasked."""
+    """The address as a role of the application, of a database whose owner has revoked the default right to call
+    functions."""
     admin.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
     try:
         opened(url).connect()
@@ -281,7 +282,7 @@ def test_the_owner_of_the_schema_can_create_its_functions_without_other_rights(r
 
 
 def set_last_use(admin, schema, digest, days):
-    """That a set was last used so many days ago."""
+    """Set the last use of a set to so many days ago."""
     statement = "UPDATE {}.functions SET used_at = now() - make_interval(days => {}) WHERE digest = {}"
     admin.execute(sql.SQL(statement).format(sql.Identifier(schema), days, digest))
 

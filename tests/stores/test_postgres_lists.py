@@ -1,4 +1,4 @@
-"""Lists of runs and looks of workers on PostgreSQL: what they cost does not grow with what they do not ask for.
+"""Lists of runs and polls of workers on PostgreSQL: their cost does not grow with runs that they do not concern.
 
 Rows are counted, not seconds: the server tells how many it has visited in each table and index.
 """
@@ -49,7 +49,7 @@ SELECT 'default', 'parked-' || n, 'order', 'order', 'suspended', {start} + n,
 
 
 class Filled:
-    """A store in a schema of its own, whose table of runs nobody analyses behind our backs."""
+    """A store in its own schema, whose table of runs is not analysed automatically."""
 
     def __init__(self, store, admin, schema):
         self.store, self.admin, self.schema = store, admin, schema
@@ -72,7 +72,7 @@ class Filled:
             return self._count(mine, table) - before
 
     def _count(self, mine, table):
-        """What the transaction has visited so far, and what earlier ones of its session have not told yet."""
+        """What the transaction has visited so far, with earlier counts of its session that are not reported yet."""
         query = (
             "SELECT sum(pg_stat_get_xact_tuples_returned(x.oid) + pg_stat_get_xact_tuples_fetched(x.oid))::integer "
             "FROM pg_class AS x WHERE x.oid = %(table)s::regclass "
@@ -112,7 +112,7 @@ LISTS = {
 
 
 def test_a_list_costs_the_same_however_many_runs_have_ended(filled):
-    """Also of a table of which the server knows nothing yet, and also once it does."""
+    """Also for a table without statistics, and also after ANALYZE."""
 
     def costs():
         return {name: filled.visited(r.ListRuns(wanted=wanted, limit=50)) for name, wanted in LISTS.items()}
@@ -245,7 +245,7 @@ SELECT sum(pg_stat_get_tuples_returned(x.oid) + pg_stat_get_tuples_fetched(x.oid
 
 
 def test_appending_an_entry_costs_the_same_rows_for_every_length_of_history(filled):
-    """By the statement of its own that a record has; counted in all tables of the schema."""
+    """By the native form of a record; counted in all tables of the schema."""
     session, schema = filled.connection._session, filled.schema
 
     def visited(command):
@@ -253,7 +253,7 @@ def test_appending_an_entry_costs_the_same_rows_for_every_length_of_history(fill
         for commands in ([], [command]):
             outcomes = filled.connection.execute(commands) if commands else []
             session.ask(b"SELECT pg_stat_force_next_flush()")
-            session.ask(b"SELECT 1")  # what came before is told with the end of this one
+            session.ask(b"SELECT 1")  # earlier counts are reported with the end of this one
             told.append(filled.admin.execute(VISITED, [schema]).fetchone()[0])
         assert not any(isinstance(outcome, c.Failed) for outcome in outcomes)
         return told[1] - told[0]
@@ -312,7 +312,7 @@ def test_a_start_costs_the_same_for_every_length_of_the_queue(filled):
 
 
 def test_the_end_of_a_run_reads_no_more_of_a_queue_than_necessary(filled):
-    """Many of one tenant are kept out by their own limit; behind the first of them is one for whom there is room."""
+    """Many runs of one tenant wait for their own limit; behind the first of them is a run that can be admitted."""
     connection = filled.connection
     add_worker(connection)
     connection.execute([r.PublishLimits(workflow="order", terms=ONE_OF_EACH)])

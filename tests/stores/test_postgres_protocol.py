@@ -1,4 +1,4 @@
-"""How decisions in Python keep to what PostgreSQL has locked, and what needs no SQL: new fields and new commands."""
+"""How decisions in Python use the row locks of PostgreSQL; new fields and new commands need no SQL."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nothing_is_decided_on_a_locked_row(url, opened, commands):
 
 
 def test_a_row_that_was_not_locked_is_not_written(url, opened, monkeypatch):
-    """Nothing is decided on an unlocked read of a row that is written: all is undone, and begins with that row."""
+    """Nothing is decided on an unlocked read of a row that is written: all is undone, and the row is locked first."""
     connection = opened(url).connect()
     connection.execute([start()])
     owned = []
@@ -106,10 +106,10 @@ def test_a_row_that_was_not_locked_is_not_written(url, opened, monkeypatch):
 
 
 def test_the_written_half_of_a_batch_is_not_repeated_when_the_other_half_is_contended(url, opened, monkeypatch):
-    """Others were faster three times, so the batch is decided in halves; the second half meets a lock, once."""
+    """The batch conflicted three times, so it is decided in halves; the second half meets a locked row, once."""
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire("k", "a.1")])
-    connection.execute([wait("k", "b.1")])  # the form of a release leaves it to the rules
+    connection.execute([wait("k", "b.1")])  # the native form of a release leaves it to the rules
     trip, log = OwnTransactions.trip, []
 
     def troubled(self, statements):
@@ -134,7 +134,7 @@ def test_the_written_half_of_a_batch_is_not_repeated_when_the_other_half_is_cont
 
 
 class NewCommand(c.LockCommand, frozen=True, kw_only=True):
-    """A command that has no form: the rules decide it."""
+    """A command without a native form: the rules decide it."""
 
     def decide(self, lock):
         lock.fence += 1
@@ -237,7 +237,7 @@ def test_a_native_form_leaves_unknown_fields_to_the_rules(url, opened, admin, mo
 
 
 class SetColour(c.LockCommand, frozen=True, kw_only=True):
-    """A made-up command about a lock, which writes a made-up field."""
+    """A new command about a lock, which writes a new field."""
 
     colour: str
 
@@ -248,7 +248,7 @@ class SetColour(c.LockCommand, frozen=True, kw_only=True):
 
 
 class SetMood(r.RunCommand, frozen=True, kw_only=True):
-    """A made-up command about a run, which writes a made-up field."""
+    """A new command about a run, which writes a new field."""
 
     run: str
     mood: str
@@ -263,7 +263,7 @@ class SetMood(r.RunCommand, frozen=True, kw_only=True):
 
 
 class MoodyRun(Run, frozen=True, omit_defaults=True, kw_only=True):
-    """A run with a made-up field."""
+    """A run with a new field."""
 
     mood: str = ""
 

@@ -1,4 +1,4 @@
-"""Locks that belong to runs on PostgreSQL, where rows of runs and of locks are somebody else's at times."""
+"""Locks of runs on PostgreSQL, also while other transactions have locked rows of runs and of locks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def admin(url):
 
 @contextmanager
 def changed(url, statement):
-    """Somebody has changed a row by hand, and left the transaction open."""
+    """Another session has changed a row, and left the transaction open."""
     with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
         db.execute(statement)
         yield db
@@ -74,7 +74,7 @@ def holders(connection, key="k"):
 
 
 def waiting(connection, run="r", *, key="k", number=1, holder="a.1"):
-    """A run that is parked until it is offered a lock that somebody holds. Returns the run and the holder's token."""
+    """A run that is parked until it is offered a held lock. Returns the run and the holder's token."""
     (granted,) = connection.execute([acquire(key, holder)])
     asker = driven(connection, run)
     parked = ask(connection, record(asker, lock_requests=(take(number, key),), then=Park(None)), Recorded)
@@ -83,7 +83,7 @@ def waiting(connection, run="r", *, key="k", number=1, holder="a.1"):
 
 
 def persist(connection, *commands):
-    """Send until everything was answered, as callers do."""
+    """Send until every command has an outcome, as callers do."""
     answers, late = {}, time.monotonic() + 20
     while len(answers) < len(commands):
         assert time.monotonic() < late, "it was never answered"
@@ -108,7 +108,7 @@ def assert_contended(outcome, row):
 
 @pytest.mark.parametrize("neighbours", [0, 1])
 def test_events_of_runs_are_in_the_order_of_the_commands_of_a_batch(url, opened, neighbours):
-    """The keys are taken in another order, and of two commands about one key the second comes in a later turn."""
+    """The keys are locked in another order, and of two commands about one key the second is in a later part."""
     connection = opened(url).connect()
     add_worker(connection)
     tokens = [ask(connection, acquire(key), out.Granted).token for key in "abc"]
@@ -216,7 +216,7 @@ def test_locks_released_in_a_joined_transaction_are_free_after_its_commit(url, o
 
 @pytest.mark.parametrize("neighbours", [0, 2])
 def test_a_lock_is_not_offered_to_a_run_whose_row_is_locked(url, opened, neighbours):
-    """The run could not be received, and nobody would tell it later."""
+    """The event of the run could not be written, and no later command would write it."""
     connection = opened(url).connect()
     add_worker(connection)
     _, token = waiting(connection)
@@ -311,7 +311,7 @@ def test_a_record_waits_for_the_row_of_a_lock_and_no_later_record_overtakes_it(u
 
 @pytest.mark.parametrize("way", ["ask", "end"])
 def test_a_lock_whose_row_was_locked_when_the_clock_was_read_is_not_decided_by_that_time(url, opened, admin, way):
-    """While a batch dawdles the row is set free and a lease renewed: to the batch it would seem to end too late."""
+    """While a batch is slow the row is unlocked and a lease renewed: by the time of the batch it would end too late."""
     store = opened(url)
     holder, driver = store.connect(), store.connect()
     add_worker(driver)
@@ -373,7 +373,7 @@ def test_no_lock_is_released_while_a_row_is_locked(url, opened, way, statement):
 
 @pytest.mark.parametrize("statement", [LOCK.format("k"), RUN.format("heir")], ids=["lock", "heir"])
 def test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker(url, opened, admin, statement):
-    """Its workers died over and over."""
+    """Its workers crashed repeatedly."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
     add_worker(connection)
@@ -403,14 +403,14 @@ def waits_for_a_row(admin):
 
 
 class LockingRun:
-    """A run that takes and gives back one lock over and over, and what its driver has heard."""
+    """A run that acquires and releases one lock repeatedly, and the events that its driver got."""
 
     def __init__(self, run):
         self.run, self.number, self.holds = run, 1, False
         self.queued, self.granted = set(), set()
 
     def go_on(self, connection, rounds):
-        """Drive it until it sleeps, as far as can be seen; or until it has had the lock often enough."""
+        """Drive it until it parks, or until it has had the lock often enough."""
         length, seen = self.run.length, self.run.posted
         for turn in range(1_000):
             lock_requests = (take(self.number),)
@@ -433,7 +433,7 @@ class LockingRun:
             self.holds = outcome.answers[-1].what == "granted"
             (self.granted if self.holds else self.queued).add(self.number)
             if together and outcome.done:
-                return  # with the lock perhaps: then it is claimed by its name
+                return  # it may have the lock: then it is claimed by name
             if self.number > rounds:
                 persist(connection, record(self.run, at=length, seen=10**9, then=Finish("completed", "1")))
                 return
@@ -448,7 +448,7 @@ class LockingRun:
 
 
 class ConcurrentClients:
-    """Others who are about while runs are driven: some want the same lock, some are at the rows of the same runs."""
+    """Other clients, active while runs are driven: some acquire the same lock, some lock the rows of the same runs."""
 
     def __init__(self, store, names):
         self.names = names
@@ -476,7 +476,7 @@ class ConcurrentClients:
             raise
 
     def _take_lock(self, connection, place):
-        """Take the lock and release it, now alone and now with neighbours."""
+        """Acquire and release the lock, alone or in a batch with other commands."""
         for n in range(1_000_000):
             me, more = f"x{place}.{n}", [acquire(f"other {place}", f"x{place}.{n}")] * (n % 2)
             while not isinstance((answer := persist(connection, *more, wait("k", me))[-1]), out.Granted):
@@ -489,7 +489,7 @@ class ConcurrentClients:
                 return
 
     def _lock_rows(self, connection, place):
-        """Lock the rows of the runs, for this and for that."""
+        """Lock the rows of the runs, by different statements."""
         for n in range(1_000_000):
             run = self.names[n % len(self.names)]
             persist(connection, r.WatchRun(run=run, id=f"y{place}.1") if n % 2 else signal(run, key=str(n % 8)))
@@ -513,7 +513,7 @@ def drive(connection, askers, crowd, rounds):
 
 
 def test_every_run_that_is_offered_a_lock_gets_its_event_under_concurrent_changes(url, opened, admin):
-    """Runs sleep until a lock is theirs; clients take it in between; others are always at the rows of the same runs."""
+    """Runs park until they get a lock; clients acquire it in between; others lock the rows of the same runs."""
     rounds, names = 12, [f"r{n}" for n in range(5)]
     store = opened(url)
     connection, before = store.connect(), deadlocks(admin)
@@ -535,7 +535,7 @@ def test_every_run_that_is_offered_a_lock_gets_its_event_under_concurrent_change
 
 
 def missed_offers(admin):
-    """Runs that a lock is offered to, and that nobody will ever wake."""
+    """Runs that have an offer of a lock, and no event that would wake them."""
     return admin.execute(
         "SELECT r.id, h->>'id' FROM tests.runs AS r "
         "JOIN tests.locks AS l ON l.namespace = r.namespace "
@@ -545,7 +545,7 @@ def missed_offers(admin):
 
 
 def deadlocks(admin):
-    """How often the server has found some who waited for one another."""
+    """How many deadlocks the server has found."""
     return admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
 
 
@@ -600,4 +600,4 @@ def test_only_the_worker_of_a_run_that_is_offered_a_lock_is_notified(url, opened
         with closing(store.watch("far", received.append)):
             assert connection.execute(releases[2:])[0].woken == ("run:1:r2",)
             eventually(lambda: [rule.hint_for("far.1", "r2")] in received)
-            assert list(ear.notifies(timeout=0.1)) == [], "it is received directly"
+            assert list(ear.notifies(timeout=0.1)) == [], "it is notified directly"

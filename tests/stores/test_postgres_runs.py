@@ -1,4 +1,4 @@
-"""Runs on PostgreSQL, where many transactions are at them at once: what a single storyteller does not see."""
+"""Runs on PostgreSQL, with many transactions at once: what a sequential history does not show."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def admin(url):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often a server was asked something, through whatever session."""
+    """How many round trips were made, over all sessions."""
     trips = []
     for name in ("_talk", "_trip"):
         way = getattr(postgres_session.Session, name)
@@ -72,7 +72,7 @@ def start(run="r", worker="", **more):
 
 
 def limited(run="r", worker="", key="", terms=ONE_AT_A_TIME, **more):
-    """A start that is counted by each limit of these terms."""
+    """A start that is counted by each of these limits."""
     places = tuple(LimitKey(limit.name, key) for limit in terms.limits)
     return start(run, worker, places=places, terms=terms.digest, **more)
 
@@ -112,7 +112,7 @@ def seen(connection, run="r"):
 
 
 def persist(connection, commands):
-    """Send until everything was answered, as callers do: within five seconds."""
+    """Send until every command has an outcome, as callers do: within five seconds."""
     late, answers, contended = time.monotonic() + 5, {}, 0
     left = list(enumerate(commands))
     while left:
@@ -130,7 +130,7 @@ def persist(connection, commands):
 
 @contextmanager
 def changed_row(url, run):
-    """Somebody has changed this run's row by hand, and left the transaction open."""
+    """Another session has changed this run's row, and left the transaction open."""
     with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
         db.execute("UPDATE tests.runs SET crashes = crashes WHERE id = %s", (run,))
         yield db
@@ -142,7 +142,7 @@ def statuses(connection, *runs):
 
 
 def assert_that_places_are_those_of_living_runs(admin):
-    """The index of who is counted where says what the runs say."""
+    """The index of limit keys matches the runs."""
     rows = admin.execute("SELECT party, queued, rank, arrival, run FROM tests.places ORDER BY party, run").fetchall()
     told = admin.execute(
         "SELECT r.workflow || '/' || (p->>0) || '/' || (p->>1) AS party, r.status = 'queued', "
@@ -165,11 +165,11 @@ def waits_for_a_row(admin):
 
 
 def test_simple_commands_about_a_run_are_one_round_trip_and_others_few(url, opened, asked):
-    """A trip that locks and reads, one that writes; and one for each level of rows that lead to others."""
+    """One round trip locks and reads, one writes; and one more for each level of rows that refer to others."""
     connection = opened(url).connect()
     add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
-    connection.execute([record(started.run, "0", at=1)])  # the first time the server is told to remember how it is done
+    connection.execute([record(started.run, "0", at=1)])  # the first time, the statement is prepared
     run = started.run
     for command, trips in (
         (start("t", worker="w.1"), 1),
@@ -184,7 +184,7 @@ def test_simple_commands_about_a_run_are_one_round_trip_and_others_few(url, open
         (r.ListOwnedRuns(worker="w.1"), 1),
         (r.ReadNextDue(types=("order",)), 1),
         (r.ListWorkers(), 1),
-        (record(run, at=5, seen=1, then=Finish("completed", "1")), 2),  # made known to the server, and carried out
+        (record(run, at=5, seen=1, then=Finish("completed", "1")), 2),  # prepared, and executed
         (r.ReviveRun(run="r", fence=run.fence, keep=1, request="again"), 3),
         (r.ClaimRuns(worker="w.1", types=TYPES), 2),
         (start("s"), 2),
@@ -242,7 +242,7 @@ def test_a_record_of_a_driven_run_updates_no_index(url, opened, admin):
 
 
 def test_a_run_is_always_found_by_its_primary_key(url, opened):
-    """Of a table that is new the server knows nothing, and another index would seem as good as that of the key."""
+    """For a new table the server has no statistics, and another index would seem as good as the primary key."""
     opened(url).connect()
     with psycopg.connect(url.partition("?")[0]) as db:
         db.execute("ALTER TABLE tests.runs DROP CONSTRAINT runs_pkey; SET LOCAL enable_seqscan = off")
@@ -295,7 +295,7 @@ def test_a_claim_skips_runs_that_another_transaction_is_claiming(url, opened, as
 
 
 def test_a_park_that_waited_for_a_signal_is_refused_with_the_signal(url, opened, admin):
-    """The signal is committed while the park waits for the row: what it decides must be younger than its lock."""
+    """The signal is committed while the park waits for the row: it must decide by data that it read after the lock."""
     store = opened(url)
     connection = store.connect()
     add_worker(connection)
@@ -396,7 +396,8 @@ def test_two_concurrent_starts_of_the_same_run_return_one_run(url, opened):
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_a_run_started_for_a_worker_that_is_just_being_removed_is_claimed_by_another(url, opened, many):
-    """Its start is under way when somebody else finds the worker dead: nobody would look for the run otherwise."""
+    """Its start is in progress when another client finds that the worker's lease has expired: otherwise the run would
+    be lost."""
     now, later = ManualClock(), ManualClock()
     later.pass_by(60)
     store, elsewhere = opened(url, clock=now), opened(url, clock=later)
@@ -508,7 +509,7 @@ def test_a_client_that_waits_for_the_end_of_a_run_is_notified_once(url, opened, 
 
 
 def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(url, opened):
-    """One claim ends a child whose workers died over and over, and takes its parent: the news are not forgotten."""
+    """One claim ends a child whose workers crashed repeatedly, and claims its parent: the event is not lost."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
     connection.execute([start("child", parent="parent")])
@@ -516,7 +517,7 @@ def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(url
         assert claim(connection, add_worker(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
         clock.pass_by(2)
     add_worker(connection, "v.1")
-    connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # buries
+    connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # removes the worker
     clock.pass_by(1)
     connection.execute([start("parent")])
     (parent,) = claim(connection, "v.1")
@@ -526,7 +527,7 @@ def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(url
 
 
 def test_a_worker_is_removed_only_when_all_its_runs_are_released(url, opened):
-    """One that was left with the worker's name would be nobody's for ever."""
+    """A run that keeps the name of a removed worker would never be claimed."""
     store = opened(url)
     connection = store.connect()
     add_worker(connection, "w.1")
@@ -552,7 +553,7 @@ def as_child(connection, command):
 
 @pytest.mark.parametrize("way", ["start", "child"])
 def test_a_start_that_waited_for_another_one_counts_it(url, opened, admin, way):
-    """The other is committed while this one waits for the lock: what it counts must be younger than its lock."""
+    """The other start is committed while this one waits for the lock: it must count what it read after the lock."""
     store = opened(url)
     connection = store.connect()
     add_worker(connection)
@@ -609,7 +610,7 @@ def test_ends_of_a_batch_admit_queued_runs(url, opened, admin, many):
 
 
 def test_a_start_concurrent_with_the_end_of_the_last_run_is_admitted(url, opened, admin):
-    """A start and an end that each miss the other would leave somebody in the queue whom nobody ever lets in."""
+    """A start and an end that each miss the other would leave a run in the queue that is never admitted."""
     store = opened(url)
     worker, friend = store.connect(), store.connect()
     add_worker(worker)
@@ -645,7 +646,7 @@ def test_a_run_that_is_cancelled_while_it_is_admitted_has_ended(url, opened, adm
 
 
 def test_the_end_of_a_run_waits_for_the_row_of_the_run_that_it_admits(url, opened):
-    """Passed over it would wait for ever: nobody else lets it in."""
+    """If it were skipped, it would wait forever: no other command admits it."""
     connection = opened(url).connect()
     add_worker(connection)
     publish(connection)
@@ -662,7 +663,7 @@ def test_the_end_of_a_run_waits_for_the_row_of_the_run_that_it_admits(url, opene
 
 
 def test_a_run_that_cannot_be_ended_now_does_not_block_other_runs_of_its_worker(url, opened, admin):
-    """Its workers died over and over; and the one whom its end would let in cannot be had."""
+    """Its workers crashed repeatedly; and the row of the run that its end would admit is locked."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
     add_worker(connection)
@@ -720,7 +721,7 @@ def test_a_start_that_waited_for_newly_published_limits_gets_them(url, opened, a
 
 
 def test_publishing_limits_waits_for_starts_in_progress(url, opened, admin):
-    """Whoever is queued by the old ones is let in by the new ones."""
+    """A run that is queued by the old limits is admitted by the new ones."""
     store = opened(url)
     connection = store.connect()
     add_worker(connection)
@@ -881,7 +882,7 @@ def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_locked(url, ope
 
 @contextmanager
 def changed_slot(url, statement="UPDATE tests.slots SET version = version"):
-    """Somebody has changed a slot's row by hand, and left the transaction open."""
+    """Another session has changed a slot's row, and left the transaction open."""
     with psycopg.connect(url.partition("?")[0]) as db:
         db.execute(statement)
         yield db
@@ -973,7 +974,7 @@ def test_a_slot_of_a_joined_transaction_is_written_at_its_commit(url, opened):
 
 
 def test_batches_that_write_slots_in_opposite_order_neither_deadlock_nor_lose_a_write(url, opened, admin):
-    """New slots and old ones, with records and without: every fourth round makes them anew."""
+    """New slots and old ones, with records and without: every fourth round creates them again."""
     rounds, sessions = 120, 3
     store = opened(url)
     connections = [store.connect() for _ in range(sessions)]
@@ -1028,7 +1029,7 @@ def test_batches_that_write_slots_in_opposite_order_neither_deadlock_nor_lose_a_
 
 
 def deadlocks(admin):
-    """How often the server has found some who waited for one another."""
+    """How many deadlocks the server has found."""
     return admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
 
 
@@ -1109,7 +1110,7 @@ def test_attributes_may_contain_any_value(url, opened):
 
 
 def test_a_worker_whose_session_has_ended_loses_its_runs(url, opened):
-    """With advisory=true a lease ends with its process: so do its claims."""
+    """With advisory=true a lease ends with its process, and so do its claims."""
     tied, other = opened(f"{url}&advisory=true"), opened(url)
     mine, yours = tied.connect(), other.connect()
     add_worker(mine, "w.1")

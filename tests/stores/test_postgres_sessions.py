@@ -1,4 +1,4 @@
-"""What a session must not believe, and must not wait for: late errors, split answers, other encodings and databases."""
+"""Faults of a session: late errors, incomplete answers, other encodings and databases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def admin(server):
 
 @contextmanager
 def refused_at_commit(admin, state):
-    """Whatever is written to the locks is refused when it is to be committed, after the rows were answered."""
+    """Every write to the locks is refused at its commit, after the rows were returned."""
     admin.execute(
         "CREATE FUNCTION tests.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         f"RAISE EXCEPTION USING ERRCODE = '{state}', MESSAGE = 'refused at the last moment'; END $$; "
@@ -78,7 +78,7 @@ def test_a_disk_error_at_the_commit_fails_the_whole_batch(url, opened, admin):
 
 
 def test_under_a_stricter_isolation_level_every_confirmed_grant_is_stored(url, opened, monkeypatch):
-    """A session is set to READ COMMITTED when it begins. Where somebody changes that, nothing wrong is answered."""
+    """A session is set to READ COMMITTED when it begins. If that is changed, no wrong outcome is returned."""
     monkeypatch.setattr(postgres_session, "_PIN", SERIALIZABLE)
     store = opened(f"{url}&options=-c%20default_transaction_isolation%3Drepeatable%5C%20read")
     connections = [store.connect() for _ in range(4)]
@@ -99,7 +99,7 @@ def test_under_a_stricter_isolation_level_every_confirmed_grant_is_stored(url, o
 
 
 class Withholding(socketserver.ThreadingTCPServer):
-    """Passes everything on, but for the last six bytes of an answer while it is told to: "ready for query"."""
+    """Forwards everything, except the last six bytes of an answer on request: "ready for query"."""
 
     daemon_threads = True
     last = b"Z\x00\x00\x00\x05I"
@@ -207,7 +207,7 @@ def expiry(admin, key="k"):
 
 @pytest.mark.parametrize("keys", [("k",), ("k", "other")], ids=["alone", "beside-others"])
 def test_a_command_that_waited_for_a_row_decides_by_the_time_after_the_wait(url, opened, admin, patient, keys):
-    """Renewed while a stranger's release waited: its time must not be cut to what the stranger thinks is now."""
+    """Renewed while the release of another client waited: its expiry must not be cut by the time before that wait."""
     store = opened(url)
     connection, other = store.connect(), store.connect()
     grants = dict(zip(keys, connection.execute([acquire(key, ttl=5) for key in keys]), strict=True))

@@ -258,7 +258,7 @@ def test_any_connection_to_the_same_database_can_be_joined(server, engine):
     with engine.begin() as connection:
         store.join(connection).execute([start("d")])
     with engine.connect() as connection:
-        store.join(connection).execute([start("e")])  # begins a transaction, which nobody commits
+        store.join(connection).execute([start("e")])  # begins a transaction, which is not committed
     connection = store.connect("queries")
     page = connection.execute([r.ListRuns()])[0]
     connection.close()
@@ -391,7 +391,8 @@ def test_an_exhausted_pool_or_engine_is_unavailable(server):
 
 
 def test_a_transaction_with_a_repeatable_read_snapshot_gets_a_serialisation_error(store, server):
-    """Nothing that was written after the snapshot can be decided upon: it is refused, and the run is unharmed."""
+    """Rows that were written after the snapshot cannot be decided on: the command is refused, and the run is
+    unchanged."""
     connection = store.connect("commands")
     connection.execute([start()])
     with psycopg.connect(server.url) as mine:

@@ -1,6 +1,6 @@
-"""Records of any type where stores differ: rows that are taken, plans, trips, and what stands in a record's place.
+"""Records of any type where stores differ: locked rows, plans, round trips, and foreign values at a record's key.
 
-What every store promises alike is in the public suite (`holdfast.testing.suite.records`).
+What every store promises is in the public suite (`holdfast.testing.suite.records`).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class TestPostgres:
 
 
 class TestSqlite:
-    """One transaction a batch; statements go by the primary key and by the index of what is due."""
+    """One transaction per batch; statements use the primary key and the index of due records."""
 
     @pytest.fixture
     def url(self, tmp_path):
@@ -173,7 +173,7 @@ class TestSqlite:
 
 
 class TestRedis:
-    """Damage in a Redis is refused, and nothing is written over it."""
+    """Damaged records in a Redis are refused, and not overwritten."""
 
     @pytest.fixture(params=["valkey", "redis"])
     def url(self, request, tmp_path):

@@ -1,4 +1,4 @@
-"""Where a Redis is: URLs, clients that a program has already, TLS, clusters, forks."""
+"""Addresses of a Redis: URLs, existing clients of a program, TLS, clusters, forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server or the way to it can do to a client, each on a real server, and that work goes on afterwards."""
+"""Faults of a server or of its network, each on a real server; clients continue afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def kind(request):
 
 @pytest.fixture
 def own(kind):
-    """A server of this test's own, to be treated badly."""
+    """A separate server for this test, which may be damaged."""
     with real_servers.server(kind, settings=QUICK) as server:
         yield server
 
@@ -70,7 +70,7 @@ def proxy(kind):
 
 @pytest.fixture
 def through(proxy, kind, tmp_path):
-    """The address of an empty store, by way of the proxy."""
+    """The address of an empty store, through the proxy."""
     return proxy.url_for(PROVIDERS[kind].url(tmp_path))
 
 
@@ -81,7 +81,7 @@ def refused(match, *, ambiguous=False):
     assert caught.value.ambiguous is ambiguous
 
 
-# ---------------------------------------------------------------- what a server says
+# ---------------------------------------------------------------- errors of a server
 
 
 def test_a_script_that_the_server_has_lost_is_loaded_again(own, operator, opened):
@@ -115,7 +115,7 @@ def test_a_server_that_becomes_a_replica_refuses_writes_and_reads(kind, own, ope
 
 @pytest.mark.parametrize("way", ["short", "long"])
 def test_a_read_from_a_replica_is_refused_on_every_path(kind, own, operator, opened, way):
-    """A batch that writes nothing would otherwise be answered from what may be long past."""
+    """Otherwise a batch that writes nothing would be answered from outdated data."""
     connection = opened(own.url, clock=ManualClock()).connect("commands")
     (held,) = connection.execute([acquire()])
     nothing_new = renew(token=held.token) if way == "short" else c.Inspect(key="k")
@@ -146,7 +146,7 @@ def test_a_server_that_is_loading_its_data_is_retried(own, operator, opened):
     operator.config_set("rdbcompression", "no")
     operator.mset({f"filler:{n}": "x" * 40_000 for n in range(1_000)})
     operator.save()
-    # It looks at its clients after every other megabyte: slow enough to be seen, quick enough to be waited for.
+    # It serves its clients after every other megabyte: slow enough to be seen, fast enough to wait for.
     own.settings |= {"key-load-delay": "2000", "save": "3600 1"}
     own.kill()
     restarting = threading.Thread(target=own.restart)
@@ -247,7 +247,7 @@ def test_a_wrong_type_at_the_key_of_an_index_changes_nothing(own, operator, open
 
 
 def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_stays_usable(own, operator, opened):
-    """The index of runs by age is not ours: locks before and after the start of a run are taken all the same."""
+    """The index of runs by age has a foreign value: locks before and after the start of a run are still acquired."""
     operator.set("holdfast:{default}:runs:age", "mine")
     connection = opened(own.url).connect("commands")
     locks = [acquire(f"k{n}") for n in range(5)]
@@ -287,7 +287,7 @@ def test_any_error_after_a_part_of_a_batch_was_executed_is_ambiguous(own, opened
 
 
 def test_a_connection_that_is_lost_after_a_batch_was_executed_is_opened_again(own, operator, opened, monkeypatch):
-    """The batch is answered. What comes after it, ending an offer that nobody receives, is not needed."""
+    """The batch has its outcomes. The step after it, ending an offer that no client receives, is not needed."""
     connection = opened(own.url).connect("commands")
     (held,) = connection.execute([acquire()])
     connection.execute([wait(listens=True)])
@@ -356,7 +356,7 @@ def test_clients_continue_without_help_after_a_restart(kind, way):
         lease.release()
 
 
-# ---------------------------------------------------------------- who may
+# ---------------------------------------------------------------- rights
 
 
 PAGE = (Path(__file__).parents[2] / "docs/stores/redis.md").read_text()
@@ -413,7 +413,7 @@ def test_a_wrong_password_is_reported_without_showing_it(own, operator, opened, 
     assert "hunter2" not in str(store.diagnose())
 
 
-# ---------------------------------------------------------------- what the network does
+# ---------------------------------------------------------------- faults of the network
 
 
 def test_an_unreachable_server_is_not_ambiguous(proxy, through, opened):
@@ -426,7 +426,7 @@ def test_an_unreachable_server_is_not_ambiguous(proxy, through, opened):
 
 
 def test_a_server_that_is_no_redis_is_unusable_or_unavailable(opened, own):
-    """An HTTP server that answers in its own way."""
+    """An HTTP server, which speaks another protocol."""
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         with pytest.raises((StoreUnusable, StoreUnavailable)):
@@ -493,7 +493,7 @@ def test_a_lost_reply_of_a_real_server_changes_no_effect(proxy, through, opened,
     fresh = store.connect("commands")
     after_lost = _state(fresh)
     (again,) = fresh.execute([command])
-    if isinstance(command, c.Release):  # "not held" is what a release that succeeded looks like from here
+    if isinstance(command, c.Release):  # a repeated release that succeeded the first time returns "not held"
         assert isinstance(again, out.NotHolder)
     else:
         assert isinstance(again, first)
@@ -501,7 +501,7 @@ def test_a_lost_reply_of_a_real_server_changes_no_effect(proxy, through, opened,
 
 
 def last_call(store, prepared):
-    """The digest of the last script that a command is carried out with: where something is written, it is by that."""
+    """The digest of the last script that executes a command: the one that writes, if any."""
     connection, called = store.connect("commands"), []
     command = prepared(connection)
     call = connection._link.call
@@ -516,7 +516,7 @@ def last_call(store, prepared):
 
 
 def _state(connection):
-    """Who holds what under which token, and what the slot holds: all that a repeated command must not change."""
+    """The holders, their tokens and the value of the slot: everything that a repeated command must not change."""
     page, slot = connection.execute([c.ListLocks(), read()])
     return [(item.key, [(h.id, h.token) for h in item.record.holders]) for item in page.items], slot
 

@@ -1,4 +1,5 @@
-"""What lists, looks and records cost in a Redis as runs and journals grow: counted in Redis commands, never in time."""
+"""The cost of lists, queries and records in a Redis as runs and journals grow: counted in Redis commands, never in
+time."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def provider(request):
 
 
 def commands_of(server, connection, command):
-    """How often each Redis command was sent by the scripts that carry this command out, and how many scripts were."""
+    """How often each Redis command was called by the scripts that execute this command, and how many scripts were."""
     server.config_resetstat()
     connection.execute([command])
     stats = server.info("commandstats")
@@ -133,7 +134,7 @@ def pages(connection, wanted, limit):
 
 
 def newest_first(names):
-    """In the order of a list: by the moment of their start, and those of one moment by their ids."""
+    """In the order of a list: by start time, and runs of the same time by id."""
     blocks = [sorted(names[first : first + BLOCK], reverse=True) for first in range(0, len(names), BLOCK)]
     return [name for block in reversed(blocks) for name in block]
 
@@ -173,7 +174,7 @@ SMALL = {"PREFIXED": 20, "NAMES": 10, "MOST_NAMES_AT_ONCE": 80, "IN_VAIN": 50, "
 def test_of_very_many_ids_with_a_prefix_the_newest_are_searched_by_time_up_to_a_bound(
     connection, clock, monkeypatch, most
 ):
-    """With small bounds: the sizes that there are would take a minute."""
+    """With small bounds: the real sizes would take a minute."""
     for name, bound in (SMALL | {"MOST_PREFIXED": most}).items():
         monkeypatch.setattr(redis_lists, name, bound)
     old = [f"old-{n:02}" for n in range(60)]
@@ -236,7 +237,7 @@ def test_every_list_equals_that_of_the_rules(connection, clock, seed):
 
 
 def test_a_list_from_several_sets_is_in_order_although_most_entries_do_not_match(connection, clock):
-    """The newest of one set are older than all of another: nobody is passed over by one who fits."""
+    """The newest of one set are older than all of another: no matching run is left out."""
     add_worker(connection, seconds=10**6)
     for n in range(70):
         clock.now += 1
@@ -253,7 +254,7 @@ def test_a_list_from_several_sets_is_in_order_although_most_entries_do_not_match
 
 
 def test_a_record_and_a_read_of_the_history_cost_the_same_for_every_length_of_journal(server, connection):
-    """The history comes in one trip and in one piece: only what is sent grows."""
+    """The history is read in one round trip: only the size of the answer grows."""
     add_worker(connection, seconds=10**6)
     run, length, costs = driven(connection), 1, {}
     entry = '["an entry of the usual kind"]'

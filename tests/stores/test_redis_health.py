@@ -1,4 +1,4 @@
-"""What a check-up of a Redis or Valkey says, and what is said aloud when a server is first used."""
+"""What `doctor` reports about a Redis or Valkey, and what is logged when a server is first used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kind(request):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known(monkeypatch):
-    """A port of an earlier test may have come back."""
+    """A port of an earlier test may be used again."""
     monkeypatch.setattr(redis_health, "_known", {})
     monkeypatch.setattr(redis_rights, "_known", set())
 

@@ -1,4 +1,4 @@
-"""Limits in a Redis: where they are, that nothing stays behind, and that what is damaged costs nobody else anything."""
+"""Limits in a Redis: their layout, that nothing is left behind, and that damaged data affects no other run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ PACE = Limit(name="pace", max=2, per=SECOND, on_excess="queue")
 
 
 def test_the_layout_of_limits_is_this_one(server, base, connection):
-    """A stored format: changing it needs a way for those who have it already."""
+    """A stored format: changing it needs a migration."""
     add_worker(connection)
     terms = publish(connection, EACH, PACE)
     connection.execute([asked(run, terms, priority=priority) for run, priority in (("a", 0), ("b", 0), ("c", 5))])
@@ -322,7 +322,7 @@ def test_a_run_whose_retry_is_rejected_is_unchanged_byte_for_byte(server, base, 
 
 
 def test_a_run_that_starts_twice_at_one_moment_is_counted_twice(connection):
-    """It was let in, ended, and was let in again: that is two starts."""
+    """It was admitted, ended, and was admitted again: that is two starts."""
     add_worker(connection)
     terms = publish(connection, Limit(name="pace", max=2, per=SECOND))
     run = begun(connection, "a", terms)

@@ -1,4 +1,4 @@
-"""What a user may do in a Redis: who lacks a command is told so when the first connection is made."""
+"""Rights of a user in a Redis: a missing right is an error when the first connection is opened."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ AGAIN = {
 
 
 def setting(connection):
-    """A run that is driven, one that waits, one that has ended with an event; and one that keeps others out."""
+    """A run that is driven, one that waits, one that has ended with an event; and one that fills a limit."""
     add_worker(connection)
     ask(connection, r.PublishLimits(workflow="mail", terms=LIMITED), LimitsPublished)
     places = (LimitKey("all"), LimitKey("pace"))
@@ -354,7 +354,7 @@ def quiet(own_server, clock):
 
 
 def test_workers_and_clients_that_wait_for_a_result_are_notified_by_name(opened, url):
-    """A worker that could drive it, its driver, and whoever waits for its end."""
+    """A worker that could drive it, its driver, and a client that waits for its end."""
     store = opened(url)
     connection, heard = store.connect("commands"), {"w": [], "x": []}
     watches = [store.watch(channel, told.append) for channel, told in heard.items()]
@@ -377,7 +377,7 @@ def test_workers_and_clients_that_wait_for_a_result_are_notified_by_name(opened,
 
 
 def test_entries_of_a_driven_run_use_the_fast_path(url, server, opened, clock, monkeypatch):
-    """Otherwise nobody would notice that it is never taken: the long way gives the same answers."""
+    """Otherwise no test would notice that it is never used: the rules have the same outcomes."""
     connection = opened(url, clock=clock).connect("commands")
     add_worker(connection)
     run = driven(connection)

@@ -1,4 +1,5 @@
-"""Many runs at once in a Redis: each is claimed once, nothing is too long, and no page keeps the server for long."""
+"""Many runs at once in a Redis: each is claimed once, no command is too long, and no page blocks the server for
+long."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def test_two_concurrent_workers_claim_each_due_run_once(opened, url):
         together.wait(30)
         while claims := ask(mine, claim(worker, limit=37), Claimed).claims:
             if not taken:
-                together.wait(30)  # on a busy machine one might have all of them before the other begins
+                together.wait(30)  # on a busy machine one worker might claim all of them before the other begins
             taken += [(one.run.id, one.run.worker, one.entries) for one in claims]
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in ("w.1", "v.1")]
@@ -115,7 +116,8 @@ def test_orphans_are_released_a_thousand_at_a_time_in_order_of_their_ids(connect
 
 
 def test_a_parent_claimed_together_with_the_end_of_its_child_has_an_unread_event(connection, clock):
-    """One claim stops a child that kills its workers, and gives its parent: the event must not be lost in between."""
+    """One claim stops a child that crashes its workers, and claims its parent: the event must not be lost in
+    between."""
     ask(connection, start("child", parent="parent"), Started)
     for life in range(rule.POISONED):
         add_worker(connection, f"w.{life}", seconds=0.5)
@@ -130,7 +132,7 @@ def test_a_parent_claimed_together_with_the_end_of_its_child_has_an_unread_event
 
 
 def test_an_empty_page_among_many_runs_returns_a_cursor(connection, clock):
-    """No script keeps the server for long: it looks at two thousand, and is asked again."""
+    """No script blocks the server for long: it reads two thousand runs, and is called again."""
     for first in range(0, 5_000, 1_000):
         block = range(first, first + 1_000)
         connection.execute([start(f"r{n:04}", attributes={"a": n <= 2_500, "b": n >= 2_500}) for n in block])

@@ -1,4 +1,4 @@
-"""Locks of runs in a Redis: how they are stored, who is told, and that nothing is half done where all is not well."""
+"""Locks of runs in a Redis: how they are stored, who is notified, and that nothing is half done after damage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def provider(request):
 
 @pytest.fixture
 def drives(connection):
-    """Runs that a living worker drives."""
+    """Runs that are driven by a worker with a valid lease."""
     add_worker(connection)
 
     def some(*names):
@@ -70,7 +70,7 @@ def changes(before, after):
 
 
 def test_the_layout_of_locks_of_runs_is_this_one(server, base, connection, drives):
-    """A stored format: changing it needs a way for those who have it already."""
+    """A stored format: changing it needs a migration."""
     (run,) = drives("r")
     wants(connection, run, take(2, 'é "k"'), take(1, "s", kind="semaphore", permits=3, ttl=SECOND))
     wants(connection, run, stuck=("c", 'ä"'))
@@ -151,7 +151,7 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(server, base, conne
     assert everything(server, base) == before
 
 
-# ---------------------------------------------------------------- who is told
+# ---------------------------------------------------------------- hints and events
 
 
 def test_only_the_worker_of_a_run_is_notified_of_an_offer_to_the_run(opened, url):
@@ -228,7 +228,7 @@ def test_commands_of_one_batch_see_each_other_in_order(connection, drives):
 
 
 def test_an_offer_of_a_retried_run_to_itself_is_released(server, base, connection, drives):
-    """Of two asks for one lock the first is given back first, which offers it to the second."""
+    """Of two requests for one lock the first is released first, which offers it to the second."""
     (run,) = drives("r")
     wants(connection, run, take(1), take(2), then=Park(None))
     ask(connection, r.ReviveRun(run="r", fence=run.fence, keep=1, forget=(1,), request="q"), Posted)

@@ -1,4 +1,4 @@
-"""Runs in a Redis: where they are, and that texts and numbers are kept to the letter."""
+"""Runs in a Redis: their layout, and that texts and numbers are kept exactly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def provider(request):
 
 
 def test_the_layout_of_runs_is_this_one(server, base, connection):
-    """A stored format: changing it needs a way for those who have it already."""
+    """A stored format: changing it needs a migration."""
     add_worker(connection)
     parent = driven(connection, "p", key="k:1", attributes={"customer": "acme", "n": 1})
     child = NewRun(id="p/1", type="mail@*", input="[1.50]", request="q.1", parent="p", root="p")
@@ -267,7 +267,7 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         record(run, "x", swap=Swap(("global", "", 7), "", 0, "1")),
         record(run, "x", swap=Swap(SLOT, "", 0, "1"), children=(NewRun(id="c", type="order", input=7, request="q"),)),
     ]
-    wrong = [  # of their kind, and not those that are stored: the rules say so
+    wrong = [  # of the right type, and different from the stored ones: decided by the rules
         (r.RecordRun(run="r", fence=2**53, at=1, request="q", entries=("x",)), "RunRefused"),
         (record(run, "x", swap=Swap(SLOT, "", 2**53 - 1, "1")), "Conflict"),
     ]

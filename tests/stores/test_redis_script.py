@@ -1,4 +1,4 @@
-"""The script and its layout: what is stored where, what it decides by itself, and that a bad command fails alone."""
+"""The script and its layout: what is stored where, what the fast path decides, and that a bad command fails alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(server, url, namespace="default"):
 
 
 def test_the_layout_is_this_one(url, server, connection):
-    """A stored format: changing it needs a way for those who have it already."""
+    """A stored format: changing it needs a migration."""
     connection.execute(
         [acquire(), wait(), acquire("idle"), swap("a.1", value='{"n": 1}', address=("workflow", "w", "s"))]
     )
@@ -171,7 +171,7 @@ def test_the_largest_numbers_are_kept_and_larger_ones_refused(connection, clock)
 
 
 def test_the_most_frequent_commands_use_the_fast_path(url, server, opened, clock, monkeypatch):
-    """Otherwise nobody would notice that it is never taken: the rules give the same answers."""
+    """Otherwise no test would notice that it is never used: the rules have the same outcomes."""
     monkeypatch.setattr(RedisSource, "read", by_the_rules)
     connection = opened(url, clock=clock).connect("commands")
     me = Label(name="worker-7 (eu)", host="web-1.example", pid=4711)
@@ -183,7 +183,7 @@ def test_the_most_frequent_commands_use_the_fast_path(url, server, opened, clock
             keep = c.Renew(key=kind, id="c0ffee.1", token=granted.token, ttl=30 * SECOND)
             assert isinstance(connection.execute([keep])[0], out.Renewed)
             assert connection.execute([release(kind, "c0ffee.1", token=granted.token)]) == [out.Released()]
-    listener = server.pubsub()  # otherwise it is looked whether the waiters are gone
+    listener = server.pubsub()  # otherwise the script checks whether the waiters are gone
     listener.subscribe(redis_layout(url, "default").channel("c0ffee"))
     assert listener.get_message(timeout=5)
     attempts = [
@@ -335,7 +335,7 @@ def test_a_release_makes_no_offer_to_an_expired_waiter(connection, clock):
 
 
 def test_a_newer_record_that_changes_during_a_decision_is_decided_again(url, server, opened, clock, monkeypatch):
-    """Between the look and the compare-and-swap somebody else releases it: the second look finds it free."""
+    """Between the read and the compare-and-swap another client releases it: the second read finds it free."""
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
     (held,) = connection.execute([acquire()])

@@ -1,7 +1,7 @@
 """The native form of a plain start and a plain end on Redis (runs.lua): when it is taken, and that it is equal.
 
-Each case is carried out twice, with the native form and without it. Answers and everything that is stored must be the
-same to the letter.
+Each case is executed twice, with the native form and without it. Outcomes and everything that is stored must be
+identical.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
 def test_the_native_form_has_the_outcomes_and_records_of_the_rules(opened, url, stored_in, monkeypatch, case):
-    """Each batch goes by a connection of its own, which remembers nothing of the run that the form might decline."""
+    """Each batch uses a new connection, which has cached nothing about the run that the form might decline."""
     clock, found = ManualClock(), []
     for namespace in ("native", "rules"):
         store = opened(url, clock=clock, namespace=namespace)

@@ -1,4 +1,4 @@
-"""How grants are received of: by whom, how exactly, and what happens when the subscription breaks."""
+"""Hints by subscription: who receives them, what they name, and what happens when the subscription is lost."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_a_waiter_with_hints_sends_nothing_while_it_waits(url, kind):
         def calls():
             return client.info("commandstats")["cmdstat_evalsha"]["calls"]
 
-        def is_quiet():  # once it has looked again because its subscription began
+        def is_quiet():  # after its check at the start of the subscription
             before = calls()
             return not got.wait(0.2) and calls() == before
 
         eventually(is_quiet)
         before = calls()
-        assert not got.wait(1.0)  # one that polls looks every 0.3 s
+        assert not got.wait(1.0)  # a waiter that polls does so every 0.3 s
         assert calls() - before <= 1
         lease.release()
         taking.join()
@@ -227,7 +227,7 @@ def test_a_forked_child_does_not_use_its_parents_subscription(url, opened, watch
 
 
 def test_a_waiter_states_that_it_receives_hints_only_while_it_is_subscribed(url, kind, opened):
-    """Otherwise a hint that nobody receives would be taken for its death."""
+    """Otherwise a hint that is not received would be taken for a sign that the waiter has ended."""
     connection = opened(url).connect("commands")
     (held,) = connection.execute([acquire()])
     with redis.Redis(port=real_servers.shared(kind).port) as operator:

@@ -1,7 +1,6 @@
-"""What is decided in the client is written to a Redis only if all that it rests on is as it was read.
-
-In each case somebody else changes one thing between the read and the write. Then it is decided anew: the answer is the
-one that the rules give when the other came first.
+"""A decision is written to a Redis only if everything that it depends on is unchanged since it was read. In each case
+another client changes one thing between the read and the write. Then the decision is repeated: the outcome is the one
+of the rules with the other change first.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def fence_of(run, at=1, **more):
 
 
 class Case(NamedTuple):
-    """What is there, what is asked, what comes in between, and whether an answer is right."""
+    """What is stored, the command, the change in between, and whether an outcome is right."""
 
     before: list[c.Command]
     asked: c.Command
@@ -207,7 +206,7 @@ def test_a_decision_is_repeated_when_another_client_changed_its_data(opened, url
 
 
 def test_a_decision_that_is_half_a_minute_old_is_repeated(opened, url, monkeypatch):
-    """Its time has passed: what was alive may be dead, and what was due first may be due no more."""
+    """It is outdated: leases may have expired, and other records may be due."""
     connection = opened(url).connect("commands")
     write, moments = RedisSource.write, []
 
@@ -224,7 +223,7 @@ def test_a_decision_that_is_half_a_minute_old_is_repeated(opened, url, monkeypat
 
 
 def test_the_order_of_a_runs_fields_does_not_matter(opened, url, server, base, monkeypatch):
-    """A server may tell the fields of a hash in any order; only what is in them counts."""
+    """A server may return the fields of a hash in any order."""
     connection = opened(url).connect("commands")
     add_worker(connection)
     ask(connection, start("r", worker="w.1"), Started)
@@ -247,7 +246,7 @@ def test_the_order_of_a_runs_fields_does_not_matter(opened, url, server, base, m
 
 
 def test_data_that_is_read_for_hints_only_may_change_meanwhile(opened, url, clock, monkeypatch):
-    """A worker that comes while an event is posted costs no second decision."""
+    """A worker that registers while an event is posted causes no second decision."""
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
     ask(connection, start("r"), Started)
@@ -265,7 +264,8 @@ def test_data_that_is_read_for_hints_only_may_change_meanwhile(opened, url, cloc
 
 
 def test_commands_that_the_fast_path_declines_keep_their_order(connection):
-    """After a declined command of a lock its later ones wait for it; after one of a run, everything does."""
+    """After a declined command about a lock, later ones about the same lock wait for it; after one about a run, all
+    do."""
     add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     outcomes = connection.execute([acquire(), acquire(id="b.1", queue=True), acquire("j"), release(token=START)])

@@ -120,7 +120,7 @@ def test_a_store_of_another_package_whose_driver_is_missing_says_what_to_install
     ],
 )
 def test_a_built_in_store_whose_driver_is_missing_says_what_to_install(url, driver, extra):
-    """In a process of its own, in which the driver cannot be imported."""
+    """In a separate process, in which the driver cannot be imported."""
     script = (
         f"import sys; sys.modules[{driver!r}] = None\n"
         "from holdfast.stores import open_store\n"

@@ -22,7 +22,7 @@ WORKER = "w.1"
 
 
 class Counted:
-    """The rules over a source that counts which rows they asked for and which they wrote."""
+    """The rules over a source that counts which rows they read and which they wrote."""
 
     def __init__(self):
         self.space, self.now = memory._Space(), 1_000_000_000_000_000
@@ -44,7 +44,7 @@ class Counted:
         return outcomes[0] if len(outcomes) == 1 else outcomes
 
     def queue(self, count):
-        """So many runs wait for a lock that a client holds."""
+        """Let so many runs wait for a lock that a client holds."""
         lease = c.Acquire(key=worker_key(WORKER), id=WORKER, label=ME, kind="worker", ttl=10**12)
         self.ask(lease, r.RegisterWorker(worker=WORKER, name="w", types=("t",)))
         self.token = self.ask(acquire(ttl=10**12)).token
@@ -60,7 +60,7 @@ class Counted:
         )
 
     def turns(self, count):
-        """The lock goes through so many runs, each of which takes it and ends. Returns who had it."""
+        """Pass the lock through so many runs, each of which acquires it and ends. Returns the order."""
         self.read = self.written = 0
         order = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""What is special about a batch on SQLite: what the file itself decides, and what of it cannot be read."""
+"""Batches on SQLite: what one SQL statement decides, and unreadable rows."""
 
 from __future__ import annotations
 

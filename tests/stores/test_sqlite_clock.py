@@ -1,6 +1,6 @@
 """A process whose clock differs is named: by an event in every process on the file, and by doctor. Real clocks.
 
-It does no harm: leases go by the clock that stamps files, which all processes of a host share.
+It has no other effect: leases use the clock that sets file timestamps, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _compared_with_every_write(monkeypatch):
 
 @pytest.fixture
 def skewed_process(url):
-    """Start a process by a clock that is off by so much; returns a way to let it take a lock, and its number."""
+    """Start a process whose clock is off by so much; returns a function that lets it acquire a lock, and its pid."""
     clocks = []
 
     def start(offset):
@@ -85,7 +85,7 @@ def test_a_process_whose_clock_differs_is_named_in_every_process_and_by_doctor(u
         (one,) = told
         assert (one["client"], one["pid"]) == ("skewed_process", process.pid)
         assert one["ahead"] == pytest.approx(offset, abs=1)
-        for _ in range(3):  # once for one incident
+        for _ in range(3):  # once per change
             assert work() == []
             hf.lock("a", ttl=5).acquire().release()
         assert len(told) == 1
@@ -157,7 +157,7 @@ RENEWALS = 9
 
 
 def events_of(process):
-    """What an engine tells until it has done its runs and renewed its lease often, or has lost it."""
+    """The events of an engine until it has completed its runs and renewed its lease often, or has lost it."""
     told = Counter()
     while told["returned"] < 5 or told["leases_renewed"] < RENEWALS:
         line = process.stdout.readline()
@@ -170,7 +170,7 @@ def events_of(process):
 
 @pytest.mark.parametrize("offset", [3_600.0, -3_600.0])
 def test_workers_keep_their_leases_although_the_clock_of_one_differs(url, offset):
-    """Each drives its runs; the one whose clock differs is named, once by each of the two."""
+    """Each drives its runs; the process whose clock differs is named once by each of the two."""
     with SkewedClock(offset) as skewed_process, SkewedClock() as straight:
         workers = [
             clock.start([sys.executable, "-c", ENGINE, url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -199,7 +199,7 @@ with Client(sys.argv[1]) as hf:
 
 @pytest.mark.parametrize("offset", [3_600.0, -3_600.0])
 def test_a_clock_that_differs_or_moves_neither_takes_nor_loses_a_lock(url, offset):
-    """Each time with the very first command after the clock was moved."""
+    """Each time with the first command after the clock was moved."""
     with SkewedClock(offset) as clock, Client(url) as hf:
         other = clock.start([sys.executable, "-c", TRIES, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

@@ -1,4 +1,4 @@
-"""Which files are accepted, how they are made, and what happens when they vanish."""
+"""Which files are accepted, how they are created, and what happens when they are deleted."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def foreign(path):
 
 
 def foreign_in_wal(path):
-    """Somebody else's, with a log that closing a writable connection would write into the file."""
+    """A file of another program, with a log that closing a writable connection would write into the file."""
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("CREATE TABLE customers (name TEXT)")
@@ -384,7 +384,7 @@ def test_a_forked_child_opens_its_own_connection_and_the_parent_continues(url, o
 
 
 def test_what_a_child_writes_is_not_lost_when_its_parent_closes_the_file(url, opened):
-    """SQLite's locks live in the process's memory: a child that inherited them would hold none of its own."""
+    """SQLite's locks are in the memory of the process: a child that inherited them would hold no lock."""
     store = opened(url)
     connection = store.connect("commands")
     connection.execute([acquire("parent")])
@@ -525,7 +525,7 @@ def test_one_thread_forks_at_a_time_and_releases_only_its_own_fork_lock(url, ope
     second = threading.Thread(target=fork_too)
     try:
         second.start()
-        second.join(0.3)  # it has had its time, and must not have come through
+        second.join(0.3)  # it has waited, and must not have forked
         assert connection._handle.active.locked(), "nobody may open it before the first one has forked"
         assert second.is_alive()
     finally:
@@ -573,7 +573,7 @@ def test_the_error_of_a_locked_file_says_whether_something_was_done(path):
 
 
 def test_a_child_forked_while_a_file_is_being_opened_is_refused_too(url, opened, monkeypatch):
-    """The file is being opened for longer than a fork waits: that connection is not known to anybody yet."""
+    """The file is being opened for longer than a fork waits: that connection is not registered yet."""
     monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_SECONDS", 0.01)
     store = opened(url)
     looking, go_on, look = threading.Event(), threading.Event(), sqlite_file._look

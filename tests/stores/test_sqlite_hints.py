@@ -1,4 +1,4 @@
-"""How hints travel beside a SQLite file: by sockets, or by polling, and what may be in the way."""
+"""Hints beside a SQLite file: by sockets, or by polling, and their faults."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def dead_socket(path):
 
 
 def hand_over(connection, *waiters):
-    """Let these wait for a key in turn, and give it free. Returns the record after that."""
+    """Let these attempts wait for a key in turn, and release it. Returns the record after that."""
     (held,) = connection.execute([acquire()])
     connection.execute([*waiters])
     connection.execute([release(token=held.token)])

@@ -1,4 +1,4 @@
-"""Lists of runs on SQLite: equal to the rule, and no dearer for all the runs that they are not about.
+"""Lists of runs on SQLite: equal to the rule, and their cost does not depend on other runs.
 
 Work is counted in steps of SQLite's virtual machine, which do not depend on the machine.
 """
@@ -37,7 +37,7 @@ def url(tmp_path):
 
 
 def plant(url, runs):
-    """Put runs into the tables as they are, without the history that would have led there."""
+    """Insert runs into the tables directly, without their history."""
     rows = [
         (one.id, one.type, one.workflow, one.status, one.created_at, one.due_at, msgspec.json.encode(one).decode())
         for one in runs
@@ -89,7 +89,7 @@ def steps(connection, command, kind):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_pages_of_every_filter_equal_those_of_the_rule(url, opened, monkeypatch, seed):
-    """With rounds of few rows, so that every source is exhausted, passed over or filled at some time."""
+    """With rounds of few rows, so that every source is exhausted, skipped or filled at some time."""
     monkeypatch.setattr(sqlite_lists, "FIRST_ROWS", 2)
     monkeypatch.setattr(sqlite_lists, "FACTOR", 2)
     pick = random.Random(seed)
@@ -221,7 +221,7 @@ def test_the_cost_of_frequent_engine_queries_does_not_grow_with_ended_runs(stock
 
 @pytest.mark.parametrize("name", [name for name in LOOKS if name != "count"])
 def test_the_cost_of_frequent_engine_queries_does_not_grow_with_parked_runs(url, opened, name):
-    """Runs that sleep until a far day. (They are counted one by one, because a number that is kept could be wrong.)"""
+    """Runs that sleep for a long time. (They are counted one by one, because a stored number could be wrong.)"""
     command, kind = LOOKS[name]
     far = 4_000_000_000 * SECOND
     connection = opened(url).connect("commands")

@@ -1,4 +1,4 @@
-"""Files beside a SQLite database, among users who do not trust each other: real ones, in processes of their own."""
+"""Files beside a SQLite database, among users who do not trust each other: real users, in separate processes."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_two_users_of_a_group_share_a_database_and_its_hints(path, first, group)
 
 @as_root
 def test_root_uses_the_database_of_another_user_and_leaves_it_usable(path, opened, watch):
-    """Root listens by asking, gives what it makes to the owner, and is told by nobody to change anything else."""
+    """Root polls, gives the files that it creates to the owner, and changes no other file."""
     path.touch()
     os.chown(path, ANN, STAFF)
     path.chmod(0o600)
@@ -403,7 +403,7 @@ watch.close()
 @pytest.mark.parametrize("asked", [0o600, 0o660, 0o666])
 @pytest.mark.parametrize("umask", ["000", "077"])
 def test_owners_and_modes_are_never_changed_by_path(path, asked, umask):
-    """A path may lead elsewhere by the time of the change; only what an open descriptor names is changed."""
+    """A path may lead to another file by the time of the change; only files with an open descriptor are changed."""
     path.touch()
     path.chmod(asked)
     with running(WATCHED, str(path), umask) as process:

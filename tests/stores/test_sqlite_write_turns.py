@@ -1,4 +1,5 @@
-"""Writers take turns: heartbeats first, nobody for ever, and a dead or stopped process is in nobody's way."""
+"""Writers take turns: heartbeats first, no starvation, and a killed or stopped process does not block others for
+long."""
 
 from __future__ import annotations
 
@@ -186,7 +187,7 @@ while True:
 
 
 def test_heartbeats_do_not_starve_beside_constant_writers(url, opened):
-    """The figure itself is the benchmark's; here only starvation would show."""
+    """The speed itself is measured by a benchmark; this test shows only starvation."""
     heartbeat = opened(url).connect("heartbeats")
     with running(SATURATE, url, "x") as one, running(SATURATE, url, "y") as two, running(SATURATE, url, "z") as three:
         for process in (one, two, three):

@@ -1,4 +1,5 @@
-"""A batch is cut by work: no script and no transaction is long, whatever a batch brings. All of it is counted."""
+"""A batch is split by its work: no script and no transaction is long, whatever a batch contains. The work is
+counted."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def test_a_batch_is_split_by_its_estimated_work():
 
 @pytest.fixture
 def scripts(monkeypatch):
-    """The scripts that were called, each with what it was given."""
+    """The scripts that were called, each with its arguments."""
     call, seen = RedisLink.call, []
 
     def counted(link, script, *arguments):
@@ -101,7 +102,7 @@ class TestRedis:
     def connection(self, kind, tmp_path, opened):
         connection = opened(kind.url(tmp_path)).connect()
         add_worker(connection)
-        connection.execute([start("first")])  # from then on it knows whose leases are asked for
+        connection.execute([start("first")])  # from then on it knows whose leases are read
         return connection
 
     def test_no_script_gets_more_locks_than_the_limit(self, connection, scripts):
@@ -123,7 +124,7 @@ class TestRedis:
         assert connection.moments == sorted(connection.moments)
 
     def test_ends_of_runs_with_a_queue_are_two_round_trips(self, connection, scripts):
-        """What was seen of the runs and of the queue tells what to read; what is there decides."""
+        """What the connection has cached of the runs and of the queue determines what to read."""
         connection.execute([r.PublishLimits(workflow="order", terms=ONE)])
         limited = [start(f"r{n}", worker="w.1", places=(LimitKey("all"),), terms=ONE.digest) for n in range(6)]
         outcomes = connection.execute(limited)
@@ -141,7 +142,7 @@ class TestRedis:
             assert run.id == f"r{n + 1}"
 
     def test_what_is_compared_grows_with_a_batch_and_not_with_its_square(self, connection, monkeypatch):
-        """Each start has a place of its own, so each asks about other lists than its neighbours."""
+        """Each start has its own limit key, so each reads other lists than the others."""
         connection.execute([r.PublishLimits(workflow="order", terms=EACH)])
         count, stem = Counter(), Range.stem
         monkeypatch.setattr(Range, "stem", property(lambda one: count.update([size]) or stem.fget(one)))
