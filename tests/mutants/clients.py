@@ -1,12 +1,12 @@
-"""Mutants above the rules: stores, lanes, flows, keeper, locks, fences."""
+"""Mutants above the rules: stores, batchers, flows, heartbeats, locks, fences."""
 
 from __future__ import annotations
 
 from .runner import Mutant
 
-LANE = "tests/runtime/test_batcher.py::"
+BATCHER = "tests/runtime/test_batcher.py::"
 REPLIES = "tests/locks/test_lost_replies.py::"
-KEEPER = "tests/runtime/test_heartbeats.py::"
+HEARTBEATS = "tests/runtime/test_heartbeats.py::"
 FLOWS = "tests/runtime/test_flows.py::"
 LOCKS = "tests/locks/test_locks.py::"
 ASYNC = "tests/locks/test_async_locks.py::"
@@ -18,52 +18,52 @@ ABOVE = [
         "runtime/batcher.py",
         "            if outcomes is None:\n                self._drop_connection()\n                error = error",
         "            if outcomes is None:\n                error = error",
-        (LANE + "test_an_interrupted_caller_closes_the_connection_and_the_other_commands_are_ambiguous",),
+        (BATCHER + "test_an_interrupted_caller_closes_the_connection_and_the_other_commands_are_ambiguous",),
     ),
     Mutant(
         "a cancelled submission is sent all the same",
         "runtime/batcher.py",
         "requests = [request for request in outbox if request.wanted]",
         "requests = list(outbox)",
-        (LANE + "test_a_cancelled_submission_that_was_not_sent_is_never_sent",),
+        (BATCHER + "test_a_cancelled_submission_that_was_not_sent_is_never_sent",),
     ),
     Mutant(
         "each submission of a loop goes out alone",
         "runtime/batcher.py",
         "    batch, self._queue = self._queue[:size], self._queue[size:]",
         "    batch, self._queue = self._queue[:1], self._queue[1:]",
-        (LANE + "test_commands_that_a_loop_submits_in_one_iteration_are_sent_together",),
+        (BATCHER + "test_commands_that_a_loop_submits_in_one_iteration_are_sent_together",),
     ),
     Mutant(
-        "on a swift store a crowd goes all at once",
+        "on a fast store many callers are sent all at once",
         "runtime/batcher.py",
         "        if not self._out_of_process:\n            return MAX_BATCH\n",
         "        if self._name:\n            return MAX_BATCH\n",
-        (LANE + "test_on_a_fast_store_many_callers_are_sent_in_halves_and_every_caller_gets_its_outcome",),
+        (BATCHER + "test_on_a_fast_store_many_callers_are_sent_in_halves_and_every_caller_gets_its_outcome",),
     ),
     Mutant(
-        "a lost reply is not asked for again",
+        "a command is not sent again after a lost reply",
         "runtime/flows.py",
         "RESEND_AFTER = (0.05, 0.2, 0.6, 1.5)",
         "RESEND_AFTER: tuple[float, ...] = ()",
         (REPLIES + "test_lost_reply_of_an_acquire_the_caller_gets_its_own_grant",),
     ),
     Mutant(
-        "clients that took leases together renew them together",
+        "clients that acquired together renew together",
         "runtime/heartbeats.py",
         "        renewal.renew_at -= renewal.interval * (1 - self._pace)\n",
         "",
-        (KEEPER + "test_clients_that_acquired_at_the_same_moment_renew_at_different_moments",),
+        (HEARTBEATS + "test_clients_that_acquired_at_the_same_moment_renew_at_different_moments",),
     ),
     Mutant(
-        "clients that have once renewed together do so for ever",
+        "clients that have once renewed together do so forever",
         "runtime/heartbeats.py",
         "            renewal.renew_at = sent + renewal.interval * self._pace\n",
         "            renewal.renew_at = sent + renewal.interval\n",
-        (KEEPER + "test_each_round_of_renewals_has_its_own_random_interval",),
+        (HEARTBEATS + "test_each_round_of_renewals_has_its_own_random_interval",),
     ),
     Mutant(
-        "the second in line does not look whether the first one missed its offer",
+        "the second waiter does not check whether the first one missed its offer",
         "runtime/flows.py",
         "    elif outcome.position == SECOND_IN_QUEUE:\n        pause = min(pause, offer)\n",
         "",
@@ -109,7 +109,7 @@ ABOVE = [
         "runtime/grant.py",
         "    return sent + length - length * DRIFT - LATENESS",
         "    return elapsed() + length - length * DRIFT - LATENESS",
-        (KEEPER + "test_the_deadline_counts_from_the_moment_before_the_request_was_sent",),
+        (HEARTBEATS + "test_the_deadline_counts_from_the_moment_before_the_request_was_sent",),
     ),
     Mutant(
         "a renewal that was not answered prolongs the lease",
@@ -117,7 +117,7 @@ ABOVE = [
         '        elif held.state == "held":\n            trouble =',
         '        elif held.state == "held":\n            held.renewed(sent, held.ttl, held.expires_at, held.floor)\n'
         "            trouble =",
-        (KEEPER + "test_an_unknown_renewal_never_prolongs_anything",),
+        (HEARTBEATS + "test_an_unknown_renewal_never_prolongs_anything",),
     ),
     Mutant(
         "failing renewals are never given up",
@@ -127,11 +127,11 @@ ABOVE = [
         (REPLIES + "test_three_renewals_in_a_row_that_fail_lose_the_lease",),
     ),
     Mutant(
-        "a lease that comes while the keeper looks around is forgotten",
+        "a lease added while the heartbeat thread checks is not renewed",
         "runtime/heartbeats.py",
         "                self._wake_at = math.inf  # a lease that is added during the check must wake the thread\n",
         "",
-        (KEEPER + "test_a_lease_added_while_the_heartbeat_thread_checks_is_renewed",),
+        (HEARTBEATS + "test_a_lease_added_while_the_heartbeat_thread_checks_is_renewed",),
     ),
     Mutant(
         "a renewal that comes after the release is taken for a loss",
@@ -139,31 +139,31 @@ ABOVE = [
         "        elif self._renewals.get(held.id) is not renewal:  # its holder is releasing it at this moment\n"
         "            return\n",
         "",
-        (KEEPER + "test_a_renewal_that_arrives_after_the_release_is_not_a_loss",),
+        (HEARTBEATS + "test_a_renewal_that_arrives_after_the_release_is_not_a_loss",),
     ),
     Mutant(
-        "a stuck loop holds for ever",
+        "a blocked loop keeps its lease forever",
         "runtime/heartbeats.py",
         "            if silent > self.max_stall:",
         "            if silent > 1e9:",
         (ASYNC + "test_blocking_the_loop_longer_than_max_stall_loses_the_lease_with_an_error",),
     ),
     Mutant(
-        "the lease of a thread that has ended is kept for ever",
+        "the lease of a thread that has ended is kept forever",
         "runtime/heartbeats.py",
         "        elif self.thread is not None and not self.thread.is_alive():",
         "        elif False:",
         (LOCKS + "test_a_lease_whose_thread_has_ended_is_no_longer_renewed",),
     ),
     Mutant(
-        "the keeper waits for its lane",
+        "the heartbeat thread waits for its batcher",
         "runtime/heartbeats.py",
         "        if not self._heartbeats.enqueue(commands, done):\n            self._renewing = False\n",
         "        done(self._heartbeats.call(commands), None)\n",
         (REPLIES + "test_a_store_that_hangs_does_not_delay_the_notification_of_a_loss",),
     ),
     Mutant(
-        "who inherits a context is the same caller, on whatever thread",
+        "a thread that inherits a context is the same caller",
         "locks/process_queue.py",
         "    if caller is None or caller.thread is not context or not caller.holds:\n",
         "    if caller is None or not caller.holds:\n",
@@ -177,7 +177,7 @@ ABOVE = [
         ("tests/locks/test_callers.py::test_two_requests_on_one_thread_are_two_callers",),
     ),
     Mutant(
-        "the gate stays shut when a lease is lost",
+        "the local queue does not continue when a lease is lost",
         "locks/lease.py",
         "        if turn is not None and turn.held is held:\n            queues.leave(turn)",
         '        if turn is not None and turn.held is held and held.state == "ended":\n            queues.leave(turn)',
@@ -205,7 +205,7 @@ ABOVE = [
         (ASYNC + "test_losing_the_lease_cancels_the_block_which_raises_lease_lost",),
     ),
     Mutant(
-        "whoever has the same name is the same holder",
+        "clients with the same name are the same holder",
         "runtime/base.py",
         '        return f"{self.channel}.{next(self._attempts)}"',
         '        return "worker-1.1"',
@@ -230,7 +230,7 @@ ABOVE = [
         "runtime/callbacks.py",
         "        with self._lock:\n            self._calls.append(call)\n",
         "        call()\n        return\n        with self._lock:\n            self._calls.append(call)\n",
-        (KEEPER + "test_a_slow_callback_does_not_delay_heartbeats",),
+        (HEARTBEATS + "test_a_slow_callback_does_not_delay_heartbeats",),
     ),
     Mutant(
         "the child of a fork holds what its parent holds",
@@ -240,7 +240,7 @@ ABOVE = [
         (PROCESSES + "test_after_a_fork_the_child_holds_nothing_and_the_parent_loses_nothing",),
     ),
     Mutant(
-        "a crowd of renewals revives what has ended",
+        "a batch of renewals revives expired grants",
         "stores/sqlite/batch.py",
         "BETWEEN ? + 1 AND",
         "BETWEEN 0 * ? AND",
@@ -277,7 +277,7 @@ ABOVE = [
         ("tests/fencing/test_files.py::test_a_lower_token_is_refused_and_nothing_was_written",),
     ),
     Mutant(
-        "reading behind the fence shuts nobody out",
+        "a fenced read refuses no older writer",
         "fencing/files.py",
         "        if offer.floor > highest:  # also where there is no file",
         "        if offer.floor < highest:  # also where there is no file",
@@ -298,95 +298,95 @@ ABOVE = [
         ("tests/fencing/test_files.py::test_a_higher_and_the_same_token_pass",),
     ),
     Mutant(
-        "reading what is not there shuts nobody out",
+        "a fenced read of a missing file refuses no older writer",
         "fencing/files.py",
         "        if offer.floor > highest:  # also where there is no file",
         "        if offer.floor > highest and target.exists():  # also where there is no file",
         ("tests/fencing/test_files.py::test_a_fenced_read_of_a_missing_file_also_refuses_older_writers",),
     ),
     Mutant(
-        "a caller at the gate starts no keeper, and nobody sees to what it leaves",
+        "a caller in the local queue does not run queued callbacks",
         "runtime/heartbeats.py",
         "        if not self._serving:\n            orphaned_callbacks.append(callback)\n",
         "",
-        (KEEPER + "test_a_callback_queued_after_the_heartbeat_thread_ended_is_run_by_the_next_caller",),
+        (HEARTBEATS + "test_a_callback_queued_after_the_heartbeat_thread_ended_is_run_by_the_next_caller",),
     ),
     Mutant(
-        "a flag keeps those alive who wait for it on a loop",
+        "a notifier keeps references to waiters of a closed loop",
         "runtime/notifier.py",
         "        waiting = weakref.ref(future)",
         "        waiting = lambda: future",
         (ASYNC + "test_a_caller_whose_loop_closes_in_the_local_queue_does_not_block_the_queue",),
     ),
     Mutant(
-        "a caller at the gate does not look around for what was left over",
+        "a caller in the local queue does not check for collected callers",
         "locks/acquire.py",
         "            break\n        run_orphaned_callbacks()\n",
         "            break\n",
         (ASYNC + "test_a_caller_whose_client_is_closed_before_its_loop_does_not_block_the_local_queue",),
     ),
     Mutant(
-        "a caller at the gate waits on when its client is closed",
+        "a caller in the local queue keeps waiting when its client is closed",
         "locks/acquire.py",
         "        client.runtime  # noqa: B018  (closed meanwhile, this raises)\n",
         "",
         (ASYNC + "test_closing_a_client_wakes_its_callers_in_the_local_queue_of_a_mutex",),
     ),
     Mutant(
-        "a caller at the gate rests on being called",
+        "a caller in the local queue relies on being notified",
         "locks/acquire.py",
         "        if queues.check(turn):",
         "        if False:",
         (LOCKS + "test_a_caller_of_a_mutex_that_was_not_notified_checks_by_itself",),
     ),
     Mutant(
-        "a flag forgets whom it was about to wake",
+        "a notifier that was interrupted loses its waiters",
         "runtime/notifier.py",
         "        for watcher in tuple(self._watchers):\n",
         "        watchers, self._watchers = self._watchers, []\n        for watcher in watchers:\n",
         ("tests/runtime/test_notifier.py::test_a_set_that_was_interrupted_is_completed_by_the_next_set",),
     ),
     Mutant(
-        "a mistake in what is done with an answer ends the lane's thread",
+        "an error in a callback ends the batcher's thread",
         "runtime/requests.py",
         "        except Exception:  # it must not end the batcher's thread",
         "        except GeneratorExit:  # it must not end the batcher's thread",
-        (LANE + "test_an_error_in_one_callback_does_not_affect_the_others",),
+        (BATCHER + "test_an_error_in_one_callback_does_not_affect_the_others",),
     ),
     Mutant(
-        "a mistake of one who is called back costs its neighbours their answers",
+        "an error in one callback costs other callers their outcomes",
         "runtime/requests.py",
         "        except Exception:  # it must not cost other requests",
         "        except GeneratorExit:  # it must not cost other requests",
-        (LANE + "test_a_loop_is_called_back_with_each_outcome_or_error",),
+        (BATCHER + "test_a_loop_is_called_back_with_each_outcome_or_error",),
     ),
     Mutant(
-        "where no thread can be had the callers wait for ever",
+        "if no thread can be started the callers wait forever",
         "runtime/batcher.py",
         "        unsent, self._queue = self._queue, []\n",
         "        unsent: list[_Parcel] = []\n",
-        (LANE + "test_without_a_thread_every_caller_gets_an_error_and_the_batcher_continues_later",),
+        (BATCHER + "test_without_a_thread_every_caller_gets_an_error_and_the_batcher_continues_later",),
     ),
     Mutant(
-        "a call on a closed lane starts its thread again",
+        "a call on a closed batcher starts its thread again",
         "runtime/batcher.py",
         "(self._closed and not self._ended.is_set()):",
         "self._closed:",
-        (LANE + "test_a_call_on_a_closed_batcher_starts_no_thread",),
+        (BATCHER + "test_a_call_on_a_closed_batcher_starts_no_thread",),
     ),
     Mutant(
-        "a keeper that could not start never starts",
+        "a heartbeat thread that could not start never starts",
         "runtime/heartbeats.py",
         "                start_thread(thread)  # if it is interrupted",
         "                self._started = True\n                start_thread(thread)  # if it is interrupted",
-        (KEEPER + "test_without_a_heartbeat_thread_an_error_is_raised_and_the_next_call_starts_it",),
+        (HEARTBEATS + "test_without_a_heartbeat_thread_an_error_is_raised_and_the_next_call_starts_it",),
     ),
     Mutant(
-        "a callback that found no thread is the last one",
+        "after a callback without a thread no further callback is run",
         "runtime/callbacks.py",
         "                self._thread = None\n                _log",
         "                self._thread = threading.current_thread()\n                _log",
-        (KEEPER + "test_a_callback_that_got_no_thread_is_run_with_the_next_one",),
+        (HEARTBEATS + "test_a_callback_that_got_no_thread_is_run_with_the_next_one",),
     ),
     Mutant(
         "two threads fork at once",
@@ -396,7 +396,7 @@ ABOVE = [
         ("tests/stores/test_sqlite_file.py::test_one_thread_forks_at_a_time_and_releases_only_its_own_fork_lock",),
     ),
     Mutant(
-        "a fork takes a connection along that is only passing",
+        "a fork inherits a connection that is open for a moment only",
         "stores/sqlite/file.py",
         "        with _forking:  # a fork under way has listed the handles; a new one would stay open in the child\n"
         "            _handles.add(self)\n",
@@ -404,7 +404,7 @@ ABOVE = [
         ("tests/stores/test_sqlite_file.py::test_a_fork_while_another_thread_opens_the_file_inherits_no_connection",),
     ),
     Mutant(
-        "a fork takes a connection along that is just being opened",
+        "a fork inherits a connection that is just being opened",
         "stores/sqlite/file.py",
         "        if handle not in rested:",
         "        if handle not in rested and _inherited:",
@@ -426,14 +426,14 @@ ABOVE = [
         (ASYNC + "test_the_client_does_not_prevent_the_collection_of_an_event_loop",),
     ),
     Mutant(
-        "leaving an inner block gives back what was given back within it",
+        "leaving an inner block releases a lease that was released within it",
         "locks/lock.py",
         "            run(lease._release(acquisition), lease._runtime.batchers)  # noqa: SLF001",
         "            run(lease._release(), lease._runtime.batchers)  # noqa: SLF001",
         (LOCKS + "test_releasing_an_inner_reentrant_lease_keeps_the_lock_of_the_outer_block",),
     ),
     Mutant(
-        "whoever waits for a loss waits on when the lease is given back",
+        "waiting for a loss does not end when the lease is released",
         "runtime/grant.py",
         "        self.over.set()\n",
         '        if self.state == "lost":\n            self.over.set()\n',
@@ -451,24 +451,24 @@ ABOVE = [
         "locks/lease.py",
         "            runtime.heartbeats.call_soon(partial(_abandon_transfer, runtime, held, to_id))\n",
         "            _abandon_transfer(runtime, held, to_id)\n",
-        (KEEPER + "test_a_release_that_is_interrupted_in_a_finaliser_is_completed_by_the_heartbeat_thread",),
+        (HEARTBEATS + "test_a_release_that_is_interrupted_in_a_finaliser_is_completed_by_the_heartbeat_thread",),
     ),
     Mutant(
-        "whoever polls tells nobody",
+        "a process that polls sends no hints",
         "stores/sqlite/hints.py",
         "            if not _local_hints.send(self._folder, channel, ids) and self._sends and",
         "            if not _local_hints.send(self._folder, channel, ids) and not self._poll and",
         ("tests/stores/test_sqlite_hints.py::test_a_process_that_polls_sends_hints_to_sockets",),
     ),
     Mutant(
-        "a keeper that has retired takes a lease into care",
+        "a heartbeat thread that has ended accepts a lease",
         "runtime/heartbeats.py",
         "        if self.retired:\n            self._refuse(renewal)\n",
         "",
         (LOCKS + "test_a_grant_that_arrives_while_its_client_closes_is_released",),
     ),
     Mutant(
-        "closing forgets the grants that the keeper does not have yet",
+        "closing does not release grants that the heartbeat thread does not have yet",
         "runtime/base.py",
         "        under_way = self._acquiring | {",
         "        under_way = {",
@@ -489,7 +489,7 @@ ABOVE = [
         ("tests/stores/test_memory.py::test_a_name_and_a_namespace_never_collide_with_another_pair",),
     ),
     Mutant(
-        "a key function is not looked at before it is called",
+        "a key function is not checked before it is called",
         "locks/decorator.py",
         "        _check_maker(function, maker, name)\n",
         "",

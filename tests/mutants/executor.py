@@ -1,4 +1,4 @@
-"""Mutants of how the rules are carried out over questions and changes, for stores on servers."""
+"""Mutants of how the rules are executed over questions and changes, for stores on servers."""
 
 from __future__ import annotations
 
@@ -122,14 +122,14 @@ EXECUTOR = [
         ("tests/stores/test_redis_runs.py::test_a_batch_sees_a_journal_that_it_has_shortened[valkey]",),
     ),
     Mutant(
-        "a damaged lock hides those that are due after it",
+        "a damaged lock hides due locks after it",
         "stores/decisions.py",
         "        except (RecordUnreadable, RowLocked):\n            return False\n",
         "        except (RecordUnreadable, RowLocked):\n            return True\n",
         ("tests/stores/test_redis_script.py::test_a_foreign_value_at_the_key_of_a_record_is_unchanged[valkey]",),
     ),
     Mutant(
-        "a damaged run of a dead worker keeps others from being set free",
+        "a damaged orphan prevents the release of others",
         REPOSITORY,
         "except RecordUnreadable:\n                    continue  # an unreadable run must not prevent",
         "except ZeroDivisionError:\n                    continue  # an unreadable run must not prevent",
@@ -143,7 +143,7 @@ EXECUTOR = [
         (TRIPS + "test_many_queued_runs_that_each_wait_for_another_limit",),
     ),
     Mutant(
-        "the runs of a dead worker are read one by one",
+        "orphans are read one by one",
         FOOTPRINT,
         "        if not rule.holds(_look(known, lease), known.now, worker.id):",
         "        if rule.holds(_look(known, lease), known.now, worker.id):",
@@ -157,21 +157,21 @@ EXECUTOR = [
         (TRIPS + "test_a_claim_of_many_runs_takes_one_read_per_level",),
     ),
     Mutant(
-        "the terms are read after the run",
+        "the limits are read after the run",
         FOOTPRINT,
         "    if not new.parent or new.places:\n",
         "    if False:\n",
         (TRIPS + "test_starts_of_runs_are_one_read",),
     ),
     Mutant(
-        "an unlocked look is written",
+        "an unlocked read is written",
         "stores/executor.py",
         "        elif not decisions.repository.changes and not (changing and decisions.woken):\n",
         "        elif False:\n",
         (TRIPS + "test_a_query_writes_nothing",),
     ),
     Mutant(
-        "commands that are outpaced together fail together",
+        "commands that conflict together fail together",
         "stores/executor.py",
         "        if len(commands) == 1:\n            done",
         "        if commands:\n            done",

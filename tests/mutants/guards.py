@@ -29,13 +29,13 @@ def redis(name: str, old: str, new: str, caught_by: str) -> Mutant:
 
 GUARDS = [
     postgres(
-        "the guard on PostgreSQL lets everybody through",
+        "the guard on PostgreSQL lets every token pass",
         " WHERE fence.floor <= {token}",
         " WHERE {token} > 0",
         "test_a_lower_token_is_refused_and_nothing_was_written",
     ),
     postgres(
-        "the guard on PostgreSQL lets a token through only once",
+        "the guard on PostgreSQL lets a token pass only once",
         "WHERE fence.floor <= {token}",
         "WHERE fence.floor < {token}",
         "test_the_same_token_may_write_again",
@@ -53,43 +53,43 @@ GUARDS = [
         "test_a_holder_below_the_floor_is_refused_and_an_older_floor_lowers_nothing",
     ),
     postgres(
-        "a temporary table stands in for the fence",
+        "a temporary table is used as the fence",
         '        return f"{found}.{TABLE}"',
         "        return TABLE",
         "test_a_temporary_table_of_the_same_name_is_not_used_as_the_fence",
     ),
     postgres(
-        "the fence is made in a temporary schema",
+        "the fence is created in a temporary schema",
         "space.oid <> pg_catalog.pg_my_temp_schema() AND ",
         "",
         "test_the_fence_is_not_created_as_a_temporary_table",
     ),
     postgres(
-        "two that make the table at once collide",
+        "two transactions that create the table at once collide",
         "    yield FenceStatement(LOCK_CREATION)\n",
         "",
         "test_an_older_holder_waits_for_the_transaction_of_a_newer_one_and_depends_on_its_outcome",
     ),
     postgres(
-        "an unlogged table is taken for a fence",
+        "an unlogged table is accepted as the fence",
         "        if persistence != PERMANENT:",
         "        if persistence is None:",
         "test_an_unlogged_table_is_refused_as_the_fence",
     ),
     postgres(
-        "a write that was swallowed is let through",
+        "a write that a trigger dropped is accepted",
         "    if highest is None or highest <= offer.token:\n",
         "    if highest is None or highest <= offer.token:\n        return\n",
         "test_a_trigger_that_drops_the_write_of_the_fence_does_not_let_a_token_pass",
     ),
     postgres(
-        "a role that may not create tables is not told so",
+        "a role that may not create tables gets an unclear error",
         "    if not may_create:",
         "    if may_create is None:",
         "test_without_the_table_the_error_says_what_to_do_and_the_transaction_continues",
     ),
     psycopg(
-        "autocommit is not looked at",
+        "autocommit is not checked",
         "    if connection.autocommit and status",
         "    if connection.closed and status",
         "test_in_autocommit_mode_the_guard_needs_an_open_transaction",
@@ -127,7 +127,7 @@ GUARDS = [
         (ALCHEMY + "test_an_engine_in_autocommit_mode_is_refused_too",),
     ),
     Mutant(
-        "SQLAlchemy is not told that the transaction begins",
+        "SQLAlchemy is not informed that the transaction begins",
         "fencing/sqlalchemy.py",
         "        connection.begin()  # as its first statement would\n",
         "        pass\n",
@@ -183,7 +183,7 @@ GUARDS = [
         "test_a_pipeline_is_refused_because_its_result_comes_too_late",
     ),
     redis(
-        "a server that has forgotten the script is not given it again",
+        "a script that the server has lost is not loaded again",
         "        answer = client.eval(script.source, *request.arguments)",
         "        answer = client.evalsha(script.digest, *request.arguments)",
         "test_scripts_are_loaded_again_after_the_server_has_lost_them",

@@ -44,7 +44,7 @@ HELD = [
         (SLOT + "test_writes_that_a_client_has_acknowledged_are_removed_and_the_others_kept",),
     ),
     Mutant(
-        "what was forgotten is taken for never made",
+        "a removed write is taken for one that was never made",
         "rules/slot.py",
         "(version >= past.forgotten if mine is None else number >= mine.floor)",
         "True",
@@ -72,7 +72,7 @@ HELD = [
         (SUITE + "test_a_write_that_is_sent_again_is_known_although_a_record_came_between",),
     ),
     Mutant(
-        "a write that goes with a record forgets whom it has forgotten",
+        "a write with a record loses the note about removed writers",
         "rules/slot.py",
         "WriteHistory(last=id, writers=slot.past.writers, forgotten=slot.past.forgotten)",
         "WriteHistory(last=id, writers=slot.past.writers)",
@@ -86,7 +86,7 @@ HELD = [
         (SUITE + "test_a_reservation_does_not_stop_a_record_and_ends_with_it",),
     ),
     Mutant(
-        "a record is made although somebody else has written its slot",
+        "a record is written although another client has written its slot",
         "rules/runs/transitions.py",
         "        if changed is None:\n",
         "        if changed is None and not run:\n",
@@ -103,7 +103,7 @@ HELD = [
         (SUITE + "test_a_refused_record_does_not_write_its_slot",),
     ),
     Mutant(
-        "an exception about a value that never came to be is believed",
+        "an exception about a speculative value that was not written is raised",
         "state/compare_and_swap.py",
         "        except Exception:\n            if base.fresh:\n                raise\n",
         "        except Exception:\n            raise\n",
@@ -117,7 +117,7 @@ HELD = [
         (STATE + "test_a_resend_whose_write_was_removed_from_the_history_is_reported_as_unknown",),
     ),
     Mutant(
-        "nobody reserves the next write",
+        "no writer reserves the next write",
         "state/compare_and_swap.py",
         "            reserve=RESERVATION if reserve else 0,\n",
         "            reserve=0,\n",
@@ -138,7 +138,7 @@ HELD = [
         (DURABLE + "test_release_grants_nothing_and_the_head_waiter_acquires_by_its_next_try",),
     ),
     Mutant(
-        "a durable lock hands over at the next try of anybody",
+        "a durable lock hands over at the next try of any contender",
         "state/durable_locks.py",
         "            lock = LockState(record, at, offers=False)\n            outcome",
         "            lock = LockState(record, at)\n            outcome",
@@ -173,7 +173,7 @@ HELD = [
         (RUNS + "test_a_shorter_ttl_counts_from_the_request_even_if_the_outcome_never_arrives",),
     ),
     Mutant(
-        "a ttl is changed while a heartbeat is under way",
+        "a ttl is changed while a heartbeat is in progress",
         "runtime/heartbeats.py",
         "        if not self._renewing:\n            self._change_ttls(now)\n",
         "        self._change_ttls(now)\n",
@@ -194,7 +194,7 @@ HELD = [
         (SLOT + "test_the_latest_writers_are_kept_and_a_resend_of_a_removed_writer_is_undecided",),
     ),
     Mutant(
-        "a caller whose clock is late cuts the others' time",
+        "a caller whose clock is behind shortens the leases of others",
         "state/durable_locks.py",
         "        after, answer = decide(before, _monotonic(before, moment))\n",
         "        after, answer = decide(before, moment)\n",
@@ -215,28 +215,28 @@ HELD = [
         (RW + "test_a_writer_is_alone",),
     ),
     Mutant(
-        "who is inside a read-write lock waits for itself",
+        "a holder of a read-write lock waits for itself",
         "locks/rwlock.py",
         "        if any(lease.valid for lease in inside.get(address, ())):\n",
         "        if any(lease.valid for lease in inside.get(None, ())):\n",
         (RW + "test_a_thread_that_holds_the_lock_cannot_acquire_it_again_on_either_side",),
     ),
     Mutant(
-        "a term's work goes on after its loss",
+        "the work of a term continues after its loss",
         "locks/leader.py",
         "        self.block = LeaseScope(self)\n        if not self.valid:",
         "        if not self.valid and self.block is not None:",
         (LEADER + "test_the_block_of_an_ended_term_is_cancelled_at_its_first_await",),
     ),
     Mutant(
-        "resigning lets the work go on",
+        "the work continues after a resignation",
         "locks/leader.py",
         "                term.block.stop()\n",
         "                pass\n",
         (LEADER + "test_resigning_stops_the_block_of_another_task_before_the_next_leader_begins",),
     ),
     Mutant(
-        "a leader that was dropped is kept alive by its keeper",
+        "the heartbeat thread keeps a reference to a dropped leader",
         "locks/leader.py",
         "        self._options = replace(options, on_lost=lambda _term: _notify(me))\n",
         "        self._options = replace(options, on_lost=lambda _term, _me=self: _notify(me))\n",
@@ -257,14 +257,14 @@ HELD = [
         (STATE + "test_a_function_that_returns_none_is_refused_and_changes_nothing",),
     ),
     Mutant(
-        "a loss is told after the next term has begun",
+        "a loss is reported after the next term has begun",
         "locks/leader.py",
         '        """Wait to become the leader."""\n        self._notify()\n',
         '        """Wait to become the leader."""\n',
         (LEADER + "test_on_change_reports_a_loss_before_the_start_of_the_next_term",),
     ),
     Mutant(
-        "who was told of a loss finds the gate still closed",
+        "a caller notified of a loss is still refused by the local queue",
         "locks/process_queue.py",
         "                queue.drop_over()  # a caller that was notified",
         "                # a caller that was notified",
@@ -278,14 +278,14 @@ HELD = [
         (CONNECTIONS + "test_nothing_is_granted_if_heartbeats_cannot_connect[valkey]",),
     ),
     Mutant(
-        "who is refused takes the others of its batch along",
+        "a refused grant fails the other commands of its batch",
         "runtime/renewable_grants.py",
         "            return self._refuse(commands, error)\n",
         "            raise\n",
         (CONNECTIONS + "test_nothing_is_granted_if_heartbeats_cannot_connect[valkey]",),
     ),
     Mutant(
-        "the connection for queries stays open for ever",
+        "the connection for queries stays open forever",
         "runtime/batcher.py",
         "            idle, self._connection = self._connection, None\n",
         "            idle = None\n",
@@ -299,7 +299,7 @@ HELD = [
         ("tests/runtime/test_queries.py::test_a_slow_read_delays_no_acquire_of_the_same_client",),
     ),
     Mutant(
-        "release of a lock gives back the taking of the block around it",
+        "release of a lock releases the acquisition of the block around it",
         "locks/lock.py",
         "        lease, acquisition = self._last_acquired()\n        run(lease._release(acquisition)",
         "        lease, _ = self._last_acquired()\n        run(lease._release()",

@@ -18,49 +18,49 @@ HISTORY = SUITE + "test_a_random_history_has_the_outcomes_and_records_of_the_rul
 
 POSTGRES = [
     Mutant(
-        "a row that somebody else has counts as a failed renewal",
+        "a locked row counts as a failed renewal",
         "runtime/heartbeats.py",
         "if renewal.notifiers or isinstance(trouble, StoreContended):",
         "if renewal.notifiers:",
         (STORE + "test_a_renewal_whose_row_is_locked_for_a_while_does_not_count_as_a_failure",),
     ),
     Mutant(
-        "a record that somebody else has is asked for four times only",
+        "a command about a record in use is tried four times only",
         "runtime/flows.py",
         "pause = CONTENDED_AFTER if contended else next(pauses, None)",
         "pause = next(pauses, None)",
         (STORE + "test_a_caller_waits_for_a_row_that_is_locked_for_a_while",),
     ),
     Mutant(
-        "nobody is told that the anchor is lost",
+        "holders are not notified that the anchor is lost",
         "stores/postgresql/advisory.py",
         '                self._lost(f"the session',
         '                str(f"the session',
         (ADVISORY + "test_a_lost_connection_loses_the_lease_and_the_holder_is_notified_at_once",),
     ),
     Mutant(
-        "a standby is asked",
+        "a standby is used",
         "stores/postgresql/session.py",
         'if standby == b"true":',
         'if standby == b"never":',
         (STORE + "test_a_standby_is_refused",),
     ),
     Mutant(
-        "a lost connection is taken for nothing done",
+        "a lost connection is reported as if nothing was done",
         "stores/postgresql/session.py",
         '"The command may or may not have been carried out.", ambiguous=True)',
         '"The command may or may not have been carried out.")',
         (STORE + "test_a_shutdown_message_of_the_server_leaves_the_outcome_unknown",),
     ),
     Mutant(
-        "all who come first make the schema, at once",
+        "all first clients create the schema at once",
         "stores/postgresql/schema.py",
         "'10s'; SELECT pg_advisory_xact_lock({_LOCK})",
         "'10s'; SELECT {_LOCK}",
         (STORE + "test_many_first_clients_at_once_create_one_schema",),
     ),
     Mutant(
-        "a watch that lost its connection does not look",
+        "a watch that lost its connection sends no hint",
         "stores/postgresql/listen.py",
         "            self.hint(None)  # earlier notifications were missed",
         "            pass",
@@ -81,7 +81,7 @@ POSTGRES = [
         (SESSIONS + "test_an_anchor_in_another_database_is_refused",),
     ),
     Mutant(
-        "a grant on its way when the anchor is lost is kept",
+        "a grant in progress when the anchor is lost is kept",
         "locks/acquire.py",
         'if runtime.severed_count != severed_count and options.kind != "hold":',
         'if runtime.severed_count < severed_count and options.kind != "hold":',
@@ -95,21 +95,21 @@ POSTGRES = [
         (SESSIONS + "test_an_invalid_notification_makes_waiters_check",),
     ),
     Mutant(
-        "nobody is told when the answer was lost",
+        "local waiters are not notified when the answer was lost",
         "stores/postgresql/store.py",
         "                local_hints.send(self._identity, channel, None)",
         "                pass",
         (SESSIONS + "test_local_waiters_are_notified_also_when_the_answer_is_lost",),
     ),
     Mutant(
-        "a forked child keeps the session of its dead parent",
+        "a forked child keeps the session of its killed parent",
         "stores/postgresql/advisory.py",
         "            os.close(session.socket)",
         "            str(session.socket)",
         (ADVISORY + "test_a_forked_child_does_not_keep_the_lock_of_its_killed_parent",),
     ),
     Mutant(
-        "what never arrived is given back",
+        "a command that never reached the server is abandoned",
         "runtime/flows.py",
         "if may_be_stored and not never_arrived:",
         "if may_be_stored:",
@@ -151,7 +151,7 @@ POSTGRES = [
         (FUNCTIONS + "test_two_releases_work_side_by_side_each_with_its_own_functions[old_first-functions]",),
     ),
     Mutant(
-        "of functions only some are looked for",
+        "only some of the functions are checked",
         "stores/postgresql/schema.py",
         "count_of(session, mine) == len(mine.names)",
         "count_of(session, mine) > 0",
@@ -165,7 +165,7 @@ POSTGRES = [
         (FUNCTIONS + "test_two_releases_work_side_by_side_each_with_its_own_functions[new_first-tables]",),
     ),
     Mutant(
-        "a client that was connected goes on with tables that it does not know",
+        "a connected client continues with tables that it does not know",
         "stores/postgresql/functions.py",
         "        EXECUTE format('DROP FUNCTION",
         "        PERFORM format('DROP FUNCTION",
@@ -235,14 +235,14 @@ POSTGRES = [
         (STORE + "test_a_locked_row_delays_only_its_own_key",),
     ),
     Mutant(
-        "a later command of a batch overtakes one whose row was taken",
+        "a later command of a batch overtakes one whose row was locked",
         "stores/decisions.py",
         "            self.repository.postpone()",
         "            self.repository.drop()",
         (RUNS + "test_a_record_waits_for_a_locked_slot_and_no_later_record_overtakes_it[True]",),
     ),
     Mutant(
-        "who makes a key that another has just made writes over it",
+        "a key that another transaction has just created is overwritten",
         "stores/postgresql/writing.py",
         '  FROM jsonb_to_recordset($2::jsonb) AS n(key text, record jsonb, due_at bigint)\n"""\n_SPOT_OF_LOCK',
         "  FROM jsonb_to_recordset($2::jsonb) AS n(key text, record jsonb, due_at bigint)\n"
@@ -250,7 +250,7 @@ POSTGRES = [
         (STORE + "test_a_command_waits_for_a_key_that_another_transaction_creates[commit]",),
     ),
     Mutant(
-        "a lease that was only looked at is written over what is there",
+        "a lease that was only read is overwritten",
         "stores/postgresql/writing.py",
         "     WHERE o.ctid = x.spot AND o.record = n.old RETURNING 1)",
         "     WHERE o.ctid = x.spot AND n.old IS NOT NULL RETURNING 1)",
@@ -303,7 +303,7 @@ POSTGRES = [
         (STORE + "test_commits_are_synchronous_although_the_role_has_another_default",),
     ),
     Mutant(
-        "who is told directly is notified as well",
+        "a waiter that is notified directly gets a notification as well",
         "stores/postgresql/writing.py",
         " and client_of(attempt) not in local_channels:",
         ":",
@@ -318,21 +318,21 @@ POSTGRES = [
         (PROTOCOL + "test_no_notification_is_sent_for_changes_that_were_not_written",),
     ),
     Mutant(
-        "a form takes a grant with fields that it does not know",
+        "a native form accepts a grant with unknown fields",
         "stores/postgresql/sql/fast_path.sql",
         "           AND s.me - ARRAY['id', 'label', 'token', 'since', 'ttl', 'expires_at'] = '{}'\n",
         "",
         (PROTOCOL + "test_a_native_form_leaves_unknown_fields_to_the_rules",),
     ),
     Mutant(
-        "a form takes a grant that has ended",
+        "a native form accepts an expired grant",
         "stores/postgresql/sql/fast_path.sql",
         "BETWEEN s.at + 1 AND s.at + (s.me->>'ttl')::bigint",
         "> 0",
         (HISTORY,),
     ),
     Mutant(
-        "a form frees a lock for which somebody waits",
+        "a native form frees a lock that has waiters",
         "stores/postgresql/sql/fast_path.sql",
         "           AND s.record - ARRAY['kind', 'permits', 'fence', 'version', 'holders'] = '{}'\n",
         "",
@@ -353,7 +353,7 @@ POSTGRES = [
         (ADVISORY + "test_a_killed_holder_is_replaced_at_once_by_the_next_waiter",),
     ),
     Mutant(
-        "a session that lives does not keep its grants",
+        "an open session does not keep its grants",
         "stores/postgresql/statements.py",
         "AND pg_try_advisory_xact_lock_shared((h->>'session')::bigint)",
         "AND (h->>'session')::bigint > 0",
@@ -374,7 +374,7 @@ POSTGRES = [
         (SESSIONS + "test_holds_and_named_leases_do_not_end_with_a_session",),
     ),
     Mutant(
-        "what is refused at the commit is taken for done",
+        "a grant that is refused at the commit counts as done",
         "stores/postgresql/session.py",
         "        refused = [result for result in results if result.status not in _ANSWERED]\n"
         "        if refused or len(results) != sent",
@@ -383,7 +383,7 @@ POSTGRES = [
         (SESSIONS + "test_a_grant_that_is_refused_at_the_commit_is_an_error[one]",),
     ),
     Mutant(
-        "functions that are gone are not made again",
+        "missing functions are not created again",
         "stores/postgresql/batch.py",
         "        if self._mended or not self._mend():",
         "        if True:",
@@ -404,7 +404,7 @@ POSTGRES = [
         (JOIN + "test_the_lock_timeout_of_the_users_transaction_is_unchanged[url]",),
     ),
     Mutant(
-        "a command that meets a snapshot of the past seems to wait for a row",
+        "a command with an old snapshot is reported as waiting for a row",
         "stores/postgresql/transactions.py",
         "        if state in (SERIALIZATION_FAILURE, UNIQUE_VIOLATION) and",
         "        if state in (UNIQUE_VIOLATION,) and",
@@ -415,7 +415,7 @@ POSTGRES = [
         ),
     ),
     Mutant(
-        "a command in a read-only transaction is not told why it fails",
+        "the error of a command in a read-only transaction has no reason",
         "stores/postgresql/transactions.py",
         "        if state == READ_ONLY:",
         "        if state == ISOLATION:",

@@ -43,7 +43,7 @@ OF_TYPES = [
 
 OF_RECORDS = [
     Mutant(
-        "a bad command takes those about the same record along",
+        "a bad command fails the others about the same record",
         "stores/records.py",
         "        return _decided_apart(type, before, commands, now)\n",
         "        return None, [failed(command, ValueError()) for command in commands]\n",
@@ -57,7 +57,7 @@ OF_RECORDS = [
         (RECORDS + "TestTrips::test_many_commands_about_one_record_are_one_read_and_one_write",),
     ),
     Mutant(
-        "a record is read in a trip of its own",
+        "a record is read in a separate round trip",
         "stores/footprint.py",
         "        yield RecordAt(command.record_type.name, command.key)\n",
         "        yield from ()\n",
@@ -78,14 +78,14 @@ OF_RECORDS = [
         (QUESTIONED + "test_a_command_about_runs_changes_a_run_and_a_record_in_one_step",),
     ),
     Mutant(
-        "records that cannot be read hide those that are due after them",
+        "unreadable records hide due records after them",
         DECISIONS,
         "(listed_record(command.kind, *one) for one in texts) if not item.error]",
         "(listed_record(command.kind, *one) for one in texts)]",
         (QUESTIONED + "test_unreadable_records_do_not_hide_due_records_after_them",),
     ),
     Mutant(
-        "nobody is told where nothing was changed",
+        "hints are not sent if nothing was changed",
         "stores/executor.py",
         " and not (changing and decisions.woken):\n",
         ":\n",
@@ -120,7 +120,7 @@ OF_RECORDS = [
         (RECORDS + "TestRedis::test_another_value_at_the_key_of_a_record_is_refused_and_unchanged[valkey-set]",),
     ),
     Mutant(
-        "a record whose row is taken is read as absent",
+        "a record whose row is locked is read as absent",
         "stores/postgresql/answers.py",
         "            self._answers.append((one, self._free(one, found.get(one))))\n",
         "            mine = one in self._owned or one not in self._changing\n"

@@ -11,21 +11,21 @@ RIGHTS = "tests/stores/test_redis_rights.py::"
 GROWTH = "tests/stores/test_redis_growth.py::"
 
 WRONG = "tests/stores/test_redis_atomicity.py::test_a_wrong_type_at_the_key_of_an_index_leaves_nothing_half_done"
-CROWDS = "tests/stores/test_redis_run_load.py::"
+RUN_LOAD = "tests/stores/test_redis_run_load.py::"
 LISTED = GROWTH + "test_every_list_equals_that_of_the_rules[valkey-0]"
 PREFIXED = GROWTH + "test_of_very_many_ids_with_a_prefix_the_newest_are_searched_by_time_up_to_a_bound"
 LISTS, WRITE = "stores/redis/lists.py", "stores/redis/lua/write.lua"
 
 REDIS_ATOMICITY = [
     Mutant(
-        "lists walk all runs whatever they look for",
+        "lists read all runs whatever the filter is",
         LISTS,
         "        best = totals.index(min(totals))\n",
         "        best = 0\n",
         (GROWTH + "test_lists_and_queries_cost_the_same_among_few_runs_and_among_many[valkey]",),
     ),
     Mutant(
-        "a list does not look at what its set leaves open",
+        "a list does not check the rest of the filter",
         LISTS,
         "if run is not None and wanted.fits(run)]",
         "if run is not None]",
@@ -46,7 +46,7 @@ REDIS_ATOMICITY = [
         (LISTED,),
     ),
     Mutant(
-        "a common prefix is looked for among newer runs only",
+        "a common prefix is searched among newer runs only",
         LISTS,
         "            if in_vain >= IN_VAIN and not ordered:\n",
         "            if False:\n",
@@ -60,7 +60,7 @@ REDIS_ATOMICITY = [
         (PREFIXED + "[valkey-by_time]",),
     ),
     Mutant(
-        "runs that begin with a prefix are looked at whenever they began",
+        "runs with a prefix are read outside the requested time too",
         LISTS,
         "wanted.until is None or cursor[0] < wanted.until",
         "True",
@@ -81,11 +81,11 @@ REDIS_ATOMICITY = [
         (LISTED,),
     ),
     Mutant(
-        "a page looks at as many runs as there are",
+        "a page reads any number of runs",
         LISTS,
         "                if looked >= MOST_LOOKS:\n",
         "                if False:\n",
-        (CROWDS + "test_an_empty_page_among_many_runs_returns_a_cursor[valkey]",),
+        (RUN_LOAD + "test_an_empty_page_among_many_runs_returns_a_cursor[valkey]",),
     ),
     Mutant(
         "a command begins to write before its rights are known",
@@ -95,7 +95,7 @@ REDIS_ATOMICITY = [
         (TEST + "[valkey-RecordRun-Park]", TEST + "[valkey-Cleanup]"),
     ),
     Mutant(
-        "a command begins to write before it is known what stands in the place of its indexes",
+        "a command begins to write before the types of its indexes are checked",
         WRITE,
         'if there.err or (there.ok ~= kind and there.ok ~= "none") then',
         "if there.err then",
@@ -109,7 +109,7 @@ REDIS_ATOMICITY = [
         (TEST + "[redis-StartRun]",),
     ),
     Mutant(
-        "on an old server the memory is not asked for before the first write",
+        "on an old server the memory is not checked before the first write",
         WRITE,
         '    table.insert(names, 1, "ZADD")\n',
         "",
@@ -137,7 +137,7 @@ REDIS_ATOMICITY = [
         (TEST + "[valkey-Release-to-waiter]",),
     ),
     Mutant(
-        "nobody asks for the rights of a user",
+        "the rights of a user are not checked",
         "stores/redis/store.py",
         "            permissions.check_once(self._place, link, self.layout.index)\n",
         "",
@@ -161,7 +161,7 @@ REDIS_ATOMICITY = [
         (FAULTS + "test_any_error_after_a_part_of_a_batch_was_executed_is_ambiguous[valkey]",),
     ),
     Mutant(
-        "a command that the server refuses takes its neighbours along",
+        "a command that the server refuses fails the others of its batch",
         "stores/redis/connection.py",
         "return StepRefused(reason) if isinstance(reason, StoreUnusable) else self.failed(error)",
         "return self.failed(error)",
@@ -171,14 +171,14 @@ REDIS_ATOMICITY = [
         ),
     ),
     Mutant(
-        "a busy server is blamed on others",
+        "a blocked server is attributed to other programs",
         "stores/redis/errors.py",
         "belong to another program or to Holdfast (EVALSHA {_SHAS})",
         "belong to another program",
         (FAULTS + "test_a_slow_script_of_holdfast_that_is_killed_gets_an_error[valkey]",),
     ),
     Mutant(
-        "a script that was killed may have been carried out",
+        "a script that was killed is reported as ambiguous",
         "stores/redis/errors.py",
         '    "Script killed by user": "KILLED",\n',
         "",

@@ -47,14 +47,14 @@ REDIS_SHORT_RUNS = [
         (HERE + "test_a_plain_start_and_a_plain_end_are_one_round_trip_each[valkey]",),
     ),
     Mutant(
-        "a native start goes into what was left of another run",
+        "a native start writes over the remains of another run",
         RUNS,
         '        and redis.pcall("EXISTS", run, journal, BASE .. "inbox:" .. key) == 0\n',
         '        and redis.pcall("EXISTS", run) == 0\n',
         (HERE + "test_a_start_over_the_remains_of_another_run_is_left_to_the_rules[valkey-journal:r]",),
     ),
     _mutant(
-        "a native start does not look for limits",
+        "a native start does not check limits",
         '        and (terms == false or terms == "{}")\n',
         "",
         "a start under a limit",
@@ -66,7 +66,7 @@ REDIS_SHORT_RUNS = [
         "a start for a worker that gives its lease back in the same batch",
     ),
     _mutant(
-        "a native start does not look at the lease",
+        "a native start does not check the lease",
         "      if owner == worker and tonumber(ends) > now\n",
         "      if true\n",
         "a start for a worker that gives its lease back in the same batch",
@@ -84,13 +84,13 @@ REDIS_SHORT_RUNS = [
         "an end elsewhere",
     ),
     _mutant(
-        "a native end overlooks events",
+        "a native end ignores events",
         "and posted <= command[7] and",
         "and",
         "an end with an event",
     ),
     _mutant(
-        "a native end tells no parent",
+        "a native end sends no event to the parent",
         "key = true, started_at",
         "parent = true, key = true, started_at",
         "an end of a child",
@@ -108,7 +108,7 @@ REDIS_SHORT_RUNS = [
         "an end of a run with a lock",
     ),
     _mutant(
-        "a native end tells nobody who watches",
+        "a native end does not notify clients that wait for the end",
         "key = true, started_at",
         "watchers = true, key = true, started_at",
         "an end that somebody watches",

@@ -11,7 +11,7 @@ WRITING = "stores/redis/writing.py"
 
 
 def _unchecked(name: str, what: str, case: str) -> Mutant:
-    """One of the questions is asked and decided on, and not compared again."""
+    """One of the questions is read and used in a decision, and not compared again."""
     return Mutant(
         name,
         WRITING,
@@ -23,14 +23,14 @@ def _unchecked(name: str, what: str, case: str) -> Mutant:
 
 REDIS_SWAP = [
     _unchecked(
-        "a start does not compare the number of those who were let in",
+        "a start does not compare the number of admitted runs",
         "GroupSize",
         "the number of those who were let in",
     ),
-    _unchecked("a start does not compare the terms", "LimitsOf", "the terms"),
+    _unchecked("a start does not compare the limits", "LimitsOf", "the terms"),
     _unchecked("a start does not compare its key", "RunByKey", "a run with the same key"),
     _unchecked(
-        "new terms do not compare the places that are crowded",
+        "newly published limits do not compare the limit keys with a queue",
         "QueuedLimitKeys",
         "a place where somebody begins to wait",
     ),
@@ -38,7 +38,7 @@ REDIS_SWAP = [
     _unchecked("a lock is written over another's write", "LockByKey", "a lock"),
     _unchecked("an end does not compare the first of the queue", "Members", "the first of a queue"),
     _unchecked(
-        "a worker that goes does not compare its runs",
+        "the removal of a worker does not compare its runs",
         "RunsOf",
         "a worker that goes is given another run",
     ),
@@ -63,7 +63,7 @@ REDIS_SWAP = [
         (SWAP + "[valkey-the-fence-of-a-run]",),
     ),
     Mutant(
-        "a claim does not compare who is enlisted",
+        "a claim does not compare the registered workers",
         WRITING,
         "isinstance(question, q.RegisteredWorkers) and not moved:",
         "isinstance(question, q.RegisteredWorkers):",
@@ -77,7 +77,7 @@ REDIS_SWAP = [
         (SWAP + "[valkey-the-lease-of-the-worker-ends]",),
     ),
     Mutant(
-        "an event is posted anew for every worker that comes",
+        "an event is posted again for every new worker",
         WRITING,
         "isinstance(question, q.RegisteredWorkers) and not moved:",
         "isinstance(question, q.RegisteredWorkers) and moved:",
@@ -91,7 +91,7 @@ REDIS_SWAP = [
         (SWAP,),
     ),
     Mutant(
-        "a run is another one where the server tells its fields in another order",
+        "a run whose fields are returned in another order counts as changed",
         "stores/redis/lua/write.lua",
         ' and not (command[1] == "HGETALL" and same_hash(reply, read)) then',
         " then",
@@ -112,14 +112,14 @@ REDIS_SWAP = [
         (SWAPS + "test_a_decision_that_is_half_a_minute_old_is_repeated[valkey]",),
     ),
     Mutant(
-        "what was asked is not remembered for the comparison",
+        "the read data is not kept for the comparison",
         "stores/batch_view.py",
         "        self.asked |= self._asked\n",
         "",
         (SWAP,),
     ),
     Mutant(
-        "what was written by another is taken for written by this client",
+        "a write of another client is taken for one of this client",
         "stores/redis/record_source.py",
         "        if failed:\n",
         "        if failed and False:\n",
@@ -147,7 +147,7 @@ REDIS_SWAP = [
         (SWAPS + "test_commands_of_the_fast_path_wait_for_earlier_commands_of_the_rules[valkey]",),
     ),
     Mutant(
-        "the fast path records before a declined hand-over has told the run",
+        "the fast path records before a declined hand-over has written its event",
         "stores/redis/lua/entries.lua",
         "if operation == RECORD and not any then",
         "if operation == RECORD then",

@@ -8,7 +8,7 @@ SUITE = "tests/stores/test_conformance.py::TestValkey::"
 RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_outcomes_of_the_rules[0]"
 RUNS = "tests/stores/test_redis_runs.py::"
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
-CROWDS = "tests/stores/test_redis_run_load.py::"
+RUN_LOAD = "tests/stores/test_redis_run_load.py::"
 SCRIPT = "tests/stores/test_redis_script.py::"
 WRITING, CODEC, READING = "stores/redis/writing.py", "stores/redis/codec.py", "stores/redis/reading.py"
 DAMAGED = RUN_FAULTS + "test_any_damage_in_a_run_is_refused_and_unchanged"
@@ -66,7 +66,7 @@ REDIS_WRITING = [
         (RUN_HISTORY,),
     ),
     Mutant(
-        "a damaged run hides those that are due after it",
+        "a damaged run hides due runs after it",
         WRITING,
         '                additions.append(["ZADD", name, score(until), member])\n',
         "                pass\n",
@@ -115,7 +115,7 @@ REDIS_WRITING = [
         (DAMAGED + "[valkey-status-dancing]",),
     ),
     Mutant(
-        "a run may have a fence that Lua cannot count",
+        "a run may have a fence beyond the precision of Lua",
         CODEC,
         "msgspec.json.Decoder(_WITHIN.get(_HINTS[name], _HINTS[name]))",
         "msgspec.json.Decoder(_HINTS[name])",
@@ -143,28 +143,28 @@ REDIS_WRITING = [
         (RUN_FAULTS + "test_a_journal_without_its_run_is_not_written_to[valkey]",),
     ),
     Mutant(
-        "one thing in the place of a record costs the batch",
+        "a foreign value at the key of a record fails the batch",
         READING,
         'if "WRONGTYPE" in reason\n                        else ReadRefused(reason)',
         "if reason is None\n                        else ReadRefused(reason)",
         (SCRIPT + "test_a_foreign_value_at_the_key_of_a_record_is_unchanged[valkey]",),
     ),
     Mutant(
-        "a driver is told again of what it has seen",
+        "a driver gets events again that it has seen",
         READING,
         "str(max(0, question.after))",
         '"0"',
         (RUN_FAULTS + "test_a_driver_that_adds_entries_gets_the_events_that_arrived_meanwhile[valkey]",),
     ),
     Mutant(
-        "a replica is looked at in the long way",
+        "a replica is read by the rules",
         "stores/redis/lua/read.lua",
         'if ARGV[3] == "1" then',
         "if false then",
         ("tests/stores/test_redis_faults.py::test_a_read_from_a_replica_is_refused_on_every_path[valkey-long]",),
     ),
     Mutant(
-        "a grant that took the long way is told to nobody",
+        "a grant decided by the rules is not hinted",
         "stores/redis/lua/write.lua",
         'redis.pcall("PUBLISH", message[1], message[2])',
         'redis.pcall("ECHO", message[2])',
@@ -196,13 +196,13 @@ REDIS_WRITING = [
         WRITING,
         'yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))',
         'yield ["HDEL", layout.inbox_keys(run), *post.keys]',
-        (CROWDS + "test_more_keyed_events_than_one_redis_command_takes_are_removed_at_once[valkey]",),
+        (RUN_LOAD + "test_more_keyed_events_than_one_redis_command_takes_are_removed_at_once[valkey]",),
     ),
     Mutant(
         "a command that is too long is found out in the middle",
         "stores/redis/lua/write.lua",
         "  if #command > MOST then\n",
         "  if false then\n",
-        (CROWDS + "test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_write[valkey]",),
+        (RUN_LOAD + "test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_write[valkey]",),
     ),
 ]

@@ -1,4 +1,4 @@
-"""Mutants of the locks that belong to runs: what is taken behind the fence, who is told, what is given back."""
+"""Mutants of the locks of runs: what is acquired behind the fence, which runs get events, what is released."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from .runner import Mutant
 
 HERE = "tests/stores/test_conformance.py::TestMemory::"
 ENGINE = "tests/workflows/test_run_locks.py::"
-CIRCLES = "tests/workflows/test_deadlock_runs.py::"
+DEADLOCKS = "tests/workflows/test_deadlock_runs.py::"
 SEARCH = "tests/workflows/test_deadlock.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
 RULE = "rules/runs/locks.py"
 
 LOCKS_OF_RUNS = [
     Mutant(
-        "a run that is offered a lock is not told",
+        "a run that is offered a lock gets no event",
         RULE,
         '                hints += post(repo, now, run, RunEvent(kind="lock", name=str(number))).woken\n',
         "                pass\n",
         (HERE + "test_a_waiting_run_is_offered_the_lock_in_order_by_an_event",),
     ),
     Mutant(
-        "a lock that becomes free outside tells no run",
+        "a release by a client sends no event to a run",
         "stores/memory/store.py",
         "            hints += notify_offered(space.runs, now, answers[place].notified)\n",
         "            pass\n",
@@ -41,28 +41,28 @@ LOCKS_OF_RUNS = [
         (HERE + "test_a_retried_run_releases_all_its_locks",),
     ),
     Mutant(
-        "what a run waits for ends as that of a client does",
+        "the wait of a run expires like that of a client",
         RULE,
         "            waiter_ttl=None,\n",
         "            waiter_ttl=10_000_000,\n",
         (HERE + "test_a_waiting_run_needs_no_sign_of_life",),
     ),
     Mutant(
-        "what is only offered counts as held",
+        "an offer counts as held",
         RULE,
         " and not holder.offered",
         "",
         (HERE + "test_a_claim_returns_the_locks_of_the_run",),
     ),
     Mutant(
-        "a claim does not tell what is held",
+        "a claim does not return the held locks",
         "rules/runs/transitions.py",
         "held=held(repo, now, run)",
         "held=()",
         (HERE + "test_a_claim_returns_the_locks_of_the_run",),
     ),
     Mutant(
-        "asks are carried out before the fence is looked at",
+        "lock requests are executed before the fence is checked",
         "rules/runs/transitions.py",
         "    if before is None or not rule.may_record(before, fence=fence, at=at):\n        return RunRefused(",
         "    if before is None or not rule.may_record(before, fence=fence, at=at):\n"
@@ -70,14 +70,14 @@ LOCKS_OF_RUNS = [
         (HERE + "test_a_former_driver_acquires_no_lock",),
     ),
     Mutant(
-        "a lock that was given back stays in the list of the run",
+        "a released lock stays in the list of the run",
         RULE,
         "            has.pop(one.number, None)\n",
         "            pass\n",
         (HERE + "test_two_lock_requests_of_one_run_exclude_each_other",),
     ),
     Mutant(
-        "a run is stuck for ever once it was",
+        "a run that was stuck once counts as stuck forever",
         "rules/runs/record.py",
         "        stuck=None if stuck is None else Stuck(seen, stuck),\n",
         "        stuck=run.stuck if stuck is None else Stuck(seen, stuck),\n",
@@ -104,7 +104,7 @@ LOCKS_OF_RUNS += [
 
 OF_THE_ENGINE = [
     Mutant(
-        "a lock is not asked for again after a crash",
+        "a lock is not requested again after a crash",
         "workflow/replay_locks.py",
         "            if lock.waits:\n                self.lock_requests[number] = lock.request\n",
         "            pass\n",
@@ -118,21 +118,21 @@ OF_THE_ENGINE = [
         (ENGINE + "test_two_tasks_of_one_run_exclude_each_other[memory]",),
     ),
     Mutant(
-        "who waits no longer stays in the queue",
+        "a run that no longer waits stays in the queue",
         "workflow/replay_locks.py",
         "        except BaseException:\n            self.release(lock)\n            raise\n",
         "        except BaseException:\n            raise\n",
         (ENGINE + "test_waiting_for_a_lock_may_have_a_timeout[memory]",),
     ),
     Mutant(
-        "a lock that was lost while nobody drove the run is taken for held",
+        "a lock lost while its run had no driver counts as held",
         "workflow/driver_locks.py",
         "            if tokens.get(number) != lock.lease.token:\n",
         "            if False:\n",
         (ENGINE + "test_a_lock_lost_while_its_run_has_no_driver_is_delivered_as_lost[sqlite-None]",),
     ),
     Mutant(
-        "nobody renews a lock with a lease",
+        "a lock with a lease is not renewed",
         "workflow/driver_locks.py",
         "        self._renewed[request.number] = self._host.renew(held, self)\n",
         "",
@@ -167,42 +167,42 @@ OF_THE_ENGINE = [
         (RETRYING + "test_a_retried_run_that_lost_its_lock_acquires_it_again[memory]",),
     ),
     Mutant(
-        "a retry keeps that the run was told to stop",
+        "a retry keeps the cancellation of the run",
         "workflow/queries.py",
         "        if isinstance(entries[index], j.CancelAsked):\n            return index\n",
         "        pass\n",
         (RETRYING + "test_a_cancelled_run_that_failed_during_cleanup_is_not_cancelled_again_by_retry[memory]",),
     ),
     Mutant(
-        "a run that ends does not say which children it leaves",
+        "a run that ends does not record its running children",
         "workflow/driver.py",
         'then.status != "completed" and code.children',
         "not code.children",
         (RETRYING + "test_a_child_that_was_cancelled_with_its_parent_is_retried_with_it[memory-cancelled-retry]",),
     ),
     Mutant(
-        "who can still go on counts as stuck",
+        "a run that can still continue counts as stuck",
         "workflow/replay.py",
         "            and not self._signal_waits\n",
         "",
-        (CIRCLES + "test_a_run_that_also_waits_for_a_signal_is_not_in_a_deadlock[memory]",),
+        (DEADLOCKS + "test_a_run_that_also_waits_for_a_signal_is_not_in_a_deadlock[memory]",),
     ),
     Mutant(
         "a run that is parked is not stuck any more",
         "workflow/driver.py",
         "None if others or isinstance(self.end, Finish) else",
         "None if others or self.end else",
-        (CIRCLES + "test_parked_runs_are_part_of_a_cycle[memory]",),
+        (DEADLOCKS + "test_parked_runs_are_part_of_a_cycle[memory]",),
     ),
     Mutant(
-        "a run that hears something does not say again that it is stuck",
+        "a run that got an event does not record again that it is stuck",
         "workflow/driver.py",
         "not self._recorder.reported_stuck(self._seen) and self._stuck() is not None",
         "False",
-        (CIRCLES + "test_a_signal_that_is_not_awaited_does_not_hide_a_cycle[memory]",),
+        (DEADLOCKS + "test_a_signal_that_is_not_awaited_does_not_hide_a_cycle[memory]",),
     ),
     Mutant(
-        "a client that is closed gives back what belongs to runs",
+        "closing a client releases locks of runs",
         "runtime/heartbeats.py",
         " if not renewal.lent]",
         "]",
@@ -223,63 +223,63 @@ OF_THE_ENGINE = [
         (ENGINE + "test_a_retry_begins_before_all_blocks_whose_end_is_removed[memory]",),
     ),
     Mutant(
-        "when one has given way the others are not looked at again",
+        "after one run failed the other runs of a cycle are not checked again",
         "workflow/lock_sweeper.py",
         "            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.search, name)\n",
         "            pass\n",
-        (CIRCLES + "test_when_one_run_fails_and_others_are_still_in_a_cycle_they_get_the_error_too[memory]",),
+        (DEADLOCKS + "test_when_one_run_fails_and_others_are_still_in_a_cycle_they_get_the_error_too[memory]",),
     ),
     Mutant(
-        "a run is not told that its lock was taken by force",
+        "a run gets no error when its lock was released by force",
         "locks/admin.py",
         "            if asker is not None:  # the lock of a run is not renewed: notify the run, so that it checks\n",
         "            if False:\n",
         (ENGINE + "test_a_driven_run_gets_an_error_when_its_lock_was_released_by_force[memory]",),
     ),
     Mutant(
-        "a deadlock is never looked for",
+        "a deadlock is never searched for",
         "workflow/driver.py",
         "            self.host.search_deadlock(self.run.id)\n",
         "            pass\n",
-        (CIRCLES + "test_a_run_that_waits_for_itself_gets_the_error[memory]",),
+        (DEADLOCKS + "test_a_run_that_waits_for_itself_gets_the_error[memory]",),
     ),
     Mutant(
-        "a parent that waits for its child is not in the child's way",
+        "a parent that waits for its child does not block the child",
         "workflow/deadlock.py",
         "for child in youngest_first]",
         "for child in ()]",
-        (CIRCLES + "test_a_child_that_requests_a_lock_of_its_parent_gets_the_error[memory-None]",),
+        (DEADLOCKS + "test_a_child_that_requests_a_lock_of_its_parent_gets_the_error[memory-None]",),
     ),
     Mutant(
-        "a run that holds nothing itself does not say for which children it waits",
+        "a run without locks does not record for which children it waits",
         "workflow/replay.py",
         "matters = bool(self.replay_locks.pending or self.run.parent)",
         "matters = bool(self.replay_locks.pending)",
-        (CIRCLES + "test_a_cycle_through_a_parked_run_without_locks_is_found[memory]",),
+        (DEADLOCKS + "test_a_cycle_through_a_parked_run_without_locks_is_found[memory]",),
     ),
     Mutant(
-        "only some of the children for which a run waits are told",
+        "only some of the children for which a run waits are recorded",
         "workflow/replay.py",
         "return tuple(self._child_waits) if stuck else None",
         "return tuple(self._child_waits)[:1] if stuck else None",
-        (CIRCLES + "test_a_parent_that_also_waits_for_another_child_or_a_timer_can_still_continue[memory]",),
+        (DEADLOCKS + "test_a_parent_that_also_waits_for_another_child_or_a_timer_can_still_continue[memory]",),
     ),
     Mutant(
-        "the youngest is told even if it waits for no lock",
+        "the youngest run gets the error even if it waits for no lock",
         "workflow/deadlock.py",
         "[wait for wait in cycle if wait.number]\n    if",
         "cycle\n    if",
         (SEARCH + "test_of_a_parent_and_its_child_the_one_that_waits_for_a_lock_gets_the_error",),
     ),
     Mutant(
-        "who waits behind a circle is counted among it",
+        "a run that waits behind a cycle counts as part of it",
         "workflow/deadlock.py",
         "    _visit(cycle, ahead, last)\n",
         "    _visit(cycle, ahead, next(iter(ahead)))\n",
         (SEARCH + "test_a_run_behind_a_cycle_that_waits_for_one_of_two_children_is_not_part_of_it",),
     ),
     Mutant(
-        "a run whose lock was taken from it is stuck all the same",
+        "a run that lost its lock counts as stuck",
         "workflow/deadlock.py",
         "            return [RunWait(run, key, number, 0, None)]  # it was",
         "            continue  # it was",
@@ -290,28 +290,28 @@ OF_THE_ENGINE = [
         "workflow/driver.py",
         "            self._recorder.forget_stuck()  # the store did not count the run as stuck\n",
         "            pass\n",
-        (CIRCLES + "test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_cycle[memory]",),
+        (DEADLOCKS + "test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_cycle[memory]",),
     ),
     Mutant(
-        "the oldest of a circle is told",
+        "the oldest run of a cycle gets the error",
         "workflow/deadlock.py",
         "    victim = max(requests",
         "    victim = min(requests",
-        (CIRCLES + "test_the_youngest_run_of_a_deadlock_gets_the_error[memory-None]",),
+        (DEADLOCKS + "test_the_youngest_run_of_a_deadlock_gets_the_error[memory-None]",),
     ),
     Mutant(
-        "nobody settles what a dead process held",
+        "locks of a crashed process are not settled",
         "workflow/lock_sweeper.py",
         "            self._settle_at = now + SETTLE_SECONDS\n            await self._execute(SettleDue())\n",
         "            self._settle_at = now + SETTLE_SECONDS\n",
         (ENGINE + "test_a_run_behind_a_crashed_client_continues_without_commands_of_other_clients[memory]",),
     ),
     Mutant(
-        "the sweep looks for no deadlock",
+        "the sweep searches for no deadlock",
         "workflow/lock_sweeper.py",
         "                self.search(asker[0])\n",
         "                pass\n",
-        (CIRCLES + "test_a_cycle_that_appears_when_a_client_releases_is_found_by_the_sweep[memory]",),
+        (DEADLOCKS + "test_a_cycle_that_appears_when_a_client_releases_is_found_by_the_sweep[memory]",),
     ),
     Mutant(
         "a circle is believed although it has changed",

@@ -18,14 +18,14 @@ RUN_QUEUES = [
         (HERE + "test_clients_and_runs_are_served_in_one_order",),
     ),
     Mutant(
-        "a newcomer behind an overflow is told that it is the next",
+        "a new waiter behind an overflow gets position 0",
         "rules/lock.py",
         "if self.line or self.overflow is not None else 0",
         "if self.line else 0",
         (HERE + "test_a_new_waiter_gets_the_number_of_waiters_before_it",),
     ),
     Mutant(
-        "what was taken from the overflow stays there",
+        "runs taken from the overflow stay there",
         "rules/runs/lock_queue.py",
         "                self.repo.save(replace(run, waits=kept))\n",
         "                pass\n",
@@ -39,7 +39,7 @@ RUN_QUEUES = [
         (HERE + "test_a_bad_command_of_a_batch_removes_no_run_from_the_queue",),
     ),
     Mutant(
-        "a run that gives up keeps its place in the overflow",
+        "a run that gives up keeps its position in the overflow",
         "rules/runs/locks.py",
         "            repo.save(replace(run, waits=tuple(one for one in run.waits if one is not wait)))\n",
         "            pass\n",
@@ -53,7 +53,7 @@ RUN_QUEUES = [
         (HERE + "test_a_run_that_ends_or_gives_up_its_wait_leaves_its_position_to_the_next",),
     ),
     Mutant(
-        "a run that can no longer fit is told nothing",
+        "a run that can no longer fit gets no event",
         "rules/working_record.py",
         "            self.hinted.append(waiter.id)\n",
         "            pass\n",
@@ -69,14 +69,14 @@ RUN_QUEUES = [
         (HERE + "test_runs_whose_weight_no_longer_fits_get_an_event",),
     ),
     Mutant(
-        "a run that ends keeps its place in the overflow",
+        "a run that ends keeps its position in the overflow",
         "rules/runs/record.py",
         "        watchers=(),\n        locks=(),\n        waits=(),\n",
         "        watchers=(),\n        locks=(),\n",
         (HERE + "test_a_run_that_ends_or_gives_up_its_wait_leaves_its_position_to_the_next",),
     ),
     Mutant(
-        "an ask that is repeated gets a second place",
+        "a repeated lock request gets a second position",
         "rules/runs/locks.py",
         "    if wait is not None:\n        return out.Queued",
         "    if wait is False:\n        return out.Queued",
@@ -114,7 +114,7 @@ OF_THE_WORKER = [
         (HINTS + "test_a_signal_that_arrives_while_its_run_is_claimed_is_delivered_at_once[sqlite]",),
     ),
     Mutant(
-        "an engine without room lets those wait who wait for what is due",
+        "a full engine does not park waiting runs to claim due ones",
         "workflow/worker.py",
         "                return EARLY_PARKING if self._make_room() else POLL_SECONDS\n",
         "                return POLL_SECONDS\n",

@@ -10,21 +10,21 @@ REDIS = "tests/stores/test_redis_faults.py::"
 
 SERVERS = [
     Mutant(
-        "PostgreSQL wakes nobody in another process",
+        "PostgreSQL wakes no waiter in another process",
         "stores/postgresql/repository.py",
         "self._trip((*writing.statements, *notes, *self._transactions.commit))",
         "self._trip((*writing.statements, *self._transactions.commit))",
         (HERE + "test_a_release_wakes_the_next_waiter_in_another_process[postgres]",),
     ),
     Mutant(
-        "Redis wakes nobody",
+        "Redis wakes no waiter",
         "stores/redis/lua/locks.lua",
         '  if redis.pcall("PUBLISH", BASE .. "wake:" .. channel, message) == 0 then -- only a hint\n',
         '  if redis.pcall("ECHO", message) == 0 then\n',
         (HERE + "test_a_release_wakes_the_next_waiter_in_another_process[valkey]",),
     ),
     Mutant(
-        "a batch on PostgreSQL waits for a row that somebody has locked",
+        "a batch on PostgreSQL waits for a locked row",
         "stores/postgresql/sql/fast_path.sql",
         "AND o.key = c.command->>1 FOR UPDATE SKIP LOCKED) AS x OFFSET 0",
         "AND o.key = c.command->>1 FOR UPDATE) AS x OFFSET 0",
@@ -45,14 +45,14 @@ SERVERS = [
         (REDIS + "test_after_a_flush_holders_are_notified_and_tokens_keep_rising",),
     ),
     Mutant(
-        "PostgreSQL goes by the clocks of its clients",
+        "PostgreSQL uses the clocks of its clients",
         "stores/postgresql/store.py",
         "        at = None if self._clock is None else str(self._clock()).encode()\n",
         "        at = str((self._clock or host_clock)()).encode()\n",
         (HERE + "test_the_clock_of_a_client_neither_shortens_nor_prolongs_a_lease[postgres-1]",),
     ),
     Mutant(
-        "Redis goes by the clocks of its clients",
+        "Redis uses the clocks of its clients",
         "stores/redis/store.py",
         "None if clock is host_clock else clock",
         "clock",

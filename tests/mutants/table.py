@@ -1,7 +1,7 @@
-"""Every mutant: what it does wrong, where, how, and the tests that must notice.
+"""Mutants of the rules of locks: the fault, its place, and the tests that must detect it.
 
-Add a row for each promise whose loss must not go unnoticed. Choose few, narrow and fast tests: a row should take
-about a second. The old text must occur exactly once in its file, so a row that went stale is an error.
+Add a mutant for each promise whose loss must be detected. Choose few, narrow and fast tests: a mutant should take
+about a second. The old text must occur exactly once in its file, so an outdated mutant is an error.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ QUEUE = [
         OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
     ),
     rule(
-        "a newcomer takes what is free while others wait",
+        "a new attempt takes a free permit while others wait",
         "        if not position and me.weight <= self.free",
         "        if me.weight <= self.free",
         ACQUIRE + "test_a_new_attempt_cannot_take_a_free_permit_while_others_wait",
@@ -187,7 +187,7 @@ QUEUE = [
         ACQUIRE + "test_a_waiter_gets_its_position_and_the_time_of_its_next_check",
     ),
     rule(
-        "asking again costs the place in the queue",
+        "acquiring again loses the position in the queue",
         "            number=self.next_number if waiting is None else waiting.number,\n",
         "            number=self.next_number,\n",
         ACQUIRE + "test_acquiring_again_keeps_the_position_in_the_queue_and_prolongs_it",
@@ -211,19 +211,19 @@ QUEUE = [
         ACQUIRE + "test_a_weight_counts_as_that_many_permits",
     ),
     rule(
-        "nobody is told of an offer",
+        "no waiter is woken by an offer",
         "woken=(*outcome.woken, *self.woken), ",
         "",
         OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
     ),
     rule(
-        "a refusal keeps quiet about whom it granted to",
+        "a refusal does not list the attempts that its step granted",
         "        if self.woken or self.hinted:\n",
         "        if (self.woken or self.hinted) and not isinstance(outcome, out.Mismatch):\n",
         OFFERS + "test_every_outcome_lists_the_attempts_that_its_step_granted",
     ),
     work(
-        "offers are made where none are wanted",
+        "offers are made although they are switched off",
         "        if not self.offers or self.closed_until:",
         "        if self.closed_until:",
         OFFERS + "test_without_offers_a_free_permit_is_taken_by_the_next_acquire_of_the_head_waiter",
@@ -235,7 +235,7 @@ QUEUE = [
         OFFERS + "test_an_offer_lasts_for_a_second_and_not_for_a_full_ttl",
     ),
     work(
-        "an offer lives longer than its waiter would have",
+        "an offer lasts longer than its waiter's position",
         "        expires_at = min(expires_at, now + ttl)\n",
         "        expires_at = now + ttl\n",
         OFFERS + "test_an_offer_never_lasts_longer_than_its_waiters_position",
@@ -271,7 +271,7 @@ QUEUE = [
         ENDING + "test_a_transfer_removes_its_target_from_the_queue",
     ),
     rule(
-        "a transfer to one who holds is done",
+        "a transfer to a holder is done",
         "        if target is not None:\n            return out.TargetHolds()\n",
         "",
         ENDING + "test_a_transfer_to_a_holder_of_the_key_is_refused",
@@ -283,7 +283,7 @@ QUEUE = [
         ENDING + "test_a_resend_of_a_transfer_gets_the_same_outcome",
     ),
     rule(
-        "a second grant of the giver is taken for a re-send",
+        "a transfer of a second grant is taken for a re-send",
         "        if held is None and target is not None and target.via == id:",
         "        if target is not None and target.via == id:",
         ENDING + "test_a_transfer_of_a_second_grant_is_not_taken_for_a_resend",
@@ -298,13 +298,13 @@ QUEUE = [
 
 SHAPE = [
     rule(
-        "another kind is let in while the key is in use",
+        "another kind is granted while the key is in use",
         "        if self.kind != kind and (self.holders or self.waiting):",
         "        if self.kind != kind and self.waiters:",
         ACQUIRE + "test_another_kind_on_a_key_in_use_is_refused",
     ),
     rule(
-        "another kind is refused for ever",
+        "another kind is refused forever",
         "        if self.kind != kind and (self.holders or self.waiting):",
         "        if self.kind != kind and self.fence:",
         ACQUIRE + "test_an_unused_key_may_change_its_kind",
@@ -322,7 +322,7 @@ SHAPE = [
         ACQUIRE + "test_a_waiter_whose_weight_no_longer_fits_is_removed_and_gets_an_error",
     ),
     work(
-        "a waiter that can never fit is not told",
+        "a waiter that can never fit gets no error",
         "            self.leave(waiter.id)\n            self._never_fits(waiter)\n",
         "            self.leave(waiter.id)\n",
         ACQUIRE + "test_a_waiter_whose_weight_no_longer_fits_is_removed_and_gets_an_error",
@@ -340,7 +340,7 @@ SHAPE = [
         ACQUIRE + "test_a_weight_above_all_permits_is_refused_at_once",
     ),
     work(
-        "an unchanged record is written anew",
+        "an unchanged record is written again",
         "        ):\n            return before\n        return LockRecord(",
         "        ):\n            pass\n        return LockRecord(",
         ENDING + "test_abandoning_again_in_the_same_instant_changes_nothing_at_all",
@@ -349,7 +349,7 @@ SHAPE = [
 
 CLOCK = [
     work(
-        "a thing lives on at its end",
+        "an entry is still valid at its expiry",
         "    if ends <= now:\n        return None\n",
         "    if ends < now:\n        return None\n",
         TIME + "test_a_grant_is_valid_until_just_before_its_expiry",
@@ -373,7 +373,7 @@ CLOCK = [
         TIME + "test_a_clock_that_jumped_forward_and_back_does_not_lock_for_an_hour",
     ),
     work(
-        "a lock-delay is stretched by a clock step",
+        "a lock-delay is prolonged by a clock step",
         "        until = min(self.closed_until, self.now + self.closed_for)\n",
         "        until = self.closed_until\n",
         TIME + "test_a_tombstone_and_a_lock_delay_are_shortened_after_a_clock_step_too",
@@ -415,7 +415,7 @@ CLOCK = [
         TIME + "test_the_queue_waits_for_the_end_of_the_lock_delay",
     ),
     work(
-        "an offer that nobody confirmed closes the key",
+        "an unconfirmed offer closes the key",
         "            if holder.offered:\n                missed.append(holder)\n            elif holder.delay",
         "            if holder.offered:\n                missed.append(holder)\n            if holder.delay",
         TIME + "test_there_is_no_lock_delay_after_an_unconfirmed_offer",
@@ -442,7 +442,7 @@ STORED_FORM = [
         RECORD + "test_unknown_fields_survive_a_round_trip_at_every_level",
     ),
     work(
-        "fields of another version are lost on the way out of the queue",
+        "unknown fields of a waiter are lost with its grant",
         "        unknown=waiter.unknown,\n",
         "",
         RECORD + "test_unknown_fields_survive_the_rules",

@@ -1,4 +1,4 @@
-"""Mutants of the workflow runtime: what drives a run, what its code sees, who may go on."""
+"""Mutants of the workflow runtime: drivers, replay, recorded entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IO = "tests/workflows/test_io_in_workflows.py::"
 FAILURES = "tests/workflows/test_failures.py::"
 LIMITS = "tests/workflows/test_limits.py::"
 BY_NAME = "tests/workflows/test_starts_by_name.py::"
-NOBODY = "tests/workflows/test_unknown_workflows.py::"
+UNKNOWN_WORKFLOWS = "tests/workflows/test_unknown_workflows.py::"
 METHODS = "tests/workflows/test_methods.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
 ALL_TASKS = "test_all_tasks_is_refused_in_workflow_code_and_works_everywhere_else"
@@ -50,21 +50,21 @@ WORKFLOWS = [
         (MISTAKES + "test_ctx_in_the_body_of_a_step_is_refused[session]",),
     ),
     Mutant(
-        "an exception on the way leaves a run in the air",
+        "an unexpected exception leaves a run without an end",
         "workflow/driver.py",
         "        except Exception as error:  # as above\n            self._fail(error)\n        self._busy = False\n",
         "        except HoldfastError as error:\n            self._fail(error)\n        self._busy = False\n",
         (MISTAKES + "test_an_error_in_the_runtime_itself_is_a_failed_run",),
     ),
     Mutant(
-        "a worker that drives nothing never looks for what it was given",
+        "an idle worker never looks for runs that it was given",
         "workflow/worker.py",
         "        worker, driven = self.id, dict(self.drivers)\n",
         "        worker, driven = self.id, dict(self.drivers)\n        if not driven:\n            return\n",
         (MISTAKES + "test_an_idle_worker_finds_runs_of_a_claim_whose_reply_was_lost[memory]",),
     ),
     Mutant(
-        "two drivers of one fence give their records the same names",
+        "two drivers with one fence give their records the same ids",
         "workflow/recorder.py",
         "self._mark = secrets.token_hex(4)",
         'self._mark = "" and secrets.token_hex(4)',
@@ -99,21 +99,21 @@ WORKFLOWS = [
         (BARRIER + "test_sets_of_tasks_have_the_same_order_in_every_replay[memory]",),
     ),
     Mutant(
-        "a driver that is refused goes on",
+        "a driver whose record was refused continues",
         "workflow/driver.py",
         '        self.leave("refused")\n',
         "        self._recorder._under_way = None\n        self._recorder._durable += 1\n        self._advance()\n",
         (OWNERSHIP + "test_a_driver_whose_record_was_refused_begins_no_step[memory]",),
     ),
     Mutant(
-        "an event whose hint was lost is never looked for",
+        "an event whose hint was lost is never found",
         "workflow/worker.py",
         "            elif posted > driver.seen:  # the notification was lost\n",
         "            elif False:\n",
         (OWNERSHIP + "test_a_signal_without_a_hint_reaches_a_run_that_is_in_memory[memory]",),
     ),
     Mutant(
-        "a child is told to stop once whether it is answered or not",
+        "a child is cancelled once although the reply was lost",
         "workflow/children.py",
         "                self._host.later(RETRY_SECONDS, lambda: self._cancel(child))\n",
         "                self._unanswered -= 1\n                self._settled()\n",
@@ -127,14 +127,14 @@ WORKFLOWS = [
         (FLOWS + "test_cancel_ends_children_that_are_not_awaited[memory]",),
     ),
     Mutant(
-        "chance is another in every life",
+        "random numbers differ in every replay",
         "workflow/replay.py",
         'seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}"',
         'seed=f"{id(self)}"',
         (FLOWS + "test_time_and_random_numbers_are_the_same_in_every_replay[memory]",),
     ),
     Mutant(
-        "the log speaks on replay",
+        "the log is written on replay",
         "workflow/context.py",
         "        return not logged and super().isEnabledFor(level)\n",
         "        return super().isEnabledFor(level)\n",
@@ -162,14 +162,14 @@ WORKFLOWS = [
         (STATE + "test_a_lost_answer_does_not_change_the_value_twice[memory]",),
     ),
     Mutant(
-        "a state is left as it is because of a value that nobody has seen",
+        "a state is unchanged because of a speculative value",
         "workflow/driver_state.py",
         "        if new is None and not base.fresh:\n",
         "        if False:\n",
         (STATE + "test_an_update_that_changes_nothing_is_decided_by_the_current_value",),
     ),
     Mutant(
-        "a run keeps its turn at a state for ever",
+        "a run never releases its turn at a state",
         "workflow/driver_state.py",
         "        self._host.later(0, lambda: self._host.turns.leave(address, written))\n",
         "        del address, written\n",
@@ -218,7 +218,7 @@ WORKFLOWS = [
         (ATTEMPTS + "test_a_completed_child_with_an_explicit_id_gives_its_result_to_the_next_attempt[memory]",),
     ),
     Mutant(
-        "a child that failed in this attempt is started anew after a crash",
+        "a child that failed in this attempt is started again after a crash",
         "workflow/children.py",
         "    if number <= before.events:\n",
         '    if child.status != "completed":\n',
@@ -232,7 +232,7 @@ WORKFLOWS = [
         (BARRIER + "test_a_step_after_a_child_waits_until_the_child_is_recorded[memory]",),
     ),
     Mutant(
-        "a poll does not ask the store",
+        "a poll does not read the store",
         "workflow/recorder.py",
         "        self._polled = 0  # the last timer",
         "        self._polled = 10**9  # the last timer",
@@ -253,7 +253,7 @@ WORKFLOWS = [
         (POLLING + "test_a_poll_takes_an_existing_signal_and_ends_if_there_is_none[memory-by_wait_for]",),
     ),
     Mutant(
-        "asyncio.wait with a timeout of 0 ends before the store was asked",
+        "asyncio.wait with a timeout of 0 ends before the store was read",
         "workflow/loop.py",
         "        if delay <= 0 and (code",
         "        if False and (code",
@@ -270,14 +270,14 @@ WORKFLOWS = [
         ),
     ),
     Mutant(
-        "a poll waits for ever for one that it would not cancel",
+        "a poll waits forever for a task that it would not cancel",
         "workflow/loop.py",
         "poll._replace(patient=False)\n",
         "poll\n",
         (POLLING + "test_a_poll_ends_although_a_shielded_task_polls_forever[memory-waited_for]",),
     ),
     Mutant(
-        "workflow code is told all tasks in an order of addresses",
+        "workflow code gets all tasks in an order of addresses",
         "workflow/loop.py",
         "        if isinstance(events._get_running_loop(), WorkflowLoop):",
         "        if False:",
@@ -291,7 +291,7 @@ WORKFLOWS = [
         (ORDER + ALL_TASKS + "[of_the_running_loop]",),
     ),
     Mutant(
-        "a child of another attempt is told as any other run",
+        "a child of another attempt is reported like any other run",
         "workflow/children.py",
         "        if child.root == new.root and same_but_for_attempts(child.parent, parent):\n",
         "        if False:\n",
@@ -354,7 +354,7 @@ WORKFLOWS = [
         (ORDER + "test_futures_that_the_loop_did_not_create_are_refused_with_what_to_write[own_futures_as_completed]",),
     ),
     Mutant(
-        "a single future that the loop did not make is refused",
+        "a single future that the loop did not create is refused",
         "workflow/loop_futures.py",
         "    if len(futures) > 1 and not all(",
         "    if not all(",
@@ -382,7 +382,7 @@ WORKFLOWS = [
         (METHODS + "test_a_class_that_is_an_argument_is_recorded",),
     ),
     Mutant(
-        "a transaction of a failed attempt is carried out in the pause",
+        "a transaction of a failed attempt is executed in the delay",
         "workflow/driver.py",
         "        self._effects.clear()\n        self._transactions.clear()\n\n    # -- steps",
         "        self._effects.clear()\n\n    # -- steps",
@@ -410,7 +410,7 @@ WORKFLOWS = [
         (POLLING + "test_a_poll_ends_although_the_clock_was_set_back",),
     ),
     Mutant(
-        "a worker does not look for runs after a hint that names nobody",
+        "a worker does not claim runs after a hint without names",
         "workflow/worker.py",
         "        if runs is None:\n            self._wake.set()\n",
         "",
@@ -431,14 +431,14 @@ WORKFLOWS = [
         (IO + "test_io_in_workflow_code_fails_the_run_with_what_to_do[with_another_error_without_a_cause]",),
     ),
     Mutant(
-        "an error that was raised from None is told as the refusal of I/O before it",
+        "an error that was raised from None is reported as the refusal of I/O before it",
         "workflow/failures.py",
         " or one.__suppress_context__ else",
         " else",
         (IO + "test_an_error_unrelated_to_the_refusal_is_reported_unchanged[from_none]",),
     ),
     Mutant(
-        "an error that goes back to itself is followed for ever",
+        "the causes of an error that is its own cause are followed forever",
         "workflow/failures.py",
         "            continue\n        seen.add",
         "            raise RecursionError\n        seen.add",
@@ -452,7 +452,7 @@ WORKFLOWS = [
         (FAILURES + "test_an_exception_is_raised_as_its_nearest_known_base_class[OwnError-KeyError]",),
     ),
     Mutant(
-        "an exception that cannot be made from a message has no base",
+        "an exception that cannot be created from a message has no base",
         "workflow/failures.py",
         "issubclass(one, Exception) and not issubclass(one, _NOT_REBUILT))",
         "not issubclass(kind, _NOT_REBUILT) or one is Exception)",
@@ -483,28 +483,28 @@ WORKFLOWS = [
         (LIMITS + "test_the_input_itself_can_be_the_key[memory]",),
     ),
     Mutant(
-        "a run that is there by its key is said to be of an unknown definition",
+        "an existing run is reported as of an unknown definition",
         "workflow/start.py",
         "isinstance(workflow, str) and started.fresh and name",
         "isinstance(workflow, str) and name",
         (BY_NAME + "test_the_event_about_an_unknown_definition_is_emitted_only_for_a_new_run[sqlite-engine]",),
     ),
     Mutant(
-        "a start within a transaction does not say that no worker knows the workflow",
+        "a start within a transaction emits no event about an unknown workflow",
         "workflow/client_runs.py",
         "            run(self._queries.look_for_workers_of(started.run), self._client.runtime.batchers)\n",
         "",
         (
-            NOBODY
+            UNKNOWN_WORKFLOWS
             + "test_a_start_within_a_transaction_also_emits_an_event_if_no_worker_knows_the_workflow[sqlite-COMMIT]",
         ),
     ),
     Mutant(
-        "nobody looks for workers that know the workflow of a child",
+        "no event is emitted about the unknown workflow of a child",
         "workflow/worker.py",
         "            self._follow(self._queries.look_for_workers(new.id, new.type))\n",
         "            pass\n",
-        (NOBODY + "test_an_event_is_emitted_if_no_worker_knows_the_workflow_of_a_child[memory]",),
+        (UNKNOWN_WORKFLOWS + "test_an_event_is_emitted_if_no_worker_knows_the_workflow_of_a_child[memory]",),
     ),
     Mutant(
         "a cancel that comes with the failure waits for the end of the pause",
